@@ -48,6 +48,7 @@ SECONDS = {
     "backend/test_survivors.py": 40,
     "repository/test_guide.py": 36,
     "backend/test_surface.py": 35,
+    "runtime/swarm/test_valkey.py": 40,
     "train/compress/test_arc_topk_ranks.py": 32,
     "train/dropcompute/test_loss.py": 31,
     "cli/doctor/test_command.py": 31,

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
@@ -21,6 +22,8 @@ from .member import SwarmMember
 from .ports import Ports, bound_to
 from .reception import Owner
 from .server import DirectoryServer
+from .valkey_relay import ValkeyRelay
+from .valkey_server import SCHEME, Address
 from .whereabouts import LOOPBACK
 
 POLL_SECONDS: Final = 0.05
@@ -33,11 +36,13 @@ class Swarm:
     """This process as a peer of a swarm; a context manager.
 
     The first peer listens, others join it; those that listen as well take the directory over if it
-    ends. With neither, the swarm is this peer alone. docs/moshpit.md has the whole story.
+    ends. With neither, the swarm is this peer alone. Or all peers, the first one too, join a valkey
+    server, and none listens. docs/moshpit.md has the whole story.
 
     Args:
         listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
-        join: ``host:port`` of the directories to ask, the first that answers is.
+        join: ``host:port`` of the directories to ask, the first that answers is; or the one
+            ``valkey://user:password@host:port/prefix`` by which the swarm of this prefix meets.
         secret: What all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
             ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
         name: This peer's; no two that live have the same. Empty: made of host and process.
@@ -47,10 +52,11 @@ class Swarm:
             option ``pace``, if there is one.
         timeout: Seconds to join in.
         may_serve: A peer that doesn't listen may all the same open a directory, at a port that it
-            reserves, if all others have gone.
+            reserves, if all others have gone. Those that meet by a valkey server reserve none.
 
     Raises:
-        OptionError: An address, the secret or an option can't be.
+        OptionError: An address, the secret or an option can't be, or the package of a valkey
+            server isn't there.
         RendezvousError: No directory answers, or it refuses this peer; the port is taken.
         EngineError: The socket can't be opened.
     """
@@ -71,19 +77,24 @@ class Swarm:
             raise OptionError(f"bandwidth is {bandwidth}, wanted 0 to {MOST_RATE:g} bytes/s")
         if isinstance(join, str):
             raise OptionError(f"join is {join!r}, wanted a list of host:port")
+        address = _server_of(listen, join)
         found = find_secret() if secret is None else secret_of(secret)
         options = Options.resolve(options)
         if found is not None:
             check_library(options.libcrypto, options.cipher)
-        places = [place_of(one) for one in join]
+        places = [place_of(one) for one in join if address is None]
         host, port = place_of(listen or "127.0.0.1:0")
         is_any = host in ANY_ADDRESS
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
         self._reserved: Ports | None = None
+        self._relay: ValkeyRelay | None = None
         self._secret = found
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        if listen or not join:
+        if address is not None:
+            places = [place_of(joined_text(address.host, address.port))]
+            self._relay = ValkeyRelay(address, found)
+        elif listen or not join:
             owner = self._owner(stands_by=bool(join))
             self._server = DirectoryServer(host, port, found, owner=owner)
             # One that comes back hears from its own whom the swarm has turned to meanwhile.
@@ -99,10 +110,11 @@ class Swarm:
                 timeout=timeout,
                 own_directory=is_any and not join,
                 rate=int(bandwidth or options.pace),
+                reach=self._relay.reach if self._relay else None,
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))
-            elif may_serve:
+            elif may_serve and self._relay is None:  # there the notice says who serves
                 self._reserve(self._member)
         except BaseException:
             self.close()
@@ -189,6 +201,23 @@ class Swarm:
         """
         return self.member.names(timeout)
 
+    def stats(self) -> dict[str, int]:
+        """What came to this peer, and to its directory, and was not believed.
+
+        Returns:
+            ``malformed``: no messages; ``forged``: they don't open with the secret; ``foreign``: of
+            a connection that isn't there. The latter two are told apart by a valkey server's way
+            alone: a TCP connection ends with the first frame that doesn't open.
+        """
+        found = Counter(malformed=0, forged=0, foreign=0)
+        if self._member is not None:
+            found["malformed"] += self._member.malformed
+        if self._server is not None:
+            found.update(self._server.counts)
+        if self._relay is not None:
+            found.update(self._relay.counts)
+        return dict(found)
+
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
         """Returns when so many peers are there.
 
@@ -220,6 +249,8 @@ class Swarm:
             self._reserved = None
         if self._server is not None:
             self._server.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def __enter__(self) -> Swarm:
         return self
@@ -236,6 +267,19 @@ class Swarm:
 def joined_text(host: str, port: int) -> str:
     """What :func:`place_of` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _server_of(listen: str, join: Sequence[str]) -> Address | None:
+    """Of the valkey server to meet by; None: there is none."""
+    found = [one for one in join if one.startswith(SCHEME)]
+    if not found:
+        return None
+    if listen or len(join) > 1:
+        raise OptionError(
+            "a swarm that meets by a valkey server has this one place: "
+            f"join=['{SCHEME}host:port/prefix'] on all peers, and no listen"
+        )
+    return Address.of(found[0])
 
 
 def place_of(text: str) -> tuple[str, int]:

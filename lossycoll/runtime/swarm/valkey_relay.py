@@ -1,0 +1,158 @@
+"""A swarm that meets by a valkey server: no peer listens on a port.
+
+Each peer connects with the server alone. What it says goes through there to the directory, which
+runs in the peer whose notice stands under the swarm's key (valkey_notice.py). If that one goes,
+another peer's begins, and peers turn to it as they do to a directory that takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+from lossycoll.runtime.keys.secret import Secret
+
+from .relayed import Relayed
+from .valkey_directory import COMING_BYTES, RelayedDirectory, key_of
+from .valkey_notice import Notices
+from .valkey_server import Address, Subscription, ValkeyServer
+from .ways import Frames
+from .whereabouts import Place
+
+BEGIN_SECONDS: Final = 0.9
+"""For which a newcomer that finds no swarm looks again before it begins one: if the server has
+started again, those that were in it come first."""
+LOOK_SECONDS: Final = 0.2
+"""After which a thread looks whether its connection has been closed."""
+
+
+class ValkeyRelay:
+    """Of one peer, until ``close``.
+
+    Args:
+        address: Of the server.
+        secret: The swarm's; None: all is in clear.
+
+    Raises:
+        OptionError: The package ``valkey`` isn't there.
+    """
+
+    def __init__(self, address: Address, secret: Secret | None) -> None:
+        self._server = ValkeyServer(address)
+        self._notices = Notices(self._server, address.prefix, secret)
+        self._secret = secret
+        self._directory: RelayedDirectory | None = None
+        self._alone_since: float | None = None
+        """When no swarm was found for the first time; None: one was."""
+        self._counts: Counter[str] = Counter()
+
+    def reach(self, place: Place, session: str, seconds: float) -> Frames:
+        """As :data:`.ways.Reach` says; this peer may become the one with the directory."""
+        if self._directory is not None and self._directory.over:
+            self._end_directory()
+        now = time.monotonic()
+        alone = self._alone_since
+        found = self._notices.claim(session, alone is not None and now - alone >= BEGIN_SECONDS)
+        if found is None:
+            self._alone_since = now if alone is None else alone
+            raise OSError("no peer's directory serves there yet")
+        self._alone_since = None
+        if found.own:
+            self._end_directory()  # another one of this very peer's, which was silent
+            self._directory = RelayedDirectory(self._server, self._notices, found, self._secret)
+        return _Connection(
+            self._server,
+            self._notices,
+            found.notice.inbox,
+            key_of(self._secret, self._notices),
+            self._counts,
+        )
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What came by the server, or stood there, and isn't believed, by why."""
+        found = self._counts + self._notices.counts
+        if self._directory is not None:
+            found += self._directory.counts + self._directory.reception.counts
+        return found
+
+    def close(self) -> None:
+        """Ends the connections, and this peer's directory. Idempotent."""
+        self._end_directory()
+        self._server.close()
+
+    def _end_directory(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+            self._counts += self._directory.counts + self._directory.reception.counts
+            self._directory = None
+
+
+class _Connection(Relayed):
+    """A peer's end, with a thread that takes what comes.
+
+    Args:
+        server: What carries all.
+        notices: The swarm's.
+        inbox: The directory's.
+        key: As for :class:`Relayed`.
+        counts: As for :class:`Relayed`.
+    """
+
+    def __init__(
+        self,
+        server: ValkeyServer,
+        notices: Notices,
+        inbox: str,
+        key: bytes | None,
+        counts: Counter[str],
+    ) -> None:
+        super().__init__(self._publish, key, counts, connects=True)
+        self._server = server
+        self._inbox = notices.channel(inbox)
+        self._coming = secrets.token_bytes(COMING_BYTES)
+        channel = notices.channel(self._coming.hex())
+        self._subscription: Subscription = server.listen(channel, notices.news)
+        self._closed = False
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
+        self._thread.start()
+
+    def read(self) -> list[bytes]:
+        """As :meth:`Relayed.read`."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        return super().read()
+
+    def close(self) -> None:
+        """As :meth:`Relayed.close`; ends the thread."""
+        if not self._closed:
+            self._closed = True
+            self._thread.join()
+            self._subscription.close()
+            os.close(self.fd)
+
+    def _publish(self, frame: bytes) -> bool:
+        try:
+            return not self._server.publish([(self._inbox, self._coming + frame)])
+        except OSError:
+            return False
+
+    def _listen(self) -> None:
+        try:
+            while not self._closed:
+                frame = self._subscription.get(LOOK_SECONDS)
+                if frame:
+                    self.put(frame)
+                    os.eventfd_write(self.fd, 1)
+                # Whoever says that another directory serves isn't believed: the server is asked.
+                elif frame is not None and self._server.silent([self._inbox]):
+                    raise OSError("the directory has gone")
+        except OSError:
+            self.broken = True
+            os.eventfd_write(self.fd, 1)

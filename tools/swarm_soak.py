@@ -3,7 +3,7 @@
 Sixteen processes on this machine average over packets of which 5% are lost. Every few seconds one
 of them is ended by SIGKILL, whichever it is, also those that have a directory, and started again;
 it takes the others' state. Prints what happened, and fails if a peer hung, if the mean wasn't kept,
-or if memory or descriptors grew.
+or if memory or descriptors grew. With --join they meet by a valkey server.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.cli.argtypes import whole
+from lossycoll.runtime.swarm.valkey_server import SCHEME
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GRID: Final = (4, 4)
@@ -46,16 +47,16 @@ MOST_DESCRIPTORS: Final = PEERS + 4
 class Life:
     """A process, and what it says."""
 
-    def __init__(self, peer: int, ports: list[int], *, again: bool) -> None:
+    def __init__(self, peer: int, places: list[str], *, again: bool) -> None:
         self.peer = peer
-        places = [f"127.0.0.1:{port}" for port in ports]
-        first = peer == 0 and not again
+        relayed = places[0].startswith(SCHEME)
+        first, others = peer == 0 and not again, enumerate(places)
         config = {
             "peer": peer,
             "peers": PEERS,
             "grid": GRID,
-            "listen": places[peer] if peer < LISTENING else "",
-            "join": [] if first else [one for i, one in enumerate(places) if i != peer],
+            "listen": places[peer] if peer < LISTENING and not relayed else "",
+            "join": places if relayed else [one for i, one in others if i != peer and not first],
             "again": again,
         }
         environment = {**os.environ, "LOSSYCOLL_INJECT": "loss=0.05", "OMP_NUM_THREADS": "1"}
@@ -127,21 +128,21 @@ class Life:
         return int(statistics.median(settled[-tenth:]) - statistics.median(settled[:tenth]))
 
 
-def free_ports(count: int) -> list[int]:
+def free_places(count: int) -> list[str]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
+    places = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
     for one in held:
         one.close()
-    return ports
+    return places
 
 
-def soak(seconds: float, every: float, seed: int) -> list[Life]:
+def soak(seconds: float, every: float, seed: int, join: str) -> list[Life]:
     """All that lived, in the order in which they began."""
     chosen = random.Random(seed)
-    ports = free_ports(LISTENING)
-    lives = [Life(0, ports, again=False)]
+    places = [join] if join else free_places(LISTENING)
+    lives = [Life(0, places, again=False)]
     time.sleep(3.0)
-    lives += [Life(peer, ports, again=False) for peer in range(1, PEERS)]
+    lives += [Life(peer, places, again=False) for peer in range(1, PEERS)]
     now = list(lives)
     begin = time.monotonic()
     while min(len(one.rounds) for one in now) < FIRST_ROUNDS:
@@ -153,7 +154,7 @@ def soak(seconds: float, every: float, seed: int) -> list[Life]:
         i = chosen.randrange(PEERS)
         now[i].kill()
         time.sleep(DOWN_SECONDS)
-        now[i] = Life(i, ports, again=True)
+        now[i] = Life(i, places, again=True)
         lives.append(now[i])
         time.sleep(max(0.0, every - DOWN_SECONDS))
         said = max((len(one.lines) and one.lines[-1].get("round", 0) for one in now), default=0)
@@ -228,8 +229,9 @@ def main() -> int:
     add("--seconds", type=float, default=600.0, help="of killing (%(default)g)")
     add("--every", type=float, default=4.0, help="seconds from kill to kill (%(default)g)")
     add("--seed", type=whole(0), default=1, help="of who is killed (%(default)s)")
+    add("--join", default="", metavar="URL", help=f"of a server: {SCHEME}HOST:PORT/PREFIX")
     options = parser.parse_args()
-    figures, wrong = verdict(soak(options.seconds, options.every, options.seed))
+    figures, wrong = verdict(soak(options.seconds, options.every, options.seed, options.join))
     print(json.dumps(figures, indent=1))
     for one in wrong:
         print(f"WRONG: {one}")

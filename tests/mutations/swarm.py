@@ -99,6 +99,36 @@ SWARM = (
         "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
     ),
     mutation(
+        "a notice that the latest claimant has",
+        "lossycoll/runtime/swarm/valkey_notice.py",
+        "if now ~= '' and now ~= seen then return now end",
+        "if now ~= '' and seen ~= '' and now ~= seen then return now end",
+        "tests/runtime/swarm/test_valkey_notice.py::test_one_of_many_that_claim_at_once_has_it",
+    ),
+    mutation(
+        "a notice of any age",
+        "lossycoll/runtime/swarm/valkey_notice.py",
+        "if age >= 0 and age < lease and",
+        "if age >= 0 and",
+        "tests/runtime/swarm/test_valkey_notice.py"
+        "::test_one_that_listens_and_renews_nothing_is_replaced",
+    ),
+    mutation(
+        "a stranger's frame that counts as one of the other end's",
+        "lossycoll/runtime/membership/sealed_framing.py",
+        "self._opened += text is not None",
+        "self._opened += 1",
+        "tests/runtime/swarm/test_relayed.py"
+        "::test_what_somebody_puts_among_them_is_counted_and_left_out",
+    ),
+    mutation(
+        "news that nobody looks into",
+        "lossycoll/runtime/swarm/valkey_relay.py",
+        "self._server.silent([self._inbox])",
+        "not self._server",
+        "tests/runtime/swarm/test_valkey.py::test_news_are_believed_as_far_as_to_ask",
+    ),
+    mutation(
         "newcomers that are a group by themselves",
         "lossycoll/runtime/swarm/directory.py",
         "counts = [one.ready_at for one in here if one.weight]",

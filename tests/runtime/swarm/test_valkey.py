@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,9 @@ from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.swarm import Swarm
+from lossycoll.runtime.swarm.valkey_notice import Notices
+from lossycoll.runtime.swarm.valkey_relay import _Connection
+from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.runtime.swarm.test_swarm import Peer
 from tests.support.swarm_peer import VALUES
@@ -248,6 +252,27 @@ def test_a_server_that_forgets_all_costs_nothing(
     swarms.append(join("c"))
     means(swarms)
     assert serving(swarms) == [first]
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack: ExitStack) -> None:
+    """Of another directory: a connection ends if nobody listens to its own directory's inbox."""
+    address = Address.of(server.url())
+    reached = ValkeyServer(address)
+    stack.callback(reached.close)
+    notices = Notices(reached, address.prefix, None)
+    if serves:
+        stack.callback(reached.listen(notices.channel("5" * 32)).close)
+    connection = _Connection(reached, notices, "5" * 32, None, Counter())
+    stack.callback(connection.close)
+    assert not connection.broken
+    server.client().publish(notices.news, b"whatever")
+    if serves:
+        server.client().publish(notices.channel(connection._coming.hex()), b"after it")
+        until(lambda: connection.read() == [b"after it"])
+        assert not connection.broken
+    else:
+        until(lambda: connection.broken)
 
 
 def test_who_has_another_secret_stays_outside(server: Server, join: Callable[..., Swarm]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import signal
 import sys
 import time
@@ -16,7 +18,11 @@ import pytest
 
 from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.swarm.knock import DIRECTORY, Kind, Knock
+from lossycoll.runtime.swarm.knocker import Knocker
+from lossycoll.runtime.swarm.meetings import Sends
 from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.protocol import Here, Rival, Serves, Spare, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_relay import _Connection
@@ -100,6 +106,58 @@ def test_rounds_have_the_exact_mean_and_nobody_listens(
     assert all(set(swarm.stats().values()) == {0} for swarm in swarms)
 
 
+def test_nobody_reserves_a_port_or_waits_for_how_it_is_seen(
+    join: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice elects, and nobody is there that could see where packets come from."""
+    said: list[Knock] = []
+    say = Knocker._say
+
+    def heard(knocker: Knocker, sends: Sends) -> None:
+        said.extend(knock for _, knock in sends)
+        say(knocker, sends)
+
+    monkeypatch.setattr(Knocker, "_say", heard)
+    swarms = [join(name) for name in "ab"]
+    means(swarms)
+    assert {one.kind for one in said} >= {Kind.KNOCK, Kind.TAKE}
+    assert DIRECTORY not in {one.receiver for one in said}
+    for swarm in swarms:
+        member = swarm.member
+        assert swarm._reserved is None
+        assert swarm._server is None
+        assert member._end is not None
+        assert member._end.knocker.seen(1e6) is None
+        (here,) = [one for one in member._client._standing if isinstance(one, Here)]
+        assert ((here.host, here.port), here.others) == (member._end.place, ())
+        assert not [one for one in member._client._standing if isinstance(one, Spare | Serves)]
+    (first,) = serving(swarms)
+    assert first._relay is not None
+    assert first._relay._directory is not None
+    assert first._relay._directory._directory.directories() == ()
+
+
+def test_who_asks_as_another_directory_is_none_of_the_swarm(
+    join: Callable[..., Swarm], server: Server
+) -> None:
+    swarms = [join(name, secret=None) for name in "ab"]
+    (first,) = serving(swarms)
+    assert first._relay is not None
+    assert first._relay._directory is not None
+    channel = f"lossycoll:tests:{first._relay._directory._inbox}"
+    session = swarms[0].member.session
+    rival = Rival(session, "0" * 16, 0, 5, 100, 0, "", "same", "127.0.0.1", 7000, 0)
+    client = server.client()
+    with contextlib.closing(client.pubsub()) as heard:
+        heard.subscribe(f"lossycoll:tests:{'7' * 32}")
+        client.publish(channel, bytes.fromhex("7" * 32) + pack(rival))
+        until(lambda: not first._relay._directory.reception._strangers)  # type: ignore[union-attr]
+        time.sleep(0.2)
+        found = [heard.get_message(timeout=0.1) for _ in range(3)]
+    assert {one["type"] for one in found if one} == {"subscribe"}
+    means(swarms)
+
+
 def test_another_peer_s_directory_takes_over_when_one_leaves(join: Callable[..., Swarm]) -> None:
     swarms = [join(name) for name in "abc"]
     session = swarms[0].member.session
@@ -165,7 +223,7 @@ def test_a_directory_whose_peer_is_frozen_is_replaced(server: Server, stack: Exi
     """It listens, so the server's clock alone says so; when it goes on, it is a peer as others."""
     frozen = Peer(server.url(), "frozen", 5.0)
     stack.callback(lambda: frozen.process.poll() is None and frozen.kill())
-    until(lambda: server.client().get("lossycoll:tests"), "its directory serves", seconds=60)
+    assert select.select([frozen.process.stdout], [], [], 60)[0]  # it has had a round
     swarms = [Swarm(join=[server.url()], secret=SECRET, name=name) for name in "ab"]
     for swarm in swarms:
         stack.callback(swarm.close)

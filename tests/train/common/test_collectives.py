@@ -16,8 +16,18 @@ from lossycoll.train.common.packet_elements import as_elements
 from lossycoll.train.common.works import BlockGather, wait_all, wait_result
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
-SENDERS = {"common/collectives.py", "hooks/dispersing.py", "hooks/wire_feedback.py"}
-"""Communication hooks must return torch's own future."""
+SENDERS = {
+    "common/collectives.py",
+    "common/octets.py",
+    "elastic/sharing.py",
+    "elastic/world.py",
+    "hooks/dispersing.py",
+    "hooks/wire_feedback.py",
+    "sharded/backup.py",
+}
+"""Communication hooks must return torch's own future. Those that come back have the default group
+made anew, and share bytes in it; copies of shards go from one rank to the next, which is no
+collective."""
 SENDS_NOTHING = {
     *("GradBucket", "GroupMember", "ProcessGroup", "ReduceOp", "group"),
     *("get_rank", "get_world_size", "is_available", "is_initialized"),

@@ -76,6 +76,7 @@ class DirectoryClient:
         on_joined: Called by the thread when a directory has taken this peer in, before it says
             anything else. If its number is another one than before, where its packets come from is
             to be said anew.
+        on_met: Called by the thread with the comings of a group or loan, before others hear of it.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class DirectoryClient:
         on_gone: Callable[[str], None],
         on_loan: Callable[[Loan], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
+        on_met: Callable[[Sequence[str]], None] = lambda comings: None,
     ) -> None:
         self._where = Whereabouts(directories)
         self._reach = reach
@@ -94,6 +96,7 @@ class DirectoryClient:
         self._on_gone = on_gone
         self._on_loan = on_loan
         self._on_joined = on_joined
+        self._on_met = on_met
         self._name = name
         self._start = secrets.token_hex(START // 2)
         self._broken = threading.Event()
@@ -414,6 +417,9 @@ class DirectoryClient:
         except Malformed:
             self.malformed += 1
             return
+        if isinstance(message, Group | Loan):
+            self._met.update((one.number, one.coming) for one in message.members)
+            self._on_met([one.coming for one in message.members])
         with self._changed:
             if isinstance(message, Joined):
                 talk.answered = True
@@ -450,8 +456,6 @@ class DirectoryClient:
             elif isinstance(message, Leave):  # the directory ends, in good order
                 talk.ended = True
             self._changed.notify_all()
-        if isinstance(message, Group | Loan):
-            self._met.update((one.number, one.coming) for one in message.members)
         if isinstance(message, Loan) and message.members[0].coming == talk.coming:
             self._on_loan(message)
         if isinstance(message, Gone):

@@ -1,4 +1,8 @@
-"""A peer: an engine whose processes come and go, and rounds of averaging in small groups."""
+"""A peer: an engine whose processes come and go, and rounds of averaging in small groups.
+
+Long because calls, rounds and what the client's thread says meet in one object; the work is done by
+the modules around it.
+"""
 
 from __future__ import annotations
 
@@ -111,9 +115,9 @@ class SwarmMember:
         self._unmet: frozenset[str] = frozenset()
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
-        self._client = DirectoryClient(
-            directories, name, reach or by_tcp(secret), self._lost, self._lend, self._came
-        )
+        reached = reach or by_tcp(secret)
+        calls = self._lost, self._lend, self._came, self._met
+        self._client = DirectoryClient(directories, name, reached, *calls)
         self._keep = keep
         self._is_observed = reach is None
         self._end: End | None = None
@@ -485,6 +489,11 @@ class SwarmMember:
             if paths.has_gone(coming) or coming in self._unmet:
                 engine.peer_dead(peer)
         return engine
+
+    def _met(self, comings: Sequence[str]) -> None:
+        """By the client's thread."""
+        if self._end is not None:
+            self._end.paths.met(comings)
 
     def _lost(self, coming: str) -> None:
         """By the client's thread."""

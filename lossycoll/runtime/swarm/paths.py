@@ -167,6 +167,17 @@ class Paths:
             self._gone.append(coming)
             self._end_loans(lambda member: member.coming == coming)
 
+    def met(self, comings: Sequence[str]) -> None:
+        """A directory has these peers: whoever said that one is lost had but lost sight of it.
+
+        Args:
+            comings: Of the peers.
+        """
+        with self._lock:
+            here = [coming for coming in comings if coming in self._gone]
+            for coming in here:
+                self._gone.remove(coming)
+
     def has_gone(self, coming: str) -> bool:
         """Whether a peer was said to be lost.
 

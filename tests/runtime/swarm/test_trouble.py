@@ -221,3 +221,22 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     assert len(one._end.paths._known) == 1
     assert len(one._end.paths._over) <= 2
     assert one._schema == SCHEMA
+
+
+def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack) -> None:
+    """Parts of a split network hear from their own directory that the others have gone. When a
+    directory has them all, they are there, by the same comings."""
+    place = directory(stack, None)
+    members = peers(stack, place, "ab", None)
+    values = [np.full(100, float(i), np.float32) for i in range(2)]
+    together(members, values)
+    for member in members:
+        for coming in list(member._client._met.values()):
+            member._lost(coming)
+    assert members[0]._end is not None
+    assert all(map(members[0]._end.paths.has_gone, members[0]._client._met.values()))
+    for one, value in zip(values, (1.0, 3.0), strict=True):
+        one.fill(value)
+    reports = together(members, values)
+    assert [one.contributions for one in reports] == [2.0, 2.0]
+    assert [float(one[0]) for one in values] == [2.0, 2.0]

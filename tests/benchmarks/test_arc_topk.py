@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks.common.results import Result
 from benchmarks.studies.arc_topk import report
-from benchmarks.studies.arc_topk.cells import Cell, cells
+from benchmarks.studies.arc_topk.cells import LONG, LONG_JOB, Cell, batches, cells
+from benchmarks.studies.arc_topk.long.variants import DENSE, LEVELS, LONG_VARIANTS, SEEDS
+from benchmarks.studies.arc_topk.measure import train_long
 from benchmarks.studies.arc_topk.speed import share
 from benchmarks.studies.arc_topk.variants import (
     NONE_VARIANTS,
@@ -25,7 +27,7 @@ def test_every_piece_is_there_once_and_comes_back_from_json() -> None:
     assert len(set(found)) == len(found)
     for cell in found:
         assert Cell.of(json.loads(json.dumps(cell.settings))) == cell
-        assert set(cell.variants) <= set(VARIANTS)
+        assert set(cell.variants) <= set(LONG_VARIANTS if cell.kind == LONG else VARIANTS)
         assert ("LOSSYCOLL_INJECT" in cell.environment) == (cell.loss > 0)
     assert {*STEP_VARIANTS, *TRAIN_VARIANTS, *RULE_VARIANTS, *NONE_VARIANTS} <= set(VARIANTS)
 
@@ -36,6 +38,39 @@ def test_shares_of_the_bytes() -> None:
     assert share("PowerSGD 4", shapes) == pytest.approx(8 / 1024)
     assert share("Rand-K 0.2, ef14", shapes) == 0.2
     assert share("Top-K 0.05, ef14", shapes) == pytest.approx(0.2)
+
+
+def test_long_trainings_share_jobs_of_one_task_and_seed() -> None:
+    found = list(batches(list(cells())))
+    assert [cell for batch in found for cell in batch] == list(cells())
+    long = [batch for batch in found if batch[0].kind == LONG]
+    assert all(len(batch) == 1 for batch in found if batch not in long)
+    assert {len(batch) for batch in long} == {LONG_JOB, 3, 2}
+    for batch in long:
+        assert len({(cell.task, cell.seed) for cell in batch}) == 1
+        assert all(len(cell.variants) == 1 for cell in batch)
+    for task, levels in LEVELS.items():
+        names = [name for level in levels.values() for name in level]
+        assert len(set(names)) == len(names)
+        trained = [c for batch in long for c in batch if c.task == task]
+        assert sorted(c.variants[0] for c in trained) == sorted(names * len(SEEDS))
+
+
+@pytest.mark.parametrize("task", ["conv", pytest.param("gpt", marks=pytest.mark.long)])
+def test_what_is_compared_sends_as_many_bytes(task: str) -> None:
+    steps = 20
+    names = [name for level in LEVELS[task].values() for name in level]
+    figures = train_long([Cell(LONG, (name,), task=task) for name in names], steps)
+    found = dict(zip(names, figures, strict=True))
+    for level in LEVELS[task].values():
+        sent = [found[name]["bytes"]["compressed"] for name in level]
+        assert max(sent) < 1.1 * min(sent), (level, sent)
+    for name, one in found.items():
+        least = 4 * one["parameters"] * 1.5  # there and back, of the four ranks' three others
+        share = 0.27 if "int8" in name else 1.04
+        assert one["bytes"]["whole"] == pytest.approx(share * least, rel=0.05)
+        assert (one["bytes"]["compressed"] < 0.9 * one["bytes"]["whole"]) == (name != DENSE)
+        assert (one["steps"], one["start"]) == (steps, 2)
 
 
 def curve(end: float, seconds: float) -> list[list[float]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from benchmarks.common.results import Piece
 from lossycoll.cli.argtypes import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
+from .long import variants as long
 from .tasks import TASKS
 from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
@@ -19,11 +21,15 @@ QUEUE_MS = 25.0
 TRAIN_MBIT = 100.0
 LOSSES = (0.0, 0.1)
 SEED_OF_LOSS = 7
+LONG = "long"
+LONG_JOB = 4
 
 
 @dataclass(frozen=True)
 class Cell(Piece):
-    """``kind``: "speed" (of the compressor alone), "forms", "steps" or "train".
+    """``kind``: "speed" (of the compressor alone), "forms", "steps", "train" or "long".
+
+    A long training is one of ``variants``; ``seed`` counts, and no network is in between.
 
     ``loss``: share of packets that the backend itself drops (LOSSYCOLL_INJECT), the same ones for
     every variant; gloo's TCP has none of it.
@@ -53,7 +59,7 @@ class Cell(Piece):
     def name(self) -> str:
         path = f", {self.mbit:g} Mbit/s" if self.mbit else ""
         lost = f", {self.loss:.0%} lost" if self.kind == "train" else ""
-        variants = f": {'; '.join(self.variants)}" if self.kind == "train" else ""
+        variants = f": {'; '.join(self.variants)}" if self.task else ""
         return f"{self.kind} {self.task}{path}{lost}{variants}".replace(" ,", ",")
 
     @classmethod
@@ -72,3 +78,14 @@ def cells() -> Iterator[Cell]:
             yield Cell("train", TRAIN_VARIANTS[bool(loss) :], TRAIN_MBIT, loss, task)
             yield Cell("train", NONE_VARIANTS, TRAIN_MBIT, loss, task)
     yield Cell("train", RULE_VARIANTS, TRAIN_MBIT, 0.1, "gpt")
+    for seed, task, variant in long.planned():
+        yield Cell(LONG, (variant,), task=task, seed=seed)
+
+
+def batches(planned: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """One by one, but long trainings of a task and a seed in jobs of a few: a job's ranks take
+    seconds to start, and what a job has measured is kept when it ends."""
+    for (kind, _, _), found in groupby(planned, lambda cell: (cell.kind, cell.task, cell.seed)):
+        cells = list(found)
+        size = LONG_JOB if kind == LONG else 1
+        yield from (cells[i : i + size] for i in range(0, len(cells), size))

@@ -1,4 +1,4 @@
-"""Measures one cell, where need be in the laboratory."""
+"""Measures cells, where need be in the laboratory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import local_job
 from benchmarks.common.lab_job import run_job
+from benchmarks.common.runner import PieceFailed
 from lossycoll.lab.laboratory import Lab
 
-from .cells import HOSTS, Cell
+from .cells import HOSTS, LONG, Cell
+from .long.tasks import STEPS
+from .long.variants import WORLD
 
 ROUNDS = 7
 LIMIT_SECONDS = 40.0
@@ -20,8 +24,29 @@ LIMIT_SECONDS = 40.0
 JOB_SECONDS = 240.0
 
 
-def measure(cell: Cell, options: argparse.Namespace) -> Any:
-    """Measures one cell. Raises LossyError where a rank fails."""
+def measure(cells: Sequence[Cell], options: argparse.Namespace) -> list[Any]:
+    """Measures a batch. Raises LossyError or LaunchError where a rank fails."""
+    del options
+    if cells[0].kind == LONG:
+        return train_long(cells, STEPS)
+    return [measure_one(cell) for cell in cells]
+
+
+def train_long(cells: Sequence[Cell], steps: int) -> list[dict[str, Any]]:
+    """Long trainings of one task and one seed, one after another in one job on this machine.
+
+    Raises LaunchError where a rank fails.
+    """
+    names = [name for cell in cells for name in cell.variants]
+    config = {"task": cells[0].task, "seed": cells[0].seed, "steps": steps, "variants": names}
+    events = local_job.run_job("benchmarks.studies.arc_topk.long.rank", config, WORLD)
+    found = {event.pop("variant"): event for event in events}
+    if list(found) != names:
+        raise PieceFailed(f"ranks have reported {', '.join(found)}, wanted {', '.join(names)}")
+    return list(found.values())
+
+
+def measure_one(cell: Cell) -> Any:
     if cell.kind == "speed":
         from .speed import measure_speed
 

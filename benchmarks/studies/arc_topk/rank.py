@@ -60,8 +60,8 @@ def steps(config: dict[str, Any], groups: Groups) -> dict[str, Any]:
     torch.manual_seed(0)
     tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
     replicas = {
-        variant: replica(VARIANTS[variant], ByteGPT(LAYERS, WIDTH, CONTEXT), groups, 2)
-        for variant in config["variants"]
+        name: replica(variant, ByteGPT(LAYERS, WIDTH, CONTEXT), groups.of(variant), 2)
+        for name, variant in ((name, VARIANTS[name]) for name in config["variants"])
     }
     for ddp in replicas.values():
         for _ in range(UNTIMED):
@@ -98,7 +98,8 @@ def learn(variant: str, config: dict[str, Any], groups: Groups) -> list[tuple[An
     task = TASKS[config["task"]]()
     torch.manual_seed(config["seed"])
     model = task.model()
-    ddp = replica(VARIANTS[variant], model, groups, task.steps // 10)
+    how = VARIANTS[variant]
+    ddp = replica(how, model, groups.of(how), task.steps // 10)
     optimizer = task.optimizer(ddp.parameters(), lr=task.learning_rate, **task.defaults)
     draw = torch.Generator().manual_seed(config["seed"])
     curve: list[tuple[Any, ...]] = []

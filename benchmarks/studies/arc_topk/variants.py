@@ -23,13 +23,15 @@ class Variant:
     """``hook``: "" for DDP's own, "powersgd" or "arc", with ``how`` as arguments of its state.
 
     ``backend``: "gloo", or "lossy", where ``reliable`` says that nothing may be lost: by a group of
-    its own, since PowerSGD's hook sums from callbacks, where no block of code reaches.
+    its own, since PowerSGD's hook sums from callbacks, where no block of code reaches. ``wire``:
+    that of the group, which PowerSGD's sums need; ARC-Top-K's state has its own.
     """
 
     hook: str
     backend: str
     how: Mapping[str, Any] = field(default_factory=dict)
     reliable: bool = False
+    wire: str = "same"
 
 
 def arc(ratio: float, backend: str, feedback: str = "ef14", **how: Any) -> Variant:
@@ -96,10 +98,9 @@ class Groups:
 
 
 def replica(
-    variant: Variant, model: nn.Module, groups: Groups, start: int
+    variant: Variant, model: nn.Module, group: dist.ProcessGroup | None, start: int
 ) -> DistributedDataParallel:
-    """``start``: steps before which all is sent whole."""
-    group = groups.of(variant)
+    """``group``: that of the variant. ``start``: steps before which all is sent whole."""
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=ONE_BUCKET_MIB)
     if variant.hook == "arc":
         state = lossycoll.ARCTopKState(group, start_iter=start, **variant.how)

@@ -66,13 +66,13 @@ HELD_OUT_WINDOWS = 1024
 
 
 @lru_cache(maxsize=1)
-def _corpus() -> demo_data.Corpus:
+def python_source() -> demo_data.Corpus:
     return demo_data.load(seed=7)
 
 
 def gpt(steps: int = 240) -> Task:
     """Next bytes of the standard library's source. 68,000 parameters, AdamW."""
-    corpus = _corpus()
+    corpus = python_source()
     held_out = demo_data.draw(
         corpus.validation, HELD_OUT_WINDOWS, CONTEXT, torch.Generator().manual_seed(7)
     )
@@ -112,7 +112,7 @@ DIGITS_HELD_OUT = 597
 
 
 @lru_cache(maxsize=1)
-def _digits() -> tuple[Pair, Pair]:
+def split_digits() -> tuple[Pair, Pair]:
     """scikit-learn's 1,797 digits of 8 x 8 pixels; the test's are drawn once and for all."""
     from sklearn.datasets import load_digits
 
@@ -126,7 +126,7 @@ def _digits() -> tuple[Pair, Pair]:
 
 def digits(steps: int = 60) -> Task:
     """Handwritten digits, by a network of two hidden layers. 85,000 parameters, SGD."""
-    (images, labels), held_out = _digits()
+    (images, labels), held_out = split_digits()
 
     def draw(generator: torch.Generator) -> Pair:
         chosen = torch.randint(len(labels), (DIGITS_BATCH,), generator=generator)

@@ -10,8 +10,9 @@ from typing import Any
 from benchmarks.common.report import plt, save
 from benchmarks.common.results import Result
 
-from .cells import DELAY_MS, HOSTS, LOSSES, TRAIN_MBIT
+from .cells import DELAY_MS, HOSTS, LONG, LOSSES, TRAIN_MBIT
 from .figures import MBITS, Curve, step_figures, trainings
+from .long import plot as long_plot
 from .tasks import TASKS
 from .variants import NONE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
@@ -34,6 +35,8 @@ def write(entries: Sequence[Result], folder: Path) -> None:
         draw_curves(curves, folder / "arc_topk-training.png")
     if any(entry.settings["kind"] == "steps" for entry in entries):
         draw_steps(entries, folder / "arc_topk-steps.png")
+    if any(entry.settings["kind"] == LONG for entry in entries):
+        long_plot.write(entries, folder / "arc_topk-long.png")
 
 
 def style(variant: str) -> dict[str, Any]:

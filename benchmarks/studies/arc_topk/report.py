@@ -13,6 +13,7 @@ from benchmarks.common.results import Result
 from . import plot
 from .cells import HOSTS, LOSSES
 from .figures import MBITS, Curve, step_figures, trainings
+from .long import report as long_report
 from .tasks import TASKS
 from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
@@ -44,10 +45,12 @@ def tables(entries: Sequence[Result]) -> dict[str, str]:
         "steps": steps(entries),
         **{f"train-{task}": training(curves, task) for task in TASKS},
         "rules": rules(curves),
+        **long_report.tables(entries),
     }
 
 
 def found(entries: Sequence[Result], kind: str) -> list[Any]:
+    """The figures of all results of a kind whose figures are a list."""
     return [one for entry in entries if entry.settings["kind"] == kind for one in entry.figures]
 
 

@@ -29,6 +29,7 @@ LONG_VARIANTS: Mapping[str, Variant] = {
     DENSE: Variant("", "lossy", reliable=True),
     "ARC 0.2, none": rows(0.2, "none"),
     "ARC 0.2, ef14": rows(0.2, "ef14"),
+    "ARC 0.2, ef21m": rows(0.2, "ef21m"),
     "ARC 0.2, int8, none": rows(0.2, "none", INT8),
     "ARC 0.2, int8, ef14": rows(0.2, "ef14", INT8),
     "ARC 0.05, none": rows(0.05, "none"),
@@ -45,7 +46,7 @@ Levels = Mapping[str, tuple[str, ...]]
 LEVELS: Mapping[str, Levels] = {
     "gpt": {
         "all": (DENSE,),
-        "a fifth": ("PowerSGD 10", "ARC 0.2, none", "ARC 0.2, ef14"),
+        "a fifth": ("PowerSGD 10", "ARC 0.2, none", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
         "a fifteenth": (
             *("PowerSGD 3", "ARC 0.2, int8, none", "ARC 0.2, int8, ef14"),
             *("ARC 0.05, none", "ARC 0.05, ef14", "PowerSGD 11, int8"),
@@ -53,20 +54,15 @@ LEVELS: Mapping[str, Levels] = {
     },
     "conv": {
         "all": (DENSE,),
-        "a fifth": ("PowerSGD 11", "ARC 0.2, ef14"),
+        "a fifth": ("PowerSGD 11", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
         "a fifteenth": (
             *("PowerSGD 3", "ARC 0.2, int8, ef14"),
             *("ARC 0.045, ef14", "PowerSGD 12, int8"),
         ),
     },
 }
-"""By task, what sends about that share of all bytes. The first of a level is what its others are
-compared with. SGD needs ``ef14``; what suits Adam is to be seen."""
-
-
-def base_of(task: str, variant: str) -> str:
-    """What a variant is compared with: PowerSGD in as many bytes; itself where it is that."""
-    return next(names[0] for names in LEVELS[task].values() if variant in names)
+"""By task, what sends about that share of all bytes. SGD needs error feedback; what suits Adam is
+to be seen."""
 
 
 def planned() -> Iterator[tuple[int, str, str]]:

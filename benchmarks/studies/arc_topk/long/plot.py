@@ -1,0 +1,67 @@
+"""The picture of long trainings: loss over steps, at each level of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.report import plt, save
+from benchmarks.common.results import Result
+
+from .figures import Runs, runs_of
+from .variants import DENSE, LEVELS, SEEDS
+
+TITLES = {"gpt": "GPT, AdamW", "conv": "convolutions, SGD"}
+FIRST = 4
+"""Points that are left out: the first losses are far above all others."""
+
+
+def write(entries: Sequence[Result], path: Path) -> None:
+    """Draws what there are runs of."""
+    levels = [name for name in next(iter(LEVELS.values())) if name != "all"]
+    figure, table = plt.subplots(
+        len(levels), len(LEVELS), figsize=(12, 4.2 * len(levels)), layout="constrained"
+    )
+    for column, task in enumerate(LEVELS):
+        runs = runs_of(entries, task)
+        for line, level in enumerate(levels):
+            axis = table[line][column]
+            known = [name for name in (DENSE, *LEVELS[task][level]) if name in runs]
+            for name in known:
+                draw(axis, runs, name)
+            if known:
+                axis.legend(fontsize=8)
+            axis.set_title(f"{TITLES[task]}: {level} of the bytes", fontsize=10)
+            axis.set_xlabel("step")
+            axis.set_ylabel("training loss, nats")
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}")
+            axis.grid(alpha=0.3, which="both")
+    figure.suptitle(f"Mean of {len(SEEDS)} seeds, and all of them as a band")
+    save(figure, path, dpi=90)
+
+
+def draw(axis: Any, runs: Runs, name: str) -> None:
+    """The mean over the seeds, and from the least to the greatest of them."""
+    found = list(runs[name].values())
+    curves = [one["losses"] for one in found]
+    every = found[0]["steps"] / len(curves[0])
+    steps = [every * (i + 1) for i in range(len(curves[0]))][FIRST:]
+    points = list(zip(*curves, strict=True))[FIRST:]
+    means = [sum(point) / len(point) for point in points]
+    axis.plot(steps, means, label=name, linewidth=1.3, **style(name))
+    low, high = [min(point) for point in points], [max(point) for point in points]
+    axis.fill_between(steps, low, high, color=style(name)["color"], alpha=0.15, linewidth=0)
+
+
+def style(name: str) -> dict[str, str]:
+    """A colour for what is sent, a line for how errors are remembered."""
+    colours = {
+        DENSE: "black",
+        "PowerSGD": "tab:cyan" if "int8" in name else "tab:blue",
+        "ARC": "tab:red" if "int8" in name or name.startswith("ARC 0.2") else "tab:orange",
+    }
+    dashes = "--" if name == DENSE else ":" if name.endswith("none") else "-"
+    return {"color": colours[name.partition(" ")[0]], "linestyle": dashes}

@@ -63,5 +63,5 @@ def style(name: str) -> dict[str, str]:
         "PowerSGD": "tab:cyan" if "int8" in name else "tab:blue",
         "ARC": "tab:red" if "int8" in name or name.startswith("ARC 0.2") else "tab:orange",
     }
-    dashes = "--" if name == DENSE else ":" if name.endswith("none") else "-"
+    dashes = {DENSE: "--", "none": ":", "ef21m": "-."}.get(name.rpartition(" ")[2], "-")
     return {"color": colours[name.partition(" ")[0]], "linestyle": dashes}

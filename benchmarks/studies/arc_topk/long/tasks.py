@@ -20,8 +20,8 @@ HEIGHT, WIDTH = 8, 12
 SHIFT = 4
 """Columns by which the second digit lies to the right of the first one, of eight."""
 NOISE = 0.3
-"""Standard deviation of what is added to pixels of 0 to 1. Without it, and with one digit alone,
-2,000 steps leave nothing to learn whatever is sent."""
+"""Standard deviation of what is added to pixels of 0 to 1. Without it 2,000 steps leave nothing to
+learn, whatever is sent."""
 
 
 def long_gpt(steps: int = STEPS) -> Task:

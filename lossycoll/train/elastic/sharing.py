@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from lossycoll.errors import CheckpointError
 from lossycoll.options.scopes import reliable
-from lossycoll.train.common.octets import octets, received
-from lossycoll.train.common.packing import packed, unpacked
-
-MOST_BYTES: Final = 1 << 40
-FAILED: Final = -1
+from lossycoll.runtime.swarm.state import Bytes
+from lossycoll.train.common.octets import state_from
+from lossycoll.train.common.packing import unpacked
 
 
 class Stateful(Protocol):
@@ -50,32 +46,15 @@ def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:
         CheckpointError: The state can't travel; on all ranks.
         LossyError: The group has failed, or the source is lost.
     """
+    skeleton, data = state_from(source, lambda: [part.state_dict() for part in parts])
     own = dist.get_rank() == source
-    skeleton, data, failure = b"", torch.empty(0, dtype=torch.uint8, device="cpu"), ""
-    if own:
-        try:
-            skeleton, array = packed([part.state_dict() for part in parts])
-            data = torch.from_numpy(array)
-        except Exception as error:  # of a user's class, whatever it is: all ranks hear of it
-            failure = f"{type(error).__name__}: {error}"
-    with reliable():
-        lengths = [FAILED if failure else len(skeleton), data.numel()]
-        sizes = torch.tensor(lengths, device="cpu")
-        dist.broadcast(sizes, source)
-        text, length = sizes.tolist()
-        if text == FAILED:
-            raise CheckpointError(failure or f"rank {source} has a state that can't travel")
-        if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
-            raise CheckpointError(f"rank {source} has a state of {text} and {length} bytes")
-        bones = received(octets(skeleton), text, source)
-        data = received(data, length, source)
-    return _told("" if own else _loaded(parts, bones, data))
+    return _told("" if own else _loaded(parts, skeleton, data))
 
 
-def _loaded(parts: Sequence[Stateful], skeleton: Tensor, data: Tensor) -> str:
+def _loaded(parts: Sequence[Stateful], skeleton: bytes, data: Bytes) -> str:
     """Why it couldn't be loaded; empty if it was."""
     try:
-        states = unpacked(skeleton.numpy().tobytes(), data.numpy(), copies=True)
+        states = unpacked(skeleton, data, copies=True)
         if not isinstance(states, list) or len(states) != len(parts):
             return f"{len(states)} states came, and {len(parts)} parts are here"
         for part, state in zip(parts, states, strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
-from lossycoll.train.common.octets import octets, received
+from lossycoll.train.common.octets import octets, state_from
 from lossycoll.train.common.packing import packed, unpacked
 
 from .checkpoint import joined, numbered, pack_groups
@@ -168,8 +168,8 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
             raise CheckpointError(f"ranks {failed} can't tell their shards' state: {failure}")
         out = []
         for at, which in chosen(rows):
-            plain: Any = mine[which].to_plain() if at == rank else None
-            out.append(ShardState.of_plain(_from(at, plain, group)))
+            state = mine[which].to_plain if at == rank else list
+            out.append(ShardState.of_plain(unpacked(*state_from(at, state, group))))
         return out
 
 
@@ -209,26 +209,6 @@ def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
             f"left has a copy; begin with a fresh state, or load a checkpoint"
         )
     return [best[owner][1] for owner in sorted(best)]
-
-
-def _from(source: int, plain: Any, group: dist.ProcessGroup | None) -> Any:
-    """One rank's state for all; ``plain``: there."""
-    skeleton, data = b"", torch.empty(0, dtype=torch.uint8, device="cpu")
-    failure = ""
-    if plain is not None:
-        try:
-            skeleton, array = packed(plain)
-            data = torch.from_numpy(array)
-        except CheckpointError as error:
-            failure = str(error)
-    sizes = torch.tensor([FAILED if failure else len(skeleton), data.numel()], device="cpu")
-    dist.broadcast(sizes, group=group, group_src=source)
-    text, length = sizes.tolist()
-    if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
-        raise CheckpointError(failure or f"rank {source} has a shard's state that can't travel")
-    bones = received(octets(skeleton), text, source, group)
-    values = received(data, length, source, group)
-    return unpacked(bones.numpy().tobytes(), values.numpy())
 
 
 def assembled(

@@ -219,10 +219,12 @@ def test_refusals_and_addresses_that_are_dead(stack: ExitStack) -> None:
         DirectoryServer("127.0.0.1", place[1])
 
 
-def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
-    """Another one takes over, that knows nothing: peers say what they had."""
+def of_two_directories(
+    stack: ExitStack, session: str = ""
+) -> tuple[DirectoryServer, list[SwarmMember]]:
+    """The one that is in use, and three peers that know another; ``session``: that one's."""
     first = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
-    second = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0, session="5" * 16)
+    second = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0, session=session)
     stack.callback(first.close)
     stack.callback(second.close)
     places = [("127.0.0.1", one.port) for one in (first, second)]
@@ -231,6 +233,12 @@ def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
         members.append(SwarmMember(places, name=name, secret=SECRET))
         stack.callback(members[-1].close)
         members[-1].averages(SCHEMA)
+    return first, members
+
+
+def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
+    """Another one takes over, that knows nothing: peers say what they had."""
+    first, members = of_two_directories(stack, session="5" * 16)
     rounds = []
     for turn in range(3):
         values = [np.full(500, float(peer), np.float32) for peer in range(3)]
@@ -244,16 +252,7 @@ def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
 
 def test_a_peer_that_dies_together_with_the_directory_is_not_waited_for(stack: ExitStack) -> None:
     """Nobody is left who was told both who was in the group and that one of it has gone."""
-    first = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
-    second = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
-    stack.callback(first.close)
-    stack.callback(second.close)
-    places = [("127.0.0.1", one.port) for one in (first, second)]
-    members = []
-    for name in "abc":
-        members.append(SwarmMember(places, name=name, secret=SECRET))
-        stack.callback(members[-1].close)
-        members[-1].averages(SCHEMA)
+    first, members = of_two_directories(stack)
 
     def die(*rest: object) -> tuple[float, float]:
         first.close()

@@ -65,11 +65,16 @@ class Task:
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
     """One step of training on ``batch`` (inputs, targets); returns its loss."""
-    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    found = loss(model, batch)
     optimizer.zero_grad()
-    loss.backward()
+    found.backward()
     optimizer.step()
-    return loss.item()
+    return found.item()
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean squared error on ``batch`` (inputs, targets)."""
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
 def parameters(model: nn.Module) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import warm_python
+from tests.support.harness import free_port, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -20,6 +20,8 @@ import run as examples  # noqa: E402 (a script beside the examples, not a packag
 HELPERS = {"common", "run"}
 LAUNCHERS = {"rejoin"}
 """They start their ranks by themselves."""
+SWARMS = {"swarm"}
+"""Peers of a swarm, which are started one by one."""
 OFTEN = "ddp"
 """The one of the short suite. Processes that import torch for themselves are the guide's."""
 
@@ -46,7 +48,9 @@ def test_example(example: examples.Example) -> None:
 
 def test_all_examples_are_run_and_in_the_table() -> None:
     names = {example.name for example in examples.EXAMPLES}
-    assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - HELPERS - LAUNCHERS
+    assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - (
+        HELPERS | LAUNCHERS | SWARMS
+    )
     page = examples.PAGE.read_text(encoding="utf-8")
     for example in examples.EXAMPLES:
         row = rf"^\| \[{example.name}\].* \| {example.ranks} \| .* \| passes.* \|"
@@ -73,3 +77,56 @@ def test_launchers(name: str) -> None:
     assert lost, found.stdout
     assert int(lost[1]) > 0
     assert name in examples.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_swarm_of_examples(tmp_path: Path) -> None:
+    """The second peer writes a checkpoint, is killed and comes back; the first one ends by itself,
+    and so do all."""
+    env = {**os.environ, "LOSSYCOLL_LOG": "off", "LOSSYCOLL_INJECT": examples.INJECT}
+    place = f"127.0.0.1:{free_port()}"
+    checkpoint = tmp_path / "swarm.pt"
+
+    def start(*how: str) -> subprocess.Popen[str]:
+        command = [warm_python(), str(ROOT / "examples" / "swarm.py"), "--steps", "300", *how]
+        return subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def lines_until(peer: subprocess.Popen[str], said: str) -> list[str]:
+        assert peer.stdout is not None
+        lines: list[str] = []
+        while not any(said in line for line in lines):
+            line = peer.stdout.readline()
+            assert line, lines
+            lines.append(line)
+        return lines
+
+    joins = ("--join", place, "--checkpoint", str(checkpoint))
+    started: list[subprocess.Popen[str]] = []
+    try:
+        started.append(first := start("--listen", place))
+        lines_until(first, "round 1: 1 peers")
+        started.append(second := start(*joins))
+        lines_until(second, "took the state of 1 peers")
+        for _ in range(2):  # it writes the checkpoint in between
+            lines_until(second, "2 peers, mean of")
+        second.kill()
+        assert second.wait() < 0
+        assert checkpoint.exists()
+        started.append(again := start(*joins))
+        said = again.communicate(timeout=120)[0]
+        others = first.communicate(timeout=120)[0]
+    finally:
+        for peer in started:
+            peer.kill()
+            peer.wait()
+    assert (again.returncode, first.returncode) == (0, 0), said + others
+    assert f"went on from {checkpoint}" in said
+    assert "took the state of 1 peers" in said
+    losses = [float(loss) for loss in re.findall(r"step \d+, loss ([\d.]+)", others)]
+    assert losses[-1] < losses[0] / 3, others
+    assert "failed" not in others
+    means = [float(mean) for mean in re.findall(r"2 peers, mean of ([\d.]+)", said + others)]
+    assert 1 < sum(means) / len(means) < 2, means  # 5% is lost

@@ -30,6 +30,7 @@ from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.train.common.packing import packed, unpacked
 
+from . import checkpoint
 from .averager import MoshpitAverager, check_weight
 
 AVERAGES: Final = ("parameters", "gradients")
@@ -313,19 +314,24 @@ class MoshpitSGD:
 
     def _offer(self, report: RoundReport) -> None:
         """A peer that has had a round, if only by itself, has a state that others may take."""
-        has_had = not report.failure and (report.kept < 1 or len(report.members) == 1)
-        if has_had and not self._offers:
+        if not report.failure and (report.kept < 1 or len(report.members) == 1):
+            self._lend()
+
+    def _lend(self) -> None:
+        if not self._offers:
             self._offers = True
             self._averager.offer(self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         with self._changing:
-            state = {
-                "kinds": self._kinds(),
-                "model": self._model.state_dict(),
-                "training": self.state_dict(),
-            }
-            return Snapshot(self._latest, *packed(state))
+            return Snapshot(self._latest, *packed(self._state()))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "kinds": self._kinds(),
+            "model": self._model.state_dict(),
+            "training": self.state_dict(),
+        }
 
     def _kinds(self) -> list[Any]:
         """Of the optimizers: what a state must have to be for them."""
@@ -338,15 +344,25 @@ class MoshpitSGD:
 
     def _load(self, snapshot: Snapshot, own: Snapshot) -> None:
         """``own``: what is to be here if it can't be."""
+        self._take_whole(
+            lambda: unpacked(snapshot.skeleton, snapshot.data),
+            snapshot.round,
+            own,
+            "the others' state",
+        )
+
+    def _take_whole(
+        self, state_of: Callable[[], Any], latest: int, own: Snapshot, whose: str
+    ) -> None:
         try:
-            state = unpacked(snapshot.skeleton, snapshot.data)
+            state = state_of()
             if state["kinds"] != self._kinds():
                 raise OptionError(f"it is of {state['kinds']}, and here are {self._kinds()}")
-            self._take_state(state, snapshot.round)
-        except Exception as error:  # whatever a peer's state may be
+            self._take_state(state, latest)
+        except Exception as error:  # whatever the state may be
             self._take_state(unpacked(own.skeleton, own.data), own.round)
             raise CheckpointError(
-                f"the others' state isn't one of this model and its optimizers: {error}"
+                f"{whose} isn't one of this model and its optimizers: {error}"
             ) from error
 
     def _take_state(self, state: Any, latest: int) -> None:
@@ -355,8 +371,45 @@ class MoshpitSGD:
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
             self._latest = latest
 
+    # ---- checkpoints ----
+
+    def save(self, path: checkpoint.PathLike) -> int:
+        """Writes a checkpoint: parameters and buffers of the model, and the optimizers' state. Any
+        peer may, and any go on from it. Until all of it is on the disk, the former file stays.
+
+        Args:
+            path: Of the file; its folder is there.
+
+        Returns:
+            Bytes of the file.
+
+        Raises:
+            CheckpointError: It can't be written: the disk is full, say. This peer goes on as if
+                nothing had been tried, and so do the others.
+        """
+        return checkpoint.write(path, self._state())
+
+    def load(self, path: checkpoint.PathLike) -> None:
+        """Goes on from a checkpoint, :meth:`save`'s of this peer or of any other. Peers that come
+        later may take it by :meth:`catch_up`. Where others train already, :meth:`catch_up` takes
+        what has changed since.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            CheckpointError: The file isn't there, isn't whole, or isn't one of this model and these
+                optimizers. This peer's own state is as it was.
+        """
+        self.finish()
+        own = self._snapshot()
+        checkpoint.read(
+            path, lambda state: self._take_whole(lambda: state, own.round, own, "the state")
+        )
+        self._lend()
+
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, beside the model's: any peer may write it, and any go on from it.
+        """For a checkpoint of one's own, beside the model's.
 
         Returns:
             The steps so far, the optimizer's state, and where the outer one is.

@@ -1,0 +1,103 @@
+"""A training's state in a file: whole, or as it was before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from lossycoll.errors import CheckpointError
+
+PathLike: TypeAlias = str | os.PathLike[str]
+PART: Final = ".part"
+"""Of the name of a file that isn't whole yet."""
+
+
+def write(path: PathLike, state: Any) -> int:
+    """Writes a state beside the file, and puts it in its place when all of it is on the disk.
+
+    Args:
+        path: Of the file. Its folder is there.
+        state: What ``torch.load(weights_only=True)`` can read: tensors, numbers and text in dicts
+            and lists.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        CheckpointError: It can't be written: the disk is full, say. What was there is as it was.
+    """
+    wanted, part = Path(path), Path(f"{os.fspath(path)}{PART}-{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        part.replace(wanted)
+        _sync_folder(wanted.parent)
+    except (OSError, RuntimeError) as error:  # torch's writer has one of its own
+        free = _free(wanted.parent)
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise CheckpointError(
+            f"checkpoint {wanted}: {_why(error)}; {free}; what was there before is as it was"
+        ) from error
+    return size
+
+
+def read(path: PathLike, take: Callable[[Any], None]) -> None:
+    """Reads what :func:`write` wrote. No code that a file may have is run.
+
+    Args:
+        path: Of the file.
+        take: Is given the state.
+
+    Raises:
+        CheckpointError: The file isn't there, isn't whole, or isn't one that ``take`` can use.
+    """
+    name = f"checkpoint {os.fspath(path)}"
+    try:
+        with Path(path).open("rb") as file:
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # whatever the file may be
+                said = str(error).partition("\n")[0]
+                raise CheckpointError(f"{name}: it isn't one, or not all of it: {said}") from error
+    except OSError as error:
+        raise CheckpointError(f"{name}: {error.strerror}") from error
+    try:
+        take(state)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk once its folder is."""
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free} bytes are free in {folder}"
+    except OSError:
+        return f"there is no folder {folder}"
+
+
+def _why(error: BaseException) -> str:
+    """What the system said, rather than what torch's writer made of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    return str(error).partition("\n")[0] or type(error).__name__

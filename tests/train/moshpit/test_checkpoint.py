@@ -1,0 +1,148 @@
+"""Checkpoints of a swarm's peer: whole or not there, and no danger to whoever reads them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lossycoll
+from lossycoll import CheckpointError, MoshpitAverager, MoshpitSGD, Swarm
+from tests.support.new_network import ROOT
+from tests.train.moshpit.test_sgd import SECRET, assert_alike, backward, inner, model, outer
+
+NEW_MOUNTS = ["unshare", "--map-root-user", "--mount"]
+HOWS: dict[str, dict[str, Any]] = {
+    "parameters": {"every": 2},
+    "outer": {"every": 2, "outer": outer},
+    "gradients": {"every": 2, "average": "gradients"},
+}
+Made = Callable[..., tuple[nn.Module, MoshpitSGD]]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Peers of one swarm each."""
+    with ExitStack() as stack:
+
+        def make(trained: nn.Module | None = None, **how: Any) -> tuple[nn.Module, MoshpitSGD]:
+            swarm = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET))
+            own = trained or model()
+            averager = MoshpitAverager(swarm, own.parameters())
+            return own, MoshpitSGD(own, inner(own.parameters()), averager, **how)
+
+        yield make
+
+
+def steps(trained: nn.Module, optimizer: MoshpitSGD, numbers: range) -> None:
+    for step in numbers:
+        optimizer.zero_grad()
+        backward(trained, 0, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_another_peer_goes_on_from_it(made: Made, tmp_path: Path, how: str) -> None:
+    one, optimizer = made(**HOWS[how])
+    steps(one, optimizer, range(4))
+    optimizer.save(tmp_path / "state")
+    torch.manual_seed(3)
+    other, reborn = made(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)), **HOWS[how])
+    reborn.load(tmp_path / "state")
+    steps(one, optimizer, range(4, 8))
+    steps(other, reborn, range(4, 8))
+    assert_alike([other], [one])
+
+
+def test_peers_that_come_take_what_was_loaded(made: Made, tmp_path: Path) -> None:
+    """A training begins again: one peer has the checkpoint, and had no round since."""
+    before, optimizer = made(every=2)
+    steps(before, optimizer, range(4))
+    optimizer.save(tmp_path / "state")
+    with ExitStack() as stack:
+        first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))
+        second = stack.enter_context(Swarm(join=[first.address], secret=SECRET, name="1"))
+        own = model()
+        averager = MoshpitAverager(first, own.parameters())
+        MoshpitSGD(own, inner(own.parameters()), averager, every=2).load(tmp_path / "state")
+        taken = MoshpitAverager(second, model().parameters()).borrow(None, 4, 1 << 20)
+    assert taken is not None
+    wanted = torch.cat([p.detach().flatten() for p in before.parameters()])
+    assert taken.snapshot.data[: 4 * len(wanted)].tobytes() == wanted.numpy().tobytes()
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """The former checkpoint stays, this peer goes on, and so does the other."""
+    if subprocess.run([*NEW_MOUNTS, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system gives no mount namespace")
+    done = subprocess.run(
+        [*NEW_MOUNTS, sys.executable, "-m", "tests.support.full_disk", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_that_are_none(made: Made, tmp_path: Path) -> None:
+    """Each is an error that says which file, and the peer has what it had."""
+    own, optimizer = made(every=2)
+    steps(own, optimizer, range(2))
+    kept = [p.detach().clone() for p in own.parameters()]
+    optimizer.save(tmp_path / "whole")
+    (tmp_path / "torn").write_bytes((tmp_path / "whole").read_bytes()[:-100])
+    ran = tmp_path / "ran"
+
+    class Danger:
+        def __reduce__(self) -> Any:
+            return Path.touch, (ran,)
+
+    (tmp_path / "code").write_bytes(pickle.dumps(Danger(), 2))
+    torch.save({"model": own.state_dict()}, tmp_path / "torch's")
+    _, larger = made(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)), every=2)
+    larger.save(tmp_path / "larger")
+    _, with_outer = made(every=2, outer=outer)
+    with_outer.save(tmp_path / "outer")
+    for name, said in (
+        ("nothing", "No such file"),
+        ("torn", "it isn't one, or not all of it"),
+        ("code", "Weights only load failed"),
+        ("torch's", "isn't one of this model and its optimizers"),
+        ("larger", "size mismatch"),
+        ("outer", r"it is of \[\['AdamW'.*, and here are"),
+    ):
+        with pytest.raises(CheckpointError, match=f"(?s)checkpoint .*{name}: .*{said}"):
+            optimizer.load(tmp_path / name)
+        for parameter, before in zip(own.parameters(), kept, strict=True):
+            assert torch.equal(parameter, before)
+    assert not ran.exists()
+    with pytest.raises(CheckpointError, match="No such file or directory; there is no folder"):
+        optimizer.save(tmp_path / "no folder" / "state")
+
+
+def test_what_cannot_be_written(made: Made, tmp_path: Path, monkeypatch: Any) -> None:
+    """A file that isn't whole never has the checkpoint's name."""
+    own, optimizer = made(every=2)
+    steps(own, optimizer, range(2))
+    optimizer.save(tmp_path / "state")
+    before = (tmp_path / "state").read_bytes()
+    steps(own, optimizer, range(2, 4))
+
+    def fails(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("lossycoll.train.moshpit.checkpoint.os.fsync", fails)
+    with pytest.raises(lossycoll.CheckpointError, match="Input/output error"):
+        optimizer.save(tmp_path / "state")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert (tmp_path / "state").read_bytes() == before

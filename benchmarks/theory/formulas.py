@@ -194,8 +194,7 @@ def full_grid(p: float, shape: Sequence[int], rounds: int) -> list[tuple[float, 
     their lines, over the variance at the beginning.
 
     Pairs of peers are told apart by the axes along which their cells differ, bits of a number. A
-    round makes those of a line alike, and shuffles each line. Of two lines, peers in the same place
-    own the same packets, so the values of two such peers lean alike.
+    round makes those of a line alike, and shuffles each line: who owns what there is dealt anew.
     """
     peers, sets = prod(shape), range(1 << len(shape))
     covariance = [float(not differ) for differ in sets]
@@ -207,15 +206,12 @@ def full_grid(p: float, shape: Sequence[int], rounds: int) -> list[tuple[float, 
     for number in range(rounds):
         axis = number % len(shape)
         length, bit = shape[axis], 1 << axis
-        place = 1 / length
-        if length > 1:
-            place *= 1 + lean_to_owner(p, length) ** 2 / (length - 1)
         on_line = covariance[bit]
         apart = covariance[0] - on_line
         for differ in sets:
             if not differ & bit:
                 same, other = covariance[differ], covariance[differ | bit]
-                covariance[differ] = covariance[differ | bit] = other + place * (same - other)
+                covariance[differ] = covariance[differ | bit] = other + (same - other) / length
         covariance[0], covariance[bit] = (on_line + apart * c for c in grouped(p, length))
         of_mean = sum(many * one for many, one in zip(pairs, covariance, strict=True))
         found.append(((peers * covariance[0] - 1) / (peers - 1), (of_mean - 1) / (peers - 1)))

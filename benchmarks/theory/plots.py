@@ -397,6 +397,7 @@ def one_round(axes: Any, rows: list[dict[str, Any]]) -> None:
     measured_as(axes, "o", "variance left, measured")
     measured_as(axes, "^", "the mean moves, measured")
     axes.set(xlabel="loss p", ylabel="variance before = 1")
+    axes.set_ylim(top=1.25)  # room for the legend
     axes.set_title("One round in groups (lines: predicted)")
     axes.legend(fontsize=8)
 

@@ -34,9 +34,14 @@ SECONDS: Final = 30.0
 LOSSES: Final = (0.01, 0.05, 0.1, 0.3)
 SINGLE: Final = (((4, 4), 16), ((2, 2, 2), 8), ((2, 4), 8), ((8,), 8), ((4, 2), 7))
 """Grids, and how many peers are in each."""
-MANY: Final = (((4, 4), 16, 8), ((2, 2, 2), 8, 6), ((4, 4), 12, 8))
-"""And how many rounds they have."""
-OFTEN: Final = 12
+MANY: Final = (
+    ((4, 4), 16, 8, (0.0, 0.01, 0.1, 0.3)),
+    ((2, 2, 2), 8, 6, (0.0, 0.1)),
+    ((4, 4), 12, 8, (0.0, 0.1)),
+)
+"""And how many rounds they have, at which losses."""
+OFTEN, RUNS = 48, 32
+"""Single rounds, and runs of many."""
 FEW_BITS: Final = "int8"
 VALUES: Final = 100_000
 Groups: TypeAlias = list[tuple[int, ...]]
@@ -102,12 +107,13 @@ class Reference:
         self._round, self._formed = 0, 0
 
     def average(self, values: Sequence[Floats]) -> Groups:
-        groups = [tuple(map(int, one)) for one in self._grid.groups(self._cells, self._round)]
+        found = self._grid.groups(self._cells, self._round)
+        self._cells = self._grid.moved(self._cells, self._round, int(SESSION, 16))
+        groups = [tuple(map(int, one[np.argsort(self._cells[one])])) for one in found]
         for members in groups:
             self._formed += 1
             mine = [values[peer] for peer in members]
             exchange(mine, self._faults, self._formed, self.per_packet)
-        self._cells = self._grid.moved(self._cells, self._round, int(SESSION, 16))
         self._round += 1
         return groups
 
@@ -320,7 +326,9 @@ def single() -> list[dict[str, Any]]:
     for loss in (0.0, *LOSSES):
         for shape, peers in SINGLE:
             seed = len(rows)
-            found = single_rounds("sockets", shape, peers, loss, count=VALUES, rounds=24, seed=seed)
+            found = single_rounds(
+                "sockets", shape, peers, loss, count=VALUES, rounds=OFTEN, seed=seed
+            )
             for sizes, one in sorted(found.items(), reverse=True):
                 distance, moved = formulas.one_round(loss, sizes)
                 counted = sum(size * formulas.mean_of(loss, size) for size in sizes)
@@ -337,7 +345,7 @@ def single() -> list[dict[str, Any]]:
 
 def many() -> list[dict[str, Any]]:
     """A row for each grid and loss: what is left after each round, also in few bits."""
-    cases = [(*of, loss, "same") for of in MANY for loss in (0.0, 0.01, 0.1, 0.3)]
+    cases = [(*of, loss, "same") for *of, losses in MANY for loss in losses]
     cases += [((4, 4), 16, 16, loss, FEW_BITS) for loss in (0.0, 0.1, 0.3)]
     rows = []
     for number, (shape, peers, rounds, loss, wire) in enumerate(cases):
@@ -345,7 +353,7 @@ def many() -> list[dict[str, Any]]:
             *("sockets", shape, peers, loss),
             count=VALUES,
             rounds=rounds,
-            runs=OFTEN,
+            runs=RUNS,
             wire=wire,
             seed=number,
         )

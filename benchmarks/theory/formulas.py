@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import comb
+from collections.abc import Iterator, Sequence
+from math import comb, prod
 
 
 def mean_inverse_count(p: float, world: int) -> float:
@@ -139,3 +139,80 @@ def bounded_drift(per_step: float, period: int, world: int, missed: float = 0.0)
     rank misses a packet of it, p ** (1 + repair)."""
     together = 2 / world * (1 - missed) + (1 - 2 / world) * (1 - missed) ** 2
     return per_step * ((period + 1) / 2 + period * (1 - together) / together)
+
+
+# ---- means over the groups of a swarm ----
+
+
+def grouped(p: float, members: int) -> tuple[float, float]:
+    """What a round leaves of independent values with variance 1: the variance of each, and the
+    covariance of two of a group of so many."""
+    e = mean_inverse_count(p, members)
+    missed = p * (members - 1) / members
+    own = e + missed * (1 - e)
+    if members == 1:
+        return own, 0.0
+    # Of a mean with the value of one that isn't its owner.
+    c = (1 - e) / (members - 1)
+    owner = (1 - p) * e + p * c
+    neither = (1 - p) ** 2 * e + 2 * p * (1 - p) * c
+    return own, 2 / members * owner + (1 - 2 / members) * neither
+
+
+def one_round(p: float, sizes: Sequence[int]) -> tuple[float, float]:
+    """After a round in groups of these sizes, drawn at random: the mean square distance from the
+    mean that all peers had before, and that of their mean now from it. Over the variance before;
+    their difference is the variance that is left, over the variance before."""
+    peers, own, pairs = sum(sizes), 0.0, 0.0
+    for members in sizes:
+        of_one, of_two = grouped(p, members)
+        own += members * of_one
+        pairs += members * (members - 1) * of_two
+    return (own - 1) / (peers - 1), ((own + pairs) / peers - 1) / (peers - 1)
+
+
+def variance_factor(p: float, sizes: Sequence[int]) -> float:
+    """What a round in groups of these sizes, drawn at random, leaves of the variance."""
+    distance, moved = one_round(p, sizes)
+    return distance - moved
+
+
+def lean_to_owner(p: float, members: int) -> float:
+    """By how much the sum of a group's values moves, for what the owner's value is more than the
+    mean of the others'."""
+    return p * mean_inverse_count(p, members) - p**members
+
+
+def mean_of(p: float, members: int) -> float:
+    """Of how many peers a value is the mean: 1 where none came back."""
+    missed = p * (members - 1) / members
+    return missed + (1 - missed) * (1 + (members - 1) * (1 - p))
+
+
+def full_grid(p: float, shape: Sequence[int], rounds: int) -> list[tuple[float, float]]:
+    """As :func:`one_round` after each round of a grid without an empty cell, whose peers move on
+    their lines, over the variance at the beginning.
+
+    Pairs of peers are told apart by the axes along which their cells differ, bits of a number. A
+    round makes those of a line alike, and shuffles each line: who owns what there is dealt anew.
+    """
+    peers, sets = prod(shape), range(1 << len(shape))
+    covariance = [float(not differ) for differ in sets]
+    pairs = [
+        prod(length - 1 for axis, length in enumerate(shape) if differ >> axis & 1)
+        for differ in sets
+    ]
+    found = []
+    for number in range(rounds):
+        axis = number % len(shape)
+        length, bit = shape[axis], 1 << axis
+        on_line = covariance[bit]
+        apart = covariance[0] - on_line
+        for differ in sets:
+            if not differ & bit:
+                same, other = covariance[differ], covariance[differ | bit]
+                covariance[differ] = covariance[differ | bit] = other + (same - other) / length
+        covariance[0], covariance[bit] = (on_line + apart * c for c in grouped(p, length))
+        of_mean = sum(many * one for many, one in zip(pairs, covariance, strict=True))
+        found.append(((peers * covariance[0] - 1) / (peers - 1), (of_mean - 1) / (peers - 1)))
+    return found

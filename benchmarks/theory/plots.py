@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.common.report import plt, save
 
 from . import formulas
+from .tables import RARE
 
 CURVE = np.linspace(0.001, 0.45, 100)
 Panel = tuple[Callable[[Any, Any], None], Any]
@@ -19,7 +20,7 @@ Panel = tuple[Callable[[Any, Any], None], Any]
 
 
 def draw(found: dict[str, Any], folder: Path) -> None:
-    """Writes theory-means.png, theory-broadcast.png and theory-steps.png."""
+    """Writes theory-means.png, theory-broadcast.png, theory-steps.png and theory-groups.png."""
     state = [*found["momentum"], *found["adam"]]
     pictures: dict[str, tuple[int, Sequence[Panel]]] = {
         "theory-means.png": (
@@ -45,6 +46,13 @@ def draw(found: dict[str, Any], folder: Path) -> None:
                 (repairs, found["steps"]),
                 (states, state),
                 (optimizers, found["optimizers"]),
+            ),
+        ),
+        "theory-groups.png": (
+            2,
+            (
+                (one_round, found["groups"]["single"]),
+                (rounds, found["groups"]["many"]),
             ),
         ),
     }
@@ -350,3 +358,80 @@ def optimizers(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set(ylabel="squared distance of replicas")
     axes.set_title("Trained networks, p = 0.3: is the state worth its bytes?")
     axes.legend(fontsize=8, ncols=2)
+
+
+def one_round(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """By the sizes of groups; the mean's moves are near the bottom."""
+    for sizes, colour in (
+        ((2, 2, 2, 2), "tab:blue"),
+        ((4, 4), "tab:orange"),
+        ((8,), "tab:green"),
+    ):
+        mine = [
+            {
+                "loss": row["loss"],
+                **{name: row[name]["value"] for name in ("variance", "moved")},
+            }
+            for row in rows
+            if tuple(row["sizes"]) == sizes and row["grid"] != "2x2x2"
+        ]
+        text = f"{len(sizes)} x {sizes[0]} peers"
+        against(
+            axes,
+            partial(formulas.variance_factor, sizes=sizes),
+            mine,
+            *("loss", "variance"),
+            colour=colour,
+            label=f"{text}: variance left",
+        )
+        against(
+            axes,
+            lambda p, sizes=sizes: formulas.one_round(p, sizes)[1],  # type: ignore[misc]
+            mine,
+            *("loss", "moved"),
+            style="--",
+            mark="^",
+            colour=colour,
+            label=f"{text}: the mean moves",
+        )
+    measured_as(axes, "o", "variance left, measured")
+    measured_as(axes, "^", "the mean moves, measured")
+    axes.set(xlabel="loss p", ylabel="variance before = 1")
+    axes.set_ylim(top=1.25)  # room for the legend
+    axes.set_title("One round in groups (lines: predicted)")
+    axes.legend(fontsize=8)
+
+
+ROUND_COLOURS = {0.01: "tab:green", **COLOURS}
+
+
+def rounds(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Peers come to agree on a mean that isn't quite the first one."""
+    for row in rows:
+        if row["grid"] != "4x4" or row["peers"] != 16 or not row["loss"]:
+            continue
+        at, colour = range(1, len(row["variance"]) + 1), ROUND_COLOURS[row["loss"]]
+        if row["wire"] != "same":
+            values = [one["value"] for one in row["variance"]]
+            axes.plot(at, values, "+", color=colour, label=f"p = {row['loss']:g}: {row['wire']}")
+            continue
+        for name, style, mark in (("variance", "-", "o"), ("moved", "--", "^")):
+            text = "variance left" if name == "variance" else "the mean has moved"
+            axes.plot(
+                [0, *at] if name == "variance" else at,
+                [1.0, *row[f"{name}_predicted"]] if name == "variance" else row["moved_predicted"],
+                style,
+                color=colour,
+                label=f"p = {row['loss']:g}: {text}",
+            )
+            known = [
+                (number, one["value"])
+                for number, one in zip(at, row[name], strict=True)
+                if one["error"] < RARE * one["value"]
+            ]
+            axes.plot(*zip(*known, strict=True), mark, color=colour)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-7, 2)
+    axes.set(xlabel="rounds", ylabel="variance at the beginning = 1")
+    axes.set_title("Grid of 4x4, 16 peers (lines: predicted, marks: measured)")
+    axes.legend(fontsize=8)

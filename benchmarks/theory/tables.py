@@ -127,6 +127,94 @@ def hard_case(found: Found) -> Iterable[Sequence[Any]]:
         ]
 
 
+SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8)
+SHOWN_IN_FEW_BITS = (1, 2, 4, 8, 12, 16)
+RARE = 0.25
+"""A standard error above this part of a figure: it is of a few packets, and isn't shown."""
+
+
+def _beside(share: dict[str, float], predicted: float) -> str:
+    return f"{share['value']:.4f} ({predicted:.4f})"
+
+
+def _away(row: dict[str, Any]) -> float:
+    """Of a row's figures the farthest from what is predicted, in standard errors."""
+    shares = [(name, row[name]) for name in ("variance", "moved", "lean") if row[name]]
+    return max(abs(one["value"] - row["predicted"][name]) / one["error"] for name, one in shares)
+
+
+def _sizes(row: dict[str, Any]) -> str:
+    return " + ".join(map(str, row["sizes"]))
+
+
+def groups_without_loss(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["groups"]["single"]:
+        wanted = row["predicted"]["variance"]
+        if not row["loss"] and wanted:
+            off = row["variance"]["value"] / wanted - 1
+            of = f"{row['peers']} in {row['grid']}"
+            yield [of, _sizes(row), _beside(row["variance"], wanted), f"{100 * off:+.2f}%"]
+
+
+def groups_with_loss(found: Found) -> Iterable[Sequence[Any]]:
+    for row in sorted(found["groups"]["single"], key=lambda one: (-one["peers"], one["sizes"])):
+        if row["loss"] and row["grid"] != "2x2x2":  # groups like those of 2x4
+            wanted = row["predicted"]
+            lean = _beside(row["lean"], wanted["lean"]) if row["lean"] else "-"
+            yield [
+                *(_sizes(row), f"{100 * row['loss']:.0f}%"),
+                *(_beside(row[name], wanted[name]) for name in ("variance", "moved")),
+                *(lean, f"{row['contributions']:.2f} ({wanted['contributions']:.2f})"),
+                f"{_away(row):.1f}",
+            ]
+
+
+def _after(row: dict[str, Any], name: str, rounds: Sequence[int]) -> Iterable[str]:
+    """Figures after so many rounds, beside what is predicted if anything is."""
+    for number in rounds:
+        if number > len(row[name]):
+            yield ""
+            continue
+        share, wanted = row[name][number - 1], row[f"{name}_predicted"]
+        rare = share["error"] > RARE * share["value"]
+        shown = "rare" if rare and share["value"] else f"{share['value']:.2g}"
+        yield shown + (f" ({wanted[number - 1]:.2g})" if wanted else "")
+
+
+def groups_in_rounds(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["groups"]["many"]:
+        if row["wire"] != "same":
+            continue
+        of = (f"{row['peers']} in {row['grid']}", f"{100 * row['loss']:.0f}%")
+        product = [f"{one:.2g}" for one in row["product"]]
+        yield [*of, "variance", *_after(row, "variance", SHOWN_ROUNDS)]
+        yield [
+            *of,
+            "groups at random",
+            *(product[n - 1] if n <= len(product) else "" for n in SHOWN_ROUNDS),
+        ]
+        if row["loss"]:
+            yield [*of, "mean has moved", *_after(row, "moved", SHOWN_ROUNDS)]
+
+
+def groups_in_few_bits(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["groups"]["many"]:
+        if row["wire"] != "same":
+            for name, said in (("variance", "variance"), ("moved", "mean has moved")):
+                shown = (f"{row[name][n - 1]['value']:.2g}" for n in SHOWN_IN_FEW_BITS)
+                yield [f"{100 * row['loss']:.0f}%", said, *shown]
+
+
+GROUPS_WITHOUT_LOSS = Table(("peers", "groups of", "variance left", "off by"), groups_without_loss)
+GROUPS_WITH_LOSS = Table(
+    (
+        *("groups of", "p", "variance left", "the mean moves", "leans to the owner"),
+        *("a value is the mean of", "farthest, standard errors"),
+    ),
+    groups_with_loss,
+)
+GROUPS_IN_ROUNDS = Table(("peers", "p", "after rounds", *map(str, SHOWN_ROUNDS)), groups_in_rounds)
+GROUPS_IN_FEW_BITS = Table(("p", "after rounds", *map(str, SHOWN_IN_FEW_BITS)), groups_in_few_bits)
 PARITY = Table(("p", "in bursts of", *(f"{n:,} packets" for n in PACKETS)), left_missing)
 LONGER_STREAMS = Table(
     ("p", "in bursts of", "packets", *(f"streams x {times}" for times in LONGER)), longer_streams
@@ -158,6 +246,10 @@ TABLES = (
     PARITY,
     LONGER_STREAMS,
     HARD_CASE,
+    GROUPS_WITHOUT_LOSS,
+    GROUPS_WITH_LOSS,
+    GROUPS_IN_ROUNDS,
+    GROUPS_IN_FEW_BITS,
 )
 
 
@@ -186,6 +278,10 @@ def marked(found: Found) -> dict[str, str]:
         "theory-parity": PARITY.text(found),
         "theory-owners": LONGER_STREAMS.text(found),
         "theory-owners-cost": HARD_CASE.text(found),
+        "theory-groups": GROUPS_WITHOUT_LOSS.text(found),
+        "theory-groups-loss": GROUPS_WITH_LOSS.text(found),
+        "theory-groups-rounds": GROUPS_IN_ROUNDS.text(found),
+        "theory-groups-bits": GROUPS_IN_FEW_BITS.text(found),
         "theory-optimizers": WORTH_ITS_BYTES.text(found),
     }
 

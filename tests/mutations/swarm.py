@@ -83,6 +83,14 @@ SWARM = (
         "tests/plan/test_grid.py::test_peers_of_one_group_meet_others_next",
     ),
     mutation(
+        "owners that are always the same",
+        "lossycoll/runtime/swarm/directory.py",
+        "group.sort(key=lambda one: self.peers[one].cell)",
+        "group.sort()",
+        "tests/runtime/swarm/test_directory.py"
+        "::test_whoever_owns_a_part_is_dealt_anew_in_each_round",
+    ),
+    mutation(
         "late peers that nobody waits for",
         "lossycoll/runtime/swarm/directory.py",
         "one.is_ready or now < self._awaited_until(one, first)",

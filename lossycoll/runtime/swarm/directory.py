@@ -380,6 +380,13 @@ class Directory:
             self._apart,
             lambda one: key_of(self._seed, number, one),
         )
+        cells: Cells = np.array([peer.cell for peer in line], np.int64)
+        for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
+            peer.cell = int(cell)
+        # Owners' own values always count, so others own each part of the values in each round: a
+        # peer moves to the place of the part that it owns.
+        for group in groups:
+            group.sort(key=lambda one: self.peers[one].cell)
         out = [
             Group(number, self._number_of_group(), tuple(self.peers[n].member for n in group))
             for group in groups
@@ -391,9 +398,6 @@ class Directory:
             for peer in (self.peers[n] for n in group):
                 peer.weight, peer.skipped, peer.began = None, False, self._clock()
                 peer.group = tuple(group)
-        cells: Cells = np.array([peer.cell for peer in line], np.int64)
-        for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
-            peer.cell = int(cell)
         return out
 
     def _number_of_group(self) -> int:

@@ -50,7 +50,8 @@ class RoundReport:
 
     Attributes:
         round: Its number.
-        members: Numbers of the peers that began it together, this one's among them.
+        members: Numbers of the peers that began it together, this one's among them, in order of the
+            parts of the values that they owned.
         missing: Those of them that were lost meanwhile, or to whom there is no route.
         contributions: Of how many peers a value is the mean, on average.
         kept: The share of values that stayed as they were, since no mean of them came, or one that

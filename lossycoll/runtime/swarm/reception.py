@@ -49,6 +49,7 @@ from .whereabouts import Place
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
 STRANGERS: Final = 512
+PRESENT_AT_ONCE: Final = 128
 LIST_SECONDS: Final = 1e-4
 """For each peer, between two lists of directories that all are told."""
 log: Final = logging.getLogger("lossycoll")
@@ -134,6 +135,9 @@ class Reception:
         self._listed: tuple[Place, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
+        self._present = Present(())
+        self._unaware: list[int] = []
+        """Who hasn't been told yet who is present."""
 
     # ---- by what carries the connections ----
 
@@ -175,9 +179,7 @@ class Reception:
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
         self._tell_directories(now)
-        if self._directory.settles():
-            here = self._directory.peers.values()
-            self.tell_all(Present(tuple(one.coming[:START] for one in here)))
+        self._tell_present()
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
         for number, loans in self._directory.lends():
@@ -191,6 +193,8 @@ class Reception:
         times = [] if wakes is None else [wakes]
         if self._directory.directories() != self._listed:
             times.append(self._list_at)
+        if self._unaware:
+            return 0.001
         return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
     def end(self, link: Link) -> None:
@@ -287,6 +291,16 @@ class Reception:
         if listed != self._listed and now >= self._list_at:
             self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._of_peer)
             self.tell_all(Directories(listed))
+
+    def _tell_present(self) -> None:
+        """To some in each turn: of thousands, the list is long."""
+        if self._directory.settles():
+            here = self._directory.peers.values()
+            self._present = Present(tuple(one.coming[:START] for one in here))
+            self._unaware = list(self._of_peer)
+        some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
+        if some:
+            self._tell_each(some, self._present)
 
     def _tell_names(self, number: int) -> None:
         names = self._directory.names()

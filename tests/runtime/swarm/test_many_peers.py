@@ -7,6 +7,7 @@ import copy
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -15,12 +16,13 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.runtime.swarm import reception as reception_module
 from lossycoll.runtime.swarm.client import DirectoryClient
-from lossycoll.runtime.swarm.directory import GROUP_SIZE, LEASE, Directory
+from lossycoll.runtime.swarm.directory import COME, GROUP_SIZE, LEASE, Directory
 from lossycoll.runtime.swarm.protocol import (
     MOST_DIRECTORIES,
     MOST_MEMBERS,
     MOST_NAMES,
     PLACES,
+    START,
     VERSION,
     Averages,
     Directories,
@@ -31,6 +33,7 @@ from lossycoll.runtime.swarm.protocol import (
     Leave,
     Message,
     Peers,
+    Present,
     Ready,
     Serves,
     Spare,
@@ -97,15 +100,17 @@ class Ends:
 class Many:
     """Peers of a reception, which say what real ones do."""
 
-    def __init__(self, count: int) -> None:
-        self.directory = Directory(Clock(), session=SESSION)
+    def __init__(self, count: int, *, takes_over: bool = False) -> None:
+        self.clock = Clock()
+        self.directory = Directory(self.clock, session=SESSION)
         self.reception = Reception(self.directory, lambda link: None, lambda link: None)
         self.ends = [Ends() for _ in range(count)]
         self.links: list[Link] = []
         for number, end in enumerate(self.ends):
             self.links.append(self.reception.admit(end))
             place = f"10.{number >> 8}.{number & 255}.1"
-            self.say(number, joins(number))
+            had = {"number": number, "session": SESSION} if takes_over else {}
+            self.say(number, replace(joins(number), **had))  # type: ignore[arg-type]
             self.say(number, Here(place, 4000), Spare(place, 5000), Averages(SCHEMA, ""))
 
     def say(self, number: int, *messages: Message) -> None:
@@ -226,6 +231,21 @@ def test_names_of_thousands_come_in_some_messages() -> None:
     assert [name for one in told for name in one.names] == [
         f"peer {number}" for number in range(MOST_NAMES + 200)
     ]
+
+
+def test_all_hear_once_who_is_present_after_a_directory_has_taken_over() -> None:
+    many = Many(300, takes_over=True)
+    many.clock.now += COME + 0.1
+    for end in many.ends:
+        end.came.clear()
+    many.reception.turn()
+    assert any(not end.came for end in many.ends), "some in each turn"
+    for _ in range(3):
+        assert many.reception.wait() <= 0.001
+        many.reception.turn()
+    for end in many.ends:
+        (told,) = [one for one in end.heard if isinstance(one, Present)]
+        assert sorted(told.starts) == [f"{number:032x}"[:START] for number in range(300)]
 
 
 def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:

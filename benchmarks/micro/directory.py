@@ -35,11 +35,13 @@ HEAD: Final = (
     "all ready at once: last group after, ms",
     "within 2 s: last group after, ms",
     "directory's CPU in a round, s",
+    "and between rounds",
     "its memory, MiB",
     "of it for the peers",
     "all have left, s",
 )
 SPREAD_SECONDS: Final = 2.0
+REST_SECONDS: Final = 5.0
 TRIES: Final = 100
 
 
@@ -132,11 +134,16 @@ def row(way: str, sealed: bool, peers: int, processes: int, rounds: int) -> list
         empty = all_of([directory], "figures")[0]
         begin = time.monotonic()
         joined = max(one["at"] for one in all_of(parts, "join")) - begin
-        # First, as the directory learns by it how long peers take: of others it waits for nobody.
+        begins = all_of([directory], "figures")[0]
+        all_of(parts, "rest", REST_SECONDS)
+        rested = all_of([directory], "figures")[0]
+        # First, as the directory learns by it how long peers take, and waits so long for them.
         spread = [of_round(parts, SPREAD_SECONDS) for _ in range(rounds)]
         before = all_of([directory], "figures")[0]
         bursts = [of_round(parts, 0.0) for _ in range(rounds)]
         after = all_of([directory], "figures")[0]
+        idle = (rested["cpu"] - begins["cpu"]) / (rested["at"] - begins["at"])
+        busy = after["cpu"] - before["cpu"] - idle * (after["at"] - before["at"])
         begin = time.monotonic()
         all_of(parts, "leave")
         while all_of([directory], "figures")[0]["peers"]:
@@ -150,7 +157,8 @@ def row(way: str, sealed: bool, peers: int, processes: int, rounds: int) -> list
             f"{statistics.median(one['groups'] for one in bursts):.0f}",
             f"{1e3 * statistics.median(one['after'] for one in bursts):.0f}",
             f"{1e3 * statistics.median(one['after'] for one in spread):.0f}",
-            f"{(after['cpu'] - before['cpu']) / rounds:.2f}",
+            f"{max(0.0, busy) / rounds:.2f}",
+            f"{idle:.0%}",
             f"{after['rss'] / 2**20:.0f}",
             f"{(after['rss'] - empty['rss']) / 2**20:.0f}",
             f"{left:.1f}",

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lossycoll.runtime.keys.secret import Secret, secret_of
 from lossycoll.runtime.membership.sealed_framing import framed_with
+from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.protocol import (
     PLACES,
     VERSION,
@@ -35,7 +36,7 @@ from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 from lossycoll.runtime.swarm.ways import Frames
 
-BEAT_SECONDS: Final = 2.5
+BEAT_SECONDS: Final = LEASE / 4
 READ: Final = 1 << 16
 
 
@@ -125,6 +126,7 @@ class Peer:
         self.pace = random.Random(number).random()
         """Of a round's time, until it is ready: a directory learns how long each takes."""
         self.has_joined = False
+        self.heard = time.monotonic()
         self.group = 0
         """Of the round that is on, as it was told of it."""
         self.say(Join(VERSION, name, secrets.token_hex(16), PLACES, "0" * 16, 0))
@@ -136,6 +138,7 @@ class Peer:
     def hear(self) -> bool:
         """What has come. Returns whether it was what this peer waits for."""
         found = False
+        self.heard = time.monotonic()
         for body in self.frames.read():
             if body.startswith(b'["joined"'):
                 place = f"10.{self.number >> 8 & 255}.{self.number & 255}.1"
@@ -218,6 +221,8 @@ class Peers:
         now = time.monotonic()
         while self._beats and self._beats[0][0] <= now:
             _, number = heapq.heappop(self._beats)
+            if now - self._peers[number].heard > LEASE:
+                raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
             self._peers[number].say(Beat(0))
             heapq.heappush(self._beats, (now + BEAT_SECONDS, number))
         return found
@@ -242,6 +247,13 @@ class Peers:
         groups = sorted({peer.group for peer in self._peers.values()})
         return {"ready": ready, "told": told, "groups": groups}
 
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """Nobody has anything to say but that it lives."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._turn(left)
+        return {}
+
     def leave(self) -> dict[str, Any]:
         """All go at once."""
         for peer in self._peers.values():
@@ -265,6 +277,8 @@ def main() -> int:
             found = peers.join(config["peers"])
         elif what == "round":
             found = peers.round(*rest)
+        elif what == "rest":
+            found = peers.rest(*rest)
         else:
             found = peers.leave()
         print(json.dumps(found), flush=True)

@@ -38,7 +38,8 @@ def figures(directory: Directory) -> dict[str, Any]:
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[1])
     rss = pages * resource.getpagesize()
-    return {"cpu": time.process_time(), "rss": rss, "peers": len(directory.peers)}
+    taken = {"cpu": time.process_time(), "rss": rss, "at": time.monotonic()}
+    return {**taken, "peers": len(directory.peers)}
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ def test_a_row(way: str, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "valkey" and not (shutil.which("valkey-server") or shutil.which("redis-server")):
         pytest.skip("neither valkey-server nor redis-server is installed")
     monkeypatch.setattr(directory, "SPREAD_SECONDS", 0.2)
+    monkeypatch.setattr(directory, "REST_SECONDS", 0.2)
     found = dict(zip(directory.HEAD, directory.row(way, sealed, 40, 2, 2), strict=True))
     assert (found["peers"], found["way"], found["sealed"]) == (
         "40",

@@ -93,8 +93,8 @@ SWARM = (
     mutation(
         "peers that died with the directory and are waited for",
         "lossycoll/runtime/swarm/client.py",
-        "if coming[:START] not in starts:",
-        "if not coming:",
+        "if coming[:START] not in starts]:",
+        "if not coming]:",
         "tests/runtime/swarm/test_member.py"
         "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
     ),

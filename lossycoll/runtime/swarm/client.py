@@ -470,10 +470,12 @@ class DirectoryClient:
                     self._failure = self._failure or error
                     self._changed.notify_all()
         if isinstance(message, Present):
-            starts = frozenset(message.starts)
-            for number, coming in list(self._met.items()):
-                if coming[:START] not in starts:
-                    self._on_gone(self._met.pop(number))
+            self._compare(frozenset(message.starts))
+
+    def _compare(self, starts: frozenset[str]) -> None:
+        """Of those that it has met, others have gone than these."""
+        for number in [n for n, coming in self._met.items() if coming[:START] not in starts]:
+            self._on_gone(self._met.pop(number))
 
     def _take_number(self, talk: Talk, message: Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""

@@ -25,7 +25,7 @@ from .lookout import Lookout
 from .observer import Observer, ObserverCounts
 from .ports import Ports, bound_to, more_descriptors
 from .protocol import PLACES, Turn
-from .reception import NOBODY, Beside, Link, Owner, Reception
+from .reception import NOBODY, STRANGERS, Beside, Link, Owner, Reception
 from .reunion import Reunion
 from .whereabouts import Place
 
@@ -151,7 +151,9 @@ class DirectoryServer:
 
     def _turn(self) -> None:
         until = max(0.001, self._lookout.wakes() - time.monotonic())
-        for fd, flags in self._poller.poll(min(self._reception.wait(), until)):
+        wait, most = min(self._reception.wait(), until), len(self._links) + STRANGERS
+        # All that has come is heard before groups form: who has said that it is ready isn't late.
+        for fd, flags in self._poller.poll(wait, most):
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._observer.fileno():

@@ -22,8 +22,8 @@ from .valkey_server import ValkeyServer
 
 RENEW_SECONDS: Final = 1.0
 """Between two renewals of the notice, at which peers that have gone are found, too."""
-AT_ONCE: Final = 256
-"""Frames that are taken before groups are formed."""
+AT_ONCE: Final = 2 * PLACES
+"""Frames that are taken before groups are formed: whoever has said that it is ready isn't late."""
 COMING_BYTES: Final = 16
 log: Final = logging.getLogger("lossycoll")
 

@@ -6,6 +6,7 @@
 #include "linger.h"
 #include "loop.h"
 #include "mix.h"
+#include "path.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -111,6 +112,9 @@ static int register_group(lc_host *h, lc_group *g) {
     for (const lc_group *other = h->registered; other; other = other->next_registered)
         taken |= other->config.number == g->config.number;
     if (!taken) {
+        for (uint16_t i = 0; i < g->config.size; i++) /* some aren't reached */
+            if (g->members[i].path)
+                lc_path_begin(h, g->members[i].path, &h->interfaces[0], lc_clock_now(h->clock));
         g->next_registered = h->registered;
         h->registered = g;
         g->next = h->opened;

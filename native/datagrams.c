@@ -77,10 +77,11 @@ static void control(lc_host *h, lc_path *p, lc_group *g, const lc_header *header
     }
 }
 
-/* A process is believed only by the link that reaches it. */
+/* A process is believed only by the link that reaches it, and if it is reached at all. */
 static int is_from(const lc_host *h, const lc_interface *via, const lc_arrival *arrival,
                    uint16_t sender) {
-    return h->paths[sender].interface == via && lc_link_is_from(via->link, arrival, sender);
+    const lc_path *p = &h->paths[sender];
+    return p->records && p->interface == via && lc_link_is_from(via->link, arrival, sender);
 }
 
 static void count_refused(lc_host *h, enum lc_verdict verdict) {

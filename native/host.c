@@ -14,8 +14,9 @@
 #include "path.h"
 
 enum {
-    SHARED_MEMORY = 1,  /* number of its link */
-    CELL_PAYLOAD = 8192 /* of a link whose packets are larger than the host's */
+    SHARED_MEMORY = 1,   /* number of its link */
+    CELL_PAYLOAD = 8192, /* of a link whose packets are larger than the host's */
+    SENDERS = 127        /* that may all be ahead of this process at once, where some are to come */
 };
 
 static const double VIRTUAL_ROW_RATE = 8e9;
@@ -52,6 +53,14 @@ static void stop_thread(lc_host *h) {
     pthread_join(h->thread, NULL);
 }
 
+static void drop_room(lc_path *p) {
+    const lc_room none = {.records = NULL};
+    if (!p->records) /* its memory, if it was never begun, has never been touched */
+        return;
+    lc_room had = lc_path_exchange(p, &none);
+    lc_room_free(&had);
+}
+
 void lc_host_free(lc_host *h) {
     stop_thread(h);
     lc_pool_clear(&h->pool);
@@ -60,10 +69,7 @@ void lc_host_free(lc_host *h) {
     lc_waiter_close(&h->waiter);
     lc_waiter_close(&h->caller_waiter);
     for (uint16_t i = 0; h->paths && i < h->config.processes; i++) {
-        free(h->paths[i].records);
-        free(h->paths[i].held);
-        free(h->paths[i].early);
-        free(h->paths[i].units_at);
+        drop_room(&h->paths[i]);
         lc_seal_close(h->paths[i].seal);
     }
     free(h->paths);
@@ -78,26 +84,6 @@ void lc_host_free(lc_host *h) {
     free(h);
 }
 
-static int make_paths(lc_host *h) {
-    h->paths = calloc(h->config.processes, sizeof *h->paths);
-    if (!h->paths)
-        return 0;
-    uint64_t now = lc_clock_now(h->clock);
-    uint64_t day = lc_clock_time_of_day(h->clock);
-    for (uint16_t i = 0; i < h->config.processes; i++) {
-        lc_path *p = &h->paths[i];
-        p->number = i;
-        lc_pace_init(&p->pace, now, day - now, LC_HEADER_BYTES + h->config.payload_bytes);
-        if (i == h->config.process)
-            continue;
-        p->records = calloc(LC_RECORDS, sizeof *p->records);
-        p->early = calloc(LC_EARLY, sizeof *p->early);
-        if (!p->records || !p->early)
-            return 0;
-    }
-    return 1;
-}
-
 /* Large packets are worth a copy less than the time that it takes to hear of the peer. */
 static int make_cells(const lc_host *h, lc_interface *via) {
     via->cell_payload = via->payload_bytes;
@@ -107,7 +93,6 @@ static int make_cells(const lc_host *h, lc_interface *via) {
         return 1;
     if (!lc_cells_make(&via->cells, h->config.eager_bytes, (uint16_t)via->cell_payload))
         return 0;
-    via->eager = via->cells.n_cells / (h->config.processes - 1u);
     return 1;
 }
 
@@ -203,7 +188,8 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
     pthread_mutex_init(&h->pool_lock, NULL);
     pthread_cond_init(&h->admitted, NULL);
     lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
-    if (make_interfaces(h, setting) && make_paths(h))
+    h->paths = calloc(config->processes, sizeof *h->paths);
+    if (make_interfaces(h, setting) && h->paths)
         open_links(h, config, setting, failure);
     if (failure->code != LC_OK) {
         lc_host_free(h);
@@ -321,25 +307,30 @@ static int start_thread(lc_host *h) {
     return LC_OK;
 }
 
-/* What a path needs of memory, whoever is at its other end. */
-static int make_room(lc_path *p) {
-    uint8_t *held = realloc(p->held, lc_wire_bytes_max(p->interface));
-    if (!held)
-        return LC_E_MEMORY;
-    p->held = held;
-    if (p->interface->link->small_max && !p->units_at)
-        p->units_at = calloc(LC_UNITS, sizeof *p->units_at);
-    return p->interface->link->small_max && !p->units_at ? LC_E_MEMORY : LC_OK;
-}
-
 static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     if (address->link >= h->n_interfaces)
         return LC_E_ARGUMENT;
-    p->interface = &h->interfaces[address->link];
-    int code = make_room(p);
-    if (code != LC_OK || address->absent)
-        return code == LC_OK && p->number == h->config.process ? LC_E_ARGUMENT : code;
+    int is_own = p == &h->paths[h->config.process];
+    drop_room(p); /* of a start that failed, */
+    if (p->interface)
+        p->interface = NULL; /* perhaps with another link */
+    if (address->absent)
+        return is_own ? LC_E_ARGUMENT : LC_OK;
+    lc_path_begin(h, p, &h->interfaces[address->link], lc_clock_now(h->clock));
+    lc_room room = {.records = NULL};
+    if (!is_own && lc_room_make(&room, p->interface) != LC_OK)
+        return LC_E_MEMORY;
+    lc_path_exchange(p, &room);
     return lc_path_reach(h, p, address);
+}
+
+/* Where processes come and go there are numbers for many more than send to one at a time. Should
+ * so many do, packets find no cell and are lost like others. */
+static void share_cells(const lc_host *h, lc_interface *via, int come_and_go) {
+    uint32_t senders = h->config.processes - 1u;
+    if (come_and_go && senders > SENDERS)
+        senders = SENDERS;
+    via->eager = senders ? via->cells.n_cells / senders : 0;
 }
 
 /* How many processes are reached through this machine's memory, or in other ways. */
@@ -375,19 +366,22 @@ void lc_host_crowded(lc_host *h) {
 }
 
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
-    int code = LC_OK;
+    int code = LC_OK, come_and_go = 0;
     if (h->running)
         return LC_E_ARGUMENT;
     for (uint16_t i = 0; i < h->n_interfaces; i++)
         h->interfaces[i].n_paths = 0; /* of a start that failed */
-    for (uint16_t i = 0; i < h->config.processes && code == LC_OK; i++)
+    for (uint16_t i = 0; i < h->config.processes && code == LC_OK; i++) {
+        come_and_go |= processes[i].absent;
         code = set_address(h, &h->paths[i], &processes[i]);
+    }
     if (code != LC_OK)
         return code;
     h->session = session;
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
         lc_share_credits(via);
+        share_cells(h, via, come_and_go);
         for (uint16_t k = 0; k < via->n_paths; k++)
             via->paths[k]->tx_window = via->large_units; /* until the peer says what it can take */
         via->expect = (lc_expect){.session = session,
@@ -435,8 +429,12 @@ int lc_host_admit(lc_host *h, uint16_t process, const lc_address *address, const
         if (!a.seal)
             return LC_E_MEMORY;
     }
-    hand_over(h, &a);
+    if (address && lc_room_make(&a.room, &h->interfaces[0]) != LC_OK)
+        a.code = LC_E_MEMORY;
+    else
+        hand_over(h, &a);
     lc_seal_close(a.seal); /* the former one, or that of an admission that failed */
+    lc_room_free(&a.room);
     return a.code;
 }
 

@@ -258,17 +258,27 @@ static void publish(lc_host *h) {
 
 /* ---- waiting ---- */
 
+static uint64_t gate_delay_by(const lc_host *h, const lc_interface *via) {
+    uint64_t least = UINT64_MAX;
+    uint32_t bytes = lc_wire_bytes_max(via);
+    uint64_t own = via->link->local ? 0 : lc_rate_delay(&h->rate, h->now, bytes);
+    for (uint16_t i = 0; i < via->n_paths && !lc_is_blocked(via); i++) {
+        const lc_path *p = via->paths[i];
+        if (!p->outs || !lc_window_room(p, lc_wire_bytes(p->outs)))
+            continue;
+        uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
+        if (delay < least)
+            least = delay;
+    }
+    return least;
+}
+
 /* How long until some rate lets a packet go; UINT64_MAX when none holds one back, or only such
  * as wait for their link. */
 static uint64_t gate_delay(const lc_host *h) {
     uint64_t least = UINT64_MAX;
-    for (uint16_t i = 0; i < h->config.processes; i++) {
-        const lc_path *p = &h->paths[i];
-        if (!p->outs || lc_is_blocked(p->interface) || !lc_window_room(p, lc_wire_bytes(p->outs)))
-            continue;
-        uint32_t bytes = lc_wire_bytes_max(p->interface);
-        uint64_t own = p->interface->link->local ? 0 : lc_rate_delay(&h->rate, h->now, bytes);
-        uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
+    for (uint16_t i = 0; i < h->n_interfaces; i++) {
+        uint64_t delay = gate_delay_by(h, &h->interfaces[i]);
         if (delay < least)
             least = delay;
     }

@@ -312,7 +312,7 @@ void lc_member_lost(lc_group *g, uint16_t peer) {
             p->records[keep++] = p->records[i];
     p->n_records = keep;
     /* What it posted ahead of the survivors was planned with it; theirs of that number is not. */
-    for (uint32_t i = 0; i < LC_EARLY; i++)
+    for (uint32_t i = 0; p->early && i < LC_EARLY; i++)
         if (p->early[i].group == number)
             p->early[i].known = 0;
     lc_drop_waiting(g, peer);

@@ -3,7 +3,53 @@
  * was there before. */
 #include "path.h"
 
-#include <string.h>
+#include <stdlib.h>
+
+/* ---- what it takes ---- */
+
+static void begin(const lc_host *h, lc_path *p, uint64_t now) {
+    uint64_t day = lc_clock_time_of_day(h->clock);
+    lc_pace_init(&p->pace, now, day - now, LC_HEADER_BYTES + h->config.payload_bytes);
+}
+
+void lc_path_begin(const lc_host *h, lc_path *p, lc_interface *via, uint64_t now) {
+    if (p->interface)
+        return;
+    p->number = (uint16_t)(p - h->paths);
+    p->interface = via;
+    begin(h, p, now);
+}
+
+int lc_room_make(lc_room *room, const lc_interface *via) {
+    *room = (lc_room){.records = calloc(LC_RECORDS, sizeof *room->records),
+                      .early = calloc(LC_EARLY, sizeof *room->early),
+                      .held = malloc(lc_wire_bytes_max(via))};
+    int made = room->records && room->early && room->held;
+    if (via->link->small_max) {
+        room->units_at = calloc(LC_UNITS, sizeof *room->units_at);
+        made = made && room->units_at;
+    }
+    if (!made)
+        lc_room_free(room);
+    return made ? LC_OK : LC_E_MEMORY;
+}
+
+void lc_room_free(lc_room *room) {
+    free(room->records);
+    free(room->early);
+    free(room->held);
+    free(room->units_at);
+    *room = (lc_room){.records = NULL};
+}
+
+lc_room lc_path_exchange(lc_path *p, const lc_room *room) {
+    lc_room had = {p->records, p->early, p->held, p->units_at};
+    p->records = room->records;
+    p->early = room->early;
+    p->held = room->held;
+    p->units_at = room->units_at;
+    return had;
+}
 
 /* ---- reaching a process ---- */
 
@@ -55,7 +101,6 @@ static void forget(lc_host *h, lc_path *p) {
         else
             i++;
     }
-    memset(p->early, 0, LC_EARLY * sizeof *p->early);
     lc_path fresh = {.number = p->number,
                      .interface = p->interface,
                      .records = p->records,
@@ -63,16 +108,18 @@ static void forget(lc_host *h, lc_path *p) {
                      .held = p->held,
                      .units_at = p->units_at};
     *p = fresh;
-    uint64_t day = lc_clock_time_of_day(h->clock);
-    lc_pace_init(&p->pace, h->now, day - h->now, LC_HEADER_BYTES + h->config.payload_bytes);
+    begin(h, p, h->now);
 }
 
 static void admit(lc_host *h, lc_admission *a) {
     lc_path *p = &h->paths[a->process];
-    lc_interface *via = p->interface;
+    lc_interface *via = &h->interfaces[0]; /* there is no other where processes come and go */
     lc_seal *before = p->seal;
+    lc_path_begin(h, p, via, h->now);
     take_off(via, p);
+    lc_room had = lc_path_exchange(p, &a->room);
     forget(h, p);
+    a->room = had;
     p->seal = a->seal;
     a->seal = before;
     a->code =

@@ -82,7 +82,7 @@ void lc_check_early(lc_op *op) {
     const lc_group *g = op->group;
     for (uint16_t i = 0; i < g->config.size; i++) {
         const lc_path *p = g->members[i].path;
-        lc_early *early = p ? early_of(p, g->config.number, op->number) : NULL;
+        lc_early *early = p && p->early ? early_of(p, g->config.number, op->number) : NULL;
         if (!early || !early->known || early->group != g->config.number || early->op != op->number)
             continue;
         early->known = 0;

@@ -7,7 +7,7 @@
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
-    if (p->n_records < LC_RECORDS)
+    if (p->records && p->n_records < LC_RECORDS)
         p->records[p->n_records++] = (lc_queued){*record, group};
 }
 

@@ -82,7 +82,8 @@ typedef struct lc_admission lc_admission;
 
 typedef struct {
     uint16_t number;         /* of the process */
-    lc_interface *interface; /* by which it is reached */
+    lc_interface *interface; /* by which it is reached; NULL: nobody has had the number yet, nor
+                                has a group it as a member, and all of the path is zero */
     lc_seal *seal;           /* NULL: what is sent there isn't sealed */
     lc_pace pace;
     lc_recovery_memo choices;
@@ -102,7 +103,7 @@ typedef struct {
     uint64_t probe_ns;    /* when to ask, if the window stays full */
     uint32_t tx_eager;    /* packets of operations for which the peer is not ready */
     lc_out *outs;         /* streams with something to send, the oldest operation first */
-    lc_queued *records;
+    lc_queued *records;   /* LC_RECORDS of them; NULL: the process isn't reached (lc_room) */
     uint32_t n_records;
     uint64_t hold_ns; /* until then they may wait for a packet to ride with; 0: they may not */
     uint64_t told_ns; /* when records last went out, */
@@ -131,7 +132,7 @@ typedef struct {
     uint64_t back_ns; /* when it was heard again after it had been still */
     uint8_t *held;    /* a datagram that injection delays */
     uint32_t held_bytes;
-    lc_early *early;    /* LC_EARLY of them */
+    lc_early *early;    /* LC_EARLY of them; NULL: it isn't reached */
     lc_waiting waiting; /* eager packets */
     /* messages of all groups */
     uint64_t mail_kept;      /* lc_mail_peer.kept, of those that are not gone, */

@@ -412,10 +412,18 @@ static int send_by(lc_host *h, lc_interface *via) {
     return 1;
 }
 
+static int has_data_without_room(const lc_interface *via) {
+    for (uint16_t i = 0; i < via->n_paths; i++) {
+        const lc_out *first = via->paths[i]->outs;
+        if (first && !carries_control(first))
+            return 1;
+    }
+    return 0;
+}
+
 void lc_tell_before_data(lc_host *h) {
-    for (uint16_t i = 0; i < h->config.processes; i++) {
-        const lc_path *p = &h->paths[i];
-        if (!p->outs || carries_control(p->outs))
+    for (uint16_t i = 0; i < h->n_interfaces; i++) {
+        if (!has_data_without_room(&h->interfaces[i]))
             continue;
         lc_send_control(h);
         return;

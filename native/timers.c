@@ -288,9 +288,9 @@ void lc_tick(lc_host *h) {
     if (h->active || h->n_late_fins)
         interval = h->now - h->busy_ns < QUIET_AFTER_NS ? TICK_BUSY_NS : TICK_QUIET_NS;
     uint64_t next = h->now + interval;
-    for (uint16_t i = 0; i < h->config.processes; i++)
-        if (i != h->config.process)
-            tick_path(h, &h->paths[i], &next);
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        for (uint16_t k = 0; k < h->interfaces[i].n_paths; k++)
+            tick_path(h, h->interfaces[i].paths[k], &next);
     for (lc_group *g = h->groups; g; g = g->next)
         tick_group(g, &next);
     tick_late_fins(h);

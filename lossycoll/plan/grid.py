@@ -65,6 +65,21 @@ class Grid:
         first: Cells = cells - self.coordinate(cells, axis) * self._stride(axis)
         return first
 
+    def first(self, cell: int, axis: int) -> int:
+        """The first cell of the line along ``axis`` through one cell."""
+        stride = self._stride(axis)
+        return cell - cell // stride % self.shape[axis] * stride
+
+    def on(self, first: int, axis: int) -> range:
+        """The cells of a line, in their order.
+
+        Args:
+            first: Of them.
+            axis: Of the line.
+        """
+        stride = self._stride(axis)
+        return range(first, first + stride * self.shape[axis], stride)
+
     def groups(self, cells: Cells, number: int) -> list[NDArray[np.intp]]:
         """The peers that average together in a round.
 

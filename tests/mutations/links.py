@@ -198,7 +198,7 @@ LINKS = (
     mutation(
         "packets believed that come by another link",
         "native/datagrams.c",
-        "return h->paths[sender].interface == via && lc_link_is_from(",
+        "return p->records && p->interface == via && lc_link_is_from(",
         "return lc_link_is_from(",
         "native:test_interfaces",
     ),
@@ -212,8 +212,8 @@ LINKS = (
     mutation(
         "who waits for a full link doesn't rest",
         "native/loop.c",
-        "if (!p->outs || lc_is_blocked(p->interface) ||",
-        "if (!p->outs ||",
+        "i < via->n_paths && !lc_is_blocked(via);",
+        "i < via->n_paths;",
         "native:test_interfaces",
     ),
     mutation(

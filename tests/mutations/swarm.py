@@ -93,18 +93,25 @@ SWARM = (
     mutation(
         "late peers that nobody waits for",
         "lossycoll/runtime/swarm/directory.py",
-        "one.is_ready or now < self._awaited_until(one, first)",
-        "one.is_ready or now < first",
+        "if not late or self._clock() >= until:",
+        "if not late or self._clock() >= min(counts):",
         "tests/runtime/swarm/test_directory.py"
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),
     mutation(
         "peers that died with the directory and are waited for",
         "lossycoll/runtime/swarm/client.py",
-        "if coming[:START] not in message.starts:",
-        "if not coming:",
+        "if coming[:START] not in starts]:",
+        "if not coming]:",
         "tests/runtime/swarm/test_member.py"
         "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
+    ),
+    mutation(
+        "lines that are not looked at again when a peer of theirs has gone",
+        "lossycoll/runtime/swarm/directory.py",
+        "self._note(peer)\n        if self._seats.leave(peer):",
+        "if self._seats.leave(peer):",
+        "tests/runtime/swarm/test_many_peers.py::test_what_is_not_looked_at_would_change_nothing",
     ),
     mutation(
         "those that turn to another directory, and are taken for all that live",

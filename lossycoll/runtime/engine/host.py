@@ -217,7 +217,8 @@ class Host:
         Raises:
             EngineError: An address can't be used, or the thread can't be started.
         """
-        hosts = [ffi.new("char[]", (peer or ("", 0))[0].encode()) for peer in peers]
+        nowhere = ffi.new("char[]", b"")  # one for all: of thousands of numbers, few are anybody's
+        hosts = [ffi.new("char[]", peer[0].encode()) if peer else nowhere for peer in peers]
         table = ffi.new("lc_address[]", len(peers))
         for entry, host, peer in zip(table, hosts, peers, strict=True):
             entry.host = host

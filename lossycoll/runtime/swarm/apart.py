@@ -51,6 +51,8 @@ class Apart:
     clock: Callable[[], float]
     _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """Until when each is apart, and for how long it was set."""
+    _others: dict[int, set[int]] = field(default_factory=dict)
+    """With whom each is in a pair."""
 
     def note(self, one: int, other: int) -> None:
         """A pair has failed to meet. Both ends may say so: that is once."""
@@ -60,10 +62,20 @@ class Apart:
             was_long_ago = now - until > MOST_APART
             seconds = FIRST_APART if was_long_ago else max(FIRST_APART, 2 * seconds)
             self._pairs[pair] = now + min(MOST_APART, seconds), min(MOST_APART, seconds)
+            self._others.setdefault(one, set()).add(other)
+            self._others.setdefault(other, set()).add(one)
+
+    def concerns(self, members: Sequence[int]) -> bool:
+        """Whether any of them may be in a pair that is apart. Most groups have none."""
+        return any(one in self._others for one in members)
 
     def forget(self, number: int) -> None:
         """A peer has gone; whoever comes by its number is another."""
-        self._pairs = {pair: rest for pair, rest in self._pairs.items() if number not in pair}
+        for other in self._others.pop(number, set()):
+            del self._pairs[_pair(number, other)]
+            self._others[other].discard(number)
+            if not self._others[other]:
+                del self._others[other]
 
     def __call__(self, one: int, other: int) -> bool:
         until, _ = self._pairs.get(_pair(one, other), (0.0, 0.0))

@@ -446,7 +446,9 @@ class DirectoryClient:
                 if message.reason and not self._asks_agreed:  # said again, to another directory
                     self._failure = self._failure or self._refused(message.reason)
             elif isinstance(message, Peers):
-                self._names = message.names
+                talk.names += message.names
+                if not message.more:
+                    self._names, talk.names = talk.names, ()
             elif isinstance(message, Directories):
                 self._learn(talk, message.places)
             elif isinstance(message, Loan) and message.members[-1].coming == talk.coming:
@@ -468,9 +470,12 @@ class DirectoryClient:
                     self._failure = self._failure or error
                     self._changed.notify_all()
         if isinstance(message, Present):
-            for number, coming in list(self._met.items()):
-                if coming[:START] not in message.starts:
-                    self._on_gone(self._met.pop(number))
+            self._compare(frozenset(message.starts))
+
+    def _compare(self, starts: frozenset[str]) -> None:
+        """Of those that it has met, others have gone than these."""
+        for number in [n for n, coming in self._met.items() if coming[:START] not in starts]:
+            self._on_gone(self._met.pop(number))
 
     def _take_number(self, talk: Talk, message: Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""

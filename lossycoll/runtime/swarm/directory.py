@@ -15,13 +15,15 @@ from typing import Final
 
 import numpy as np
 
-from lossycoll.plan.grid import Cells, Grid, fitting, parse
-from lossycoll.plan.rng import key_of
+from lossycoll.plan.grid import Cells, Grid
+from lossycoll.plan.rng import key_of, mix
 
+from .agenda import Agenda
 from .apart import Apart, split
-from .peer import Peer
+from .lenders import Lenders
+from .numbers import Numbers
+from .peer import Peer, Rounds
 from .protocol import (
-    MOST_DIRECTORIES,
     MOST_EPOCH,
     PLACES,
     START,
@@ -35,6 +37,8 @@ from .protocol import (
     Loan,
     Refused,
 )
+from .seats import Line, Seats
+from .successors import Successors
 
 LEASE: Final = 10.0
 """Seconds without a sign of life after which a peer is lost."""
@@ -43,15 +47,12 @@ FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
 teach, and beyond their longest round."""
 LATE: Final = 1.5
 """A peer may take so many times its longest of the latest rounds."""
-KEPT_SECONDS: Final = 60.0
-"""For which a peer that was lost finds its number free when it comes again."""
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
 COME: Final = 5.0
 """And in which all come that live: they may have tried directories that don't answer before."""
 MOST_ROUND: Final = 1 << 40
 """Further than that nobody can have come."""
-MOST_CELLS: Final = 1 << 16
 GROUP_SIZE: Final = 32
 """Peers in a group at most, where the grid isn't given."""
 
@@ -65,6 +66,9 @@ class Directory:
         most: Peers in a group at most, where it does.
         patience: Seconds that late peers are waited for beyond what earlier rounds teach.
         session: 16 hex digits that name the swarm's packets; empty: drawn.
+
+    Raises:
+        OptionError: A line of the grid is too long for a group.
     """
 
     def __init__(
@@ -80,9 +84,8 @@ class Directory:
         self._patience = patience
         self._settled: float | None = None
         """When all should be here that another directory knew; None: nobody came from one."""
-        self._fixed = bool(shape)
-        self._most = most
-        self.grid = Grid(tuple(shape) or (1,))
+        self._seats = Seats(shape, most)
+        self._agenda = Agenda()
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._has_settled = False
@@ -96,11 +99,25 @@ class Directory:
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
-        self._former: dict[int, tuple[str, float]] = {}
-        """Whose the numbers were of peers that have gone, and until when they aren't given away."""
+        self._rounds = Rounds()
+        self._named: dict[str, int] = {}
+        self._averaging: dict[int, Peer] = {}
+        """Those that have said what they average, all the same."""
+        self._met: set[int] = set()
+        """Numbers of those that have been in a group."""
+        self._successors = Successors()
+        self._numbers = Numbers(clock)
+        self._seen_until = clock() + LEASE
+        """Nobody's lease runs out before."""
         self._apart = Apart(clock)
+        self._lenders = Lenders(self._apart)
         self.unfounded = 0
         """Times that a peer was said to be out of reach by one that has nothing to do with it."""
+
+    @property
+    def grid(self) -> Grid:
+        """In whose cells the peers sit."""
+        return self._seats.grid
 
     # ---- who is there ----
 
@@ -115,12 +132,11 @@ class Directory:
         """A peer comes, or comes back."""
         if wanted.version != VERSION:
             return Refused(f"this directory speaks version {VERSION}, and you {wanted.version}")
-        others = list(self.peers.values())
-        for other in others:
-            if other.name == wanted.name:
-                return Refused(f"a peer named {wanted.name!r} is there; choose another name")
-        if len(others) >= (min(PLACES, self.grid.cells) if self._fixed else PLACES):
-            return Refused(f"the swarm is full: {len(others)} peers")
+        others = len(self.peers)
+        if wanted.name in self._named:
+            return Refused(f"a peer named {wanted.name!r} is there; choose another name")
+        if not self.free:
+            return Refused(f"the swarm is full: {others} peers")
         came_before = wanted.number < PLACES
         if came_before and wanted.session != self.session and not others:
             self.adopt(wanted.session)
@@ -133,12 +149,16 @@ class Directory:
         if came_before:
             first = self._took_over and self._is_settling()
             self.epoch = min(MOST_EPOCH, max(self.epoch, wanted.epoch + first))
-        number = self._number_for(wanted)
+        # Those that another directory knew may still come: so few as possible find theirs taken.
+        draw = key_of(self._seed, self._came) if self._took_over else None
+        number = self._numbers.take(wanted.number, wanted.name, draw)
         # Those that another directory knew say how far they were, as long as it is new here.
         new = came_before and (self._is_settling() or not others)
         known = min(wanted.round, MOST_ROUND) if new else 0
-        for other in others:
-            other.round = max(other.round, known) if not other.group else other.round
+        if known > self._rounds.least:
+            for other in self.peers.values():
+                other.round = max(other.round, known) if not other.group else other.round
+            self._note_all()
         if came_before and self._clock() < self._joins_until:
             self._reach(wanted.round)
         latest = self.round
@@ -146,13 +166,17 @@ class Directory:
             number=number,
             name=wanted.name,
             coming=wanted.coming,
-            round=max(latest, known),
+            rounds=self._rounds,
             seen=self._clock(),
             came=self._came,
         )
+        peer.round = max(latest, known)
         self._came += 1
         self.peers[number] = peer
-        self._seat(peer)
+        self._named[peer.name] = number
+        if self._seats.come(peer, lambda turn: key_of(self._seed, peer.number, peer.round, turn)):
+            self._note_all()
+        self._note(peer)
         return Joined(peer.number, self.session, peer.round, LEASE, self.epoch)
 
     def adopt(self, session: str) -> None:
@@ -160,21 +184,6 @@ class Directory:
         self.session, self._seed = session, int(session, 16)
         self._standby, self._settled, self._took_over = True, None, False
         self._has_settled = False
-
-    def _number_for(self, wanted: Join) -> int:
-        """Another one than the peer has, if that is another's by now."""
-        free = set(range(PLACES)) - self.peers.keys()
-        if wanted.number in free:
-            return wanted.number
-        now = self._clock()
-        kept = {
-            n for n, (name, until) in self._former.items() if now < until and name != wanted.name
-        }
-        places = sorted(free - kept) or sorted(free)
-        if not self._took_over:
-            return places[0]
-        # Those that another directory knew may still come: so few as possible find theirs taken.
-        return places[key_of(self._seed, self._came) % len(places)]
 
     def _is_settling(self) -> bool:
         return self._settled is not None and self._clock() < self._settled
@@ -191,55 +200,45 @@ class Directory:
     def here(self, number: int, place: Here) -> None:
         """Where a peer's packets come from."""
         self.peers[number].place = place
+        self._note(self.peers[number])
 
     def serves(self, number: int, place: tuple[str, int]) -> None:
         """A peer has a directory of its own."""
-        self.peers[number].serves = place
+        self._successors.serves(self.peers[number], place)
 
     def spare(self, number: int, place: tuple[str, int]) -> None:
         """A peer opens a directory there if all others have gone."""
-        self.peers[number].spare = place
+        self._successors.spare(self.peers[number], place)
 
     def directories(self) -> tuple[tuple[str, int], ...]:
         """Whom to turn to in turn, the same for all peers."""
-        peers = sorted(self.peers.values(), key=lambda one: one.came)
-        found = [peer.serves for peer in peers if peer.serves is not None]
-        spare = [peer for peer in peers if peer.spare is not None and peer.serves is None]
-        spare.sort(key=lambda one: one.number)
-        return tuple((found + [one.spare for one in spare if one.spare])[:MOST_DIRECTORIES])
+        return self._successors.listed()
 
     def averages(self, number: int, wanted: Averages) -> Agreed:
         """A peer says what it averages: all average the same."""
         peer = self.peers[number]
-        others = [one for one in self.peers.values() if one.schema and one is not peer]
-        differs = next((one for one in others if one.schema != wanted.schema), None)
-        if differs is not None:
+        other = next((one for one in self._averaging.values() if one is not peer), None)
+        if other is not None and other.schema != wanted.schema:
             return Agreed(
-                f"you average something else than {differs.name!r} (schema {wanted.schema}, "
-                f"wanted {differs.schema}): the same model, shapes and options on all peers"
+                f"you average something else than {other.name!r} (schema {wanted.schema}, "
+                f"wanted {other.schema}): the same model, shapes and options on all peers"
             )
-        other = next((one for one in others if one.wire != wanted.wire), None)
-        if other is not None:
+        if other is not None and other.wire != wanted.wire:
             return Agreed(
                 f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "
                 f"the same wire= and options LOSSYCOLL_WIRE... on all peers"
             )
-        if wanted.grid and not others:
-            try:
-                grid = parse(wanted.grid)
-            except ValueError as error:
-                return Agreed(str(error)[:200])
-            if grid.cells > MOST_CELLS:
-                return Agreed(f"a grid of {grid} has more than {MOST_CELLS} cells")
-            if len(self.peers) > grid.cells:
-                return Agreed(f"{len(self.peers)} peers don't fit into a grid of {grid}")
-            self._set_grid(grid)
-            self._fixed = True
+        if wanted.grid and other is None:
+            if reason := self._seats.takes(wanted.grid, len(self.peers)):
+                return Agreed(reason)
+            self._note_all()
         if not peer.schema:  # it hasn't been in the rounds that others have had
-            peer.round = max([peer.round, *(one.round for one in others)])
-            peer.came_late = any(one.group for one in others)
+            peer.round = self.round
+            peer.came_late = bool(self._met)
         peer.schema, peer.wire, peer.rate = wanted.schema, wanted.wire, wanted.rate
         peer.began = self._clock()
+        self._averaging[number] = peer
+        self._note(peer)
         return Agreed("")
 
     def names(self) -> tuple[str, ...]:
@@ -256,9 +255,17 @@ class Directory:
         peer = self.peers.pop(number, None)
         if peer is None:
             return []
-        self._former[number] = peer.name, self._clock() + KEPT_SECONDS
+        self._numbers.give_back(number, peer.name)
+        del self._named[peer.name]
+        self._averaging.pop(number, None)
+        self._met.discard(number)
         self._apart.forget(number)
-        self._regrid()
+        self._lenders.lost(number)
+        self._successors.lost(peer)
+        self._note(peer)
+        if self._seats.leave(peer):
+            self._note_all()
+        peer.go()
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
@@ -278,19 +285,28 @@ class Directory:
     def overdue(self) -> list[int]:
         """Peers whose lease has run out."""
         now = self._clock()
+        if now <= self._all_live_until():
+            return []
         return [peer.number for peer in self.peers.values() if now - peer.seen > LEASE]
+
+    def _all_live_until(self) -> float:
+        """Nobody's lease runs out before. All are looked at only when that may be now."""
+        now = self._clock()
+        if now > self._seen_until:
+            self._seen_until = min((one.seen for one in self.peers.values()), default=now) + LEASE
+        return self._seen_until
 
     # ---- beside another directory of the swarm (reunion.py) ----
 
     @property
     def round(self) -> int:
         """The one that the furthest peer averages in next."""
-        return max((peer.round for peer in self.peers.values()), default=0)
+        return self._rounds.furthest
 
     @property
     def free(self) -> int:
         """How many more peers there is room for."""
-        room = min(PLACES, self.grid.cells) if self._fixed else PLACES
+        room = min(PLACES, self.grid.cells) if self._seats.fixed else PLACES
         return max(0, room - len(self.peers))
 
     def takes(self, number: int, seconds: float) -> None:
@@ -306,11 +322,14 @@ class Directory:
         if self.peers and missing > 0:
             for peer in self.peers.values():
                 peer.round += -(-missing // axes) * axes
+            self._note_all()
 
     def tell_all(self) -> None:
         """All that are here are to turn to another directory."""
+        self._seats.clear()
+        self._agenda.clear()
         for peer in self.peers.values():
-            peer.told, peer.cell = True, -1
+            peer.told = True
 
     # ---- rounds ----
 
@@ -324,29 +343,58 @@ class Directory:
             if peer.group and not peer.skipped:
                 peer.took.append(peer.ready_at - peer.began)
         peer.weight, peer.skipped = weight, False
+        if weight and peer.cell >= 0:  # others may go on waiting for it, and begin no sooner
+            axis = self.grid.axis(peer.round)
+            self._agenda.note([self._seats.line_of(peer.cell, axis)])
+        else:
+            self._note(peer)
 
     def form(self) -> list[Group]:
-        """The groups whose rounds begin now."""
-        now, out = self._clock(), []
+        """The groups whose rounds begin now. What has changed since the last call is looked at, or
+        whose time has come: of a swarm of thousands, a line or two."""
+        out: list[Group] = []
         if self._is_settling():
-            return []
-        for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
-            if not peer.is_ready or peer.told:
+            return out
+        while lines := self._agenda.take(self._clock()):
+            for line in lines:
+                out += self._looked_at(line)
+        return out
+
+    def _looked_at(self, line: Line) -> list[Group]:
+        """The group of a line whose round begins now, of those along it the earliest."""
+        peers = self._seats.on(line)
+        rounds = {one.round for one in peers if one.is_ready}
+        times = []
+        for number in sorted(rounds):
+            if self.grid.axis(number) != line.axis:
                 continue
-            line = self._line(peer)
-            due = [one for one in line if one.round <= peer.round and one.schema]
-            here = [one for one in due if one.is_ready and one.round == peer.round]
+            due = [one for one in peers if one.round <= number and one.schema]
+            here = [one for one in due if one.is_ready and one.round == number]
             here += [one for one in due if one.is_ready and not one.weight and one not in here]
             counts = [one.ready_at for one in here if one.weight]
             if not counts:
                 continue  # newcomers, who bring nothing
-            first = min(counts)
             late = [one for one in due if one not in here]
-            # Those that are ready for an earlier round will have had it soon.
-            if any(one.is_ready or now < self._awaited_until(one, first) for one in late):
-                continue
-            out += self._begin(peer.round, here, due, line)
-        return out
+            if any(one.is_ready for one in late):
+                continue  # for an earlier round: they will have had it soon
+            until = max((self._awaited_until(one, min(counts)) for one in late), default=0.0)
+            if not late or self._clock() >= until:
+                return self._begin(number, here, due, peers)
+            times.append(until)
+        self._agenda.later(line, min(times, default=None))
+        return []
+
+    def _note(self, peer: Peer) -> None:
+        """Something of a peer has changed by which groups may form."""
+        if peer.cell >= 0:
+            self._agenda.note(self._seats.lines_of(peer.cell))
+
+    def _note_all(self) -> None:
+        """Nothing that was known of the lines holds any more."""
+        self._agenda.clear()
+        for peer in self._seats.seated():
+            if peer.is_ready:
+                self._note(peer)
 
     def _awaited_until(self, peer: Peer, first: float) -> float:
         """How long others wait for a peer that isn't ready, of whom one is since ``first``."""
@@ -361,28 +409,24 @@ class Directory:
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
         now = self._clock()
-        ready = [peer.ready_at for peer in self.peers.values() if peer.is_ready]
-        times = [peer.seen + LEASE for peer in self.peers.values()]
-        for peer in self.peers.values():
-            if ready and peer.schema and not peer.is_ready and not peer.told:
-                ends = {self._awaited_until(peer, first) for first in ready}
-                times += [end for end in ends if end > now]
         if self._settled is not None and self._settled > now:
-            times.append(self._settled)
+            times = [self._settled]
+        else:
+            times = [now] if self._agenda.is_due else []
+            times += [at for at in [self._agenda.wakes()] if at is not None]
+        if self.peers:
+            times.append(self._all_live_until())
         return min(times, default=None)
 
     def _begin(
         self, number: int, here: Sequence[Peer], due: Sequence[Peer], line: Sequence[Peer]
     ) -> list[Group]:
         """One group, or several without pairs that can't reach each other."""
-        groups = split(
-            [peer.number for peer in here],
-            self._apart,
-            lambda one: key_of(self._seed, number, one),
-        )
-        cells: Cells = np.array([peer.cell for peer in line], np.int64)
-        for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
-            peer.cell = int(cell)
+        numbers = [peer.number for peer in here]
+        groups = [numbers]
+        if self._apart.concerns(numbers):
+            groups = split(numbers, self._apart, lambda one: key_of(self._seed, number, one))
+        self._move(number, line)
         # Owners' own values always count, so others own each part of the values in each round: a
         # peer moves to the place of the part that it owns.
         for group in groups:
@@ -398,7 +442,17 @@ class Directory:
             for peer in (self.peers[n] for n in group):
                 peer.weight, peer.skipped, peer.began = None, False, self._clock()
                 peer.group = tuple(group)
+            self._met.update(group)
         return out
+
+    def _move(self, number: int, line: Sequence[Peer]) -> None:
+        """A line's peers sit elsewhere after a round, and both lines of each may form groups."""
+        cells: Cells = np.array([peer.cell for peer in line], np.int64)
+        for peer in line:
+            self._note(peer)
+        self._seats.move(line, self.grid.moved(cells, number, self._seed))
+        for peer in line:
+            self._note(peer)
 
     def _number_of_group(self) -> int:
         self._formed += 1
@@ -408,74 +462,21 @@ class Directory:
 
     def offers(self, number: int, has: bool) -> None:
         """Whether a peer has a state for newcomers."""
-        self.peers[number].offers = has
+        self._lenders.offers(self.peers[number], has)
 
     def seeks(self, number: int, lenders: int) -> None:
         """A newcomer wants a state, of so many peers at most."""
-        self.peers[number].seeks = lenders
+        self._lenders.seeks(self.peers[number], lenders)
 
     def lends(self) -> list[tuple[int, list[Loan]]]:
         """Whom to answer that seeks a state, and with what. As long as those may come that another
         directory knew, nobody."""
         if self._is_settling():
             return []
-        found = [peer for peer in self.peers.values() if peer.seeks and not peer.told]
-        return [(peer.number, self._loans(peer)) for peer in found]
+        return [(taker.number, self._loans(taker, most)) for taker, most in self._lenders.asked()]
 
-    def _loans(self, taker: Peer) -> list[Loan]:
-        """Of those that have come furthest, others each time."""
-        number, lenders, taker.seeks = taker.number, taker.seeks, 0
-        if taker.place is None or not taker.schema:
-            return []
-        found = [
-            one
-            for one in self.peers.values()
-            if one is not taker and one.offers and one.place and one.schema == taker.schema
-        ]
-        found = [one for one in found if not self._apart(one.number, number)]
+    def _loans(self, taker: Peer, most: int) -> list[Loan]:
         self._formed += 1
-        found.sort(key=lambda one: (-one.round, key_of(self._seed, self._formed, one.number)))
-        lent = found[:lenders]
-        for one in lent:
-            one.partners.add(number)
-        taker.partners.update(one.number for one in lent)
+        drawn = key_of(self._seed, self._formed)
+        lent = self._lenders.of(taker, most, lambda number: mix(drawn ^ number))
         return [Loan(self._number_of_group(), (one.member, taker.member)) for one in lent]
-
-    # ---- the grid ----
-
-    def _line(self, peer: Peer) -> list[Peer]:
-        """Those that sit on the line along which a peer averages next, in order of their cells."""
-        axis = self.grid.axis(peer.round)
-        own = self.grid.line(np.array([peer.cell], np.int64), axis)[0]
-        here = self._staying()
-        cells: Cells = np.array([one.cell for one in here], np.int64)
-        on = self.grid.line(cells, axis) == own
-        found = [one for one, is_on in zip(here, on, strict=True) if is_on]
-        return sorted(found, key=lambda one: one.cell)
-
-    def _staying(self) -> list[Peer]:
-        """Those that have a cell."""
-        return [one for one in self.peers.values() if not one.told]
-
-    def _seat(self, peer: Peer) -> None:
-        if self._regrid():
-            return
-        taken = {one.cell for one in self._staying()}
-        free = [cell for cell in range(self.grid.cells) if cell not in taken]
-        peer.cell = free[key_of(self._seed, peer.number, peer.round) % len(free)]
-
-    def _regrid(self) -> bool:
-        """Where the grid follows the peers: a new one if they don't fit, or if half the cells or
-        fewer axes would do. Then all are seated anew."""
-        count = max(1, len(self._staying()))
-        best = fitting(count, self._most)
-        fits = count <= self.grid.cells <= 2 * best.cells
-        if self._fixed or (fits and len(self.grid.shape) <= len(best.shape)):
-            return False
-        self._set_grid(best)
-        return True
-
-    def _set_grid(self, grid: Grid) -> None:
-        self.grid = grid
-        for cell, peer in enumerate(sorted(self._staying(), key=lambda one: one.number)):
-            peer.cell = cell

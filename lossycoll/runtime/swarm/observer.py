@@ -13,11 +13,12 @@ from typing import Any, Final
 from lossycoll.runtime.membership.messages import Malformed
 
 from .knock import DIRECTORY, KNOCK_BYTES, Forged, Kind, Knock, pack, unpack
+from .protocol import PLACES
 
 RATE: Final = 500.0
-"""Answers per second at most, in the long run;"""
-BURST: Final = 500.0
-"""and at once."""
+"""Answers per second at most, in the long run: a full swarm asks for 273;"""
+BURST: Final = float(PLACES)
+"""and at once: all peers may come together."""
 TAKEN_AT_ONCE: Final = 64
 """Datagrams that are looked at before the directory turns to its peers again."""
 IP_PKTINFO: Final = 8

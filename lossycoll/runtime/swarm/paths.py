@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -24,6 +23,7 @@ from .knocker import Knocker
 from .meetings import Route
 from .protocol import PLACES, Member
 
+MOST_GONE: Final = 4 * PLACES
 LINGER_SECONDS: Final = 5.0
 """How long packets of a round that is over here are there for the others."""
 MOST_OVER: Final = 8
@@ -89,8 +89,8 @@ class Paths:
         """Of the path to each peer: its coming, and the salt of the route."""
         self._over: list[_Over] = []
         self._loans: dict[EngineGroup, tuple[Member, ...]] = {}
-        self._gone: deque[str] = deque(maxlen=4 * PLACES)
-        """Comings that are over, the latest."""
+        self._gone: dict[str, None] = {}
+        """Comings that are over, the latest last."""
 
     def admit(self, member: Member, own: str) -> None:
         """Makes a peer known to the engine, unless it is already.
@@ -164,7 +164,9 @@ class Paths:
         """
         self._knocker.give_up(coming)
         with self._lock:
-            self._gone.append(coming)
+            self._gone[coming] = None
+            if len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
             self._end_loans(lambda member: member.coming == coming)
 
     def met(self, comings: Sequence[str]) -> None:
@@ -174,9 +176,8 @@ class Paths:
             comings: Of the peers.
         """
         with self._lock:
-            here = [coming for coming in comings if coming in self._gone]
-            for coming in here:
-                self._gone.remove(coming)
+            for coming in comings:
+                self._gone.pop(coming, None)
 
     def has_gone(self, coming: str) -> bool:
         """Whether a peer was said to be lost.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,14 +12,42 @@ KNOWN: Final = 16
 """Rounds that it is learnt from how long peers take."""
 
 
-@dataclass(slots=True)
+class Rounds:
+    """How far the peers of a directory are: nobody has to ask each of them."""
+
+    def __init__(self) -> None:
+        self._peers: Counter[int] = Counter()
+        """How many have each round next."""
+
+    def move(self, before: int | None, after: int | None) -> None:
+        """A peer has another round next; None: it isn't here, before or from then on."""
+        if before is not None:
+            self._peers[before] -= 1
+            if not self._peers[before]:
+                del self._peers[before]
+        if after is not None:
+            self._peers[after] += 1
+
+    @property
+    def furthest(self) -> int:
+        """The round of the peer that is furthest; 0: nobody is here."""
+        return max(self._peers, default=0)
+
+    @property
+    def least(self) -> int:
+        """And of the one that is least far."""
+        return min(self._peers, default=0)
+
+
+@dataclass(slots=True, eq=False)
 class Peer:
-    """One that lives. ``round``: the one that it averages in next."""
+    """One that lives."""
 
     number: int
     name: str
     coming: str
-    round: int
+    rounds: Rounds
+    """Of its directory."""
     seen: float
     came: int
     """How many came before it."""
@@ -35,10 +63,6 @@ class Peer:
     told: bool = False
     """It is to turn to another directory: no round begins with it here."""
     place: Here | None = None
-    offers: bool = False
-    """It has a state for newcomers."""
-    seeks: int = 0
-    """Of how many peers it wants a state."""
     weight: float | None = None
     """Of what is ready; None: nothing is."""
     ready_at: float = 0.0
@@ -54,6 +78,22 @@ class Peer:
     """Numbers of its latest group's members."""
     partners: set[int] = field(default_factory=set)
     """Numbers of those that it lends its state, or takes theirs."""
+    _round: int | None = field(init=False, default=None)
+
+    @property
+    def round(self) -> int:
+        """The one that it averages in next."""
+        return self._round or 0
+
+    @round.setter
+    def round(self, number: int) -> None:
+        self.rounds.move(self._round, number)
+        self._round = number
+
+    def go(self) -> None:
+        """It isn't here any more."""
+        self.rounds.move(self._round, None)
+        self._round = None
 
     @property
     def is_ready(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 import socket
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +12,7 @@ from lossycoll.errors import RendezvousError
 
 TRIES: Final = 16
 """To find a port that is free in TCP and UDP, where any will do."""
+log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,21 @@ def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
         raise
     made.setblocking(False)
     return made
+
+
+def more_descriptors() -> bool:
+    """This process has none left: it takes as many as it may have. Not before, since whatever else
+    runs in it may not expect descriptors beyond 1,023.
+
+    Returns:
+        Whether there are more now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return False
+    log.info("directory: up to %d descriptors, in place of %d", hard, soft)
+    return True

@@ -12,9 +12,13 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 5
-PLACES: Final = 128
+VERSION: Final = 6
+PLACES: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
+MOST_MEMBERS: Final = 128
+"""Of a group."""
+MOST_NAMES: Final = 1024
+"""In one message: whatever they are, it is no longer than a connection takes."""
 START: Final = 16
 """Of a coming: the digits that all connections of a process have in common."""
 MOST_WEIGHT: Final = 1e6
@@ -165,9 +169,11 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """To a peer: the names of all, in order of their numbers."""
+    """To a peer: the names of all, in order of their numbers, some in each message. ``more``: there
+    is another one."""
 
     names: Names
+    more: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +393,7 @@ def _text(value: Any) -> str:
 
 
 def _members(value: Any) -> tuple[Member, ...]:
-    if type(value) is not list or not 0 < len(value) <= PLACES:
+    if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
         raise Malformed("no members, or too many")
     found = tuple(_made(Member, one if type(one) is list else []) for one in value)
     if len({one.number for one in found}) != len(found):
@@ -403,7 +409,7 @@ def _two_members(value: Any) -> tuple[Member, ...]:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or len(value) > PLACES:
+    if type(value) is not list or len(value) > MOST_NAMES:
         raise Malformed("no names, or too many")
     return tuple(map(_name, value))
 
@@ -426,7 +432,7 @@ def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
 
 
 def _comings(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or not 0 < len(value) <= PLACES:
+    if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
         raise Malformed("no comings, or too many")
     return tuple(map(_coming, value))
 

@@ -14,6 +14,7 @@ from lossycoll.runtime.membership.messages import Malformed
 from .directory import Directory
 from .protocol import (
     MOST_DIRECTORIES,
+    MOST_NAMES,
     PLACES,
     START,
     Averages,
@@ -47,7 +48,10 @@ from .whereabouts import Place
 
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
-STRANGERS: Final = 64
+STRANGERS: Final = 512
+PRESENT_AT_ONCE: Final = 128
+LIST_SECONDS: Final = 1e-4
+"""For each peer, between two lists of directories that all are told."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -128,6 +132,12 @@ class Reception:
         self._strangers: dict[int, Link] = {}
         """In the order in which they came."""
         self._of_peer: dict[int, Link] = {}
+        self._listed: tuple[Place, ...] = ()
+        """The directories that all have been told of, and when they may be told of others."""
+        self._list_at = 0.0
+        self._present = Present(())
+        self._unaware: list[int] = []
+        """Who hasn't been told yet who is present."""
 
     # ---- by what carries the connections ----
 
@@ -157,31 +167,35 @@ class Reception:
     def turn(self) -> None:
         """Time has passed, or something has been heard."""
         now = time.monotonic()
-        for link in list(self._strangers.values()):
-            if now - link.since > JOIN_SECONDS:
-                self._drop(link)
+        while self._strangers:
+            first = next(iter(self._strangers.values()))
+            if now - first.since <= JOIN_SECONDS:
+                break
+            self._drop(first)
         for number in self._directory.overdue():
             self._remember(number)
             self._lose(number)
         if self._beside is not None and self._beside.reunion.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
-        if self._directory.settles():
-            here = self._directory.peers.values()
-            self.tell_all(Present(tuple(one.coming[:START] for one in here)))
+        self._tell_directories(now)
+        self._tell_present()
         for group in self._directory.form():
-            for member in group.members:
-                self._tell(member.number, group)
+            self._tell_each([one.number for one in group.members], group)
         for number, loans in self._directory.lends():
             for loan in loans:
-                for member in loan.members:
-                    self._tell(member.number, loan)
+                self._tell_each([one.number for one in loan.members], loan)
             self._tell(number, Found(len(loans)))
 
     def wait(self) -> float:
         """Seconds until :meth:`turn` is due, if nothing comes before."""
         wakes = self._directory.wakes()
-        return 1.0 if wakes is None else min(1.0, max(0.001, wakes - time.monotonic()))
+        times = [] if wakes is None else [wakes]
+        if self._directory.directories() != self._listed:
+            times.append(self._list_at)
+        if self._unaware:
+            return 0.001
+        return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
     def end(self, link: Link) -> None:
         """The connection is over, and so is the peer, until it comes again."""
@@ -193,8 +207,7 @@ class Reception:
 
     def tell_all(self, message: Message) -> None:
         """To all peers."""
-        for number in list(self._of_peer):
-            self._tell(number, message)
+        self._tell_each(list(self._of_peer), message)
 
     # ---- messages ----
 
@@ -207,18 +220,14 @@ class Reception:
             self._directory.here(link.number, message)
         elif isinstance(message, Serves):
             self._directory.serves(link.number, (message.host, message.port))
-            self._tell_directories()
         elif isinstance(message, Spare):
-            before = self._directory.directories()
             self._directory.spare(link.number, (message.host, message.port))
-            if self._directory.directories() != before:
-                self._tell_directories()
         elif isinstance(message, Turn):
             self._lose(link.number, turns=True)
         elif isinstance(message, Averages):
             self._tell(link.number, self._directory.averages(link.number, message))
         elif isinstance(message, Who):
-            self._tell(link.number, Peers(self._directory.names()))
+            self._tell_names(link.number)
         elif isinstance(message, Ready):
             self._directory.ready(link.number, message.weight)
         elif isinstance(message, Unmet):
@@ -276,14 +285,40 @@ class Reception:
             return found + [one for one in self._owner.elsewhere() if one not in found]
         return found or None
 
-    def _tell_directories(self) -> None:
-        self.tell_all(Directories(self._directory.directories()))
+    def _tell_directories(self, now: float) -> None:
+        """When the list has changed: of a large swarm that ends, it would else fill all time."""
+        listed = self._directory.directories()
+        if listed != self._listed and now >= self._list_at:
+            self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._of_peer)
+            self.tell_all(Directories(listed))
+
+    def _tell_present(self) -> None:
+        """To some in each turn: of thousands, the list is long."""
+        if self._directory.settles():
+            here = self._directory.peers.values()
+            self._present = Present(tuple(one.coming[:START] for one in here))
+            self._unaware = list(self._of_peer)
+        some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
+        if some:
+            self._tell_each(some, self._present)
+
+    def _tell_names(self, number: int) -> None:
+        names = self._directory.names()
+        for at in range(0, len(names), MOST_NAMES):
+            more = at + MOST_NAMES < len(names)
+            self._tell(number, Peers(names[at : at + MOST_NAMES], int(more)))
 
     def _tell(self, number: int, message: Message) -> None:
-        link = self._of_peer.get(number)
-        if link is not None:
-            link.frames.write(pack(message))
-            self._check(link)
+        self._tell_each([number], message)
+
+    def _tell_each(self, numbers: Sequence[int], message: Message) -> None:
+        """The same to all of them: it is packed once."""
+        packed = pack(message)
+        for number in numbers:
+            link = self._of_peer.get(number)
+            if link is not None:
+                link.frames.write(packed)
+                self._check(link)
 
     # ---- ends of connections ----
 
@@ -310,12 +345,9 @@ class Reception:
         if link is not None:
             link.number = -1
             self._drop(link)
-        before = self._directory.directories()
         for other, coming in self._directory.lost(number):
             if not turns:
                 self._tell(other, Gone(coming))
-        if self._directory.directories() != before:
-            self._tell_directories()
 
     def _drop(self, link: Link) -> None:
         self._strangers.pop(id(link), None)

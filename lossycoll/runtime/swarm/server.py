@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -22,9 +23,9 @@ from .directory import GROUP_SIZE, PATIENCE, Directory
 from .knock import key_of
 from .lookout import Lookout
 from .observer import Observer, ObserverCounts
-from .ports import Ports, bound_to
+from .ports import Ports, bound_to, more_descriptors
 from .protocol import PLACES, Turn
-from .reception import NOBODY, Beside, Link, Owner, Reception
+from .reception import NOBODY, STRANGERS, Beside, Link, Owner, Reception
 from .reunion import Reunion
 from .whereabouts import Place
 
@@ -91,6 +92,7 @@ class DirectoryServer:
             beside=Beside(self._reunion, self._owner, self._place),
         )
         self._links: dict[int, Link] = {}
+        self._has_warned = False
         self._full: set[int] = set()
         """Descriptors of connections that don't take all that is to be sent."""
         self._poller = select.epoll()
@@ -149,7 +151,9 @@ class DirectoryServer:
 
     def _turn(self) -> None:
         until = max(0.001, self._lookout.wakes() - time.monotonic())
-        for fd, flags in self._poller.poll(min(self._reception.wait(), until)):
+        wait, most = min(self._reception.wait(), until), len(self._links) + STRANGERS
+        # All that has come is heard before groups form: who has said that it is ready isn't late.
+        for fd, flags in self._poller.poll(wait, most):
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._observer.fileno():
@@ -181,12 +185,23 @@ class DirectoryServer:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BlockingIOError:
             return
-        except OSError:  # short of descriptors, or gone already
-            time.sleep(ACCEPT_AGAIN_SECONDS)
+        except OSError as error:  # short of descriptors, or gone already
+            if error.errno != errno.EMFILE or not more_descriptors():
+                self._is_short(error)
+                time.sleep(ACCEPT_AGAIN_SECONDS)
             return
         frames = framed_with(self._secret, end, connects=False)
         self._poller.register(frames.fd, select.EPOLLIN)
         self._links[frames.fd] = self._reception.admit(frames)
+
+    def _is_short(self, error: OSError) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE) and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "directory: no descriptor is left for another peer, of which each takes one (%s): "
+                "raise the limit of the process that listens (ulimit -n)",
+                error.strerror,
+            )
 
     def _watch(self, link: Link) -> None:
         """For when a connection takes more of what is to be sent."""

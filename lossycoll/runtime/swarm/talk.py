@@ -12,7 +12,7 @@ from .whereabouts import Place
 @dataclass(slots=True)
 class Talk:
     """One connection. ``said``: what has been said over it; ``heard``, ``beat``: when something
-    last came, and this peer last gave a sign of life."""
+    last came, and this peer last gave a sign of life; ``names``: of peers, of which more come."""
 
     frames: Frames
     place: Place
@@ -22,4 +22,5 @@ class Talk:
     answered: bool = False
     ended: bool = False
     turns: Turn | None = None
+    names: tuple[str, ...] = ()
     said: list[object] = field(default_factory=list)

@@ -22,8 +22,10 @@ from .valkey_server import ValkeyServer
 
 RENEW_SECONDS: Final = 1.0
 """Between two renewals of the notice, at which peers that have gone are found, too."""
-AT_ONCE: Final = 256
-"""Frames that are taken before groups are formed."""
+AT_ONCE: Final = 2 * PLACES
+"""Frames that are taken before groups are formed: whoever has said that it is ready isn't late."""
+ANSWERED_AT_ONCE: Final = 128
+"""Frames that are taken before answers go."""
 COMING_BYTES: Final = 16
 log: Final = logging.getLogger("lossycoll")
 
@@ -126,11 +128,13 @@ class RelayedDirectory:
         while frame is not None:
             self._take(frame)
             taken += 1
+            if taken % ANSWERED_AT_ONCE == 0:
+                self._flush()
+                self._renew_in_time()
             frame = self._subscription.get(0.0) if taken < AT_ONCE else None
         self.reception.turn()
         self._flush()
-        if time.monotonic() - self._renewed >= RENEW_SECONDS:
-            self._renew()
+        self._renew_in_time()
 
     def _take(self, frame: bytes) -> None:
         if not frame:
@@ -166,6 +170,10 @@ class RelayedDirectory:
             frames, self._unsent = self._unsent, []
             found = [(self._channel(coming), frame) for coming, frame in frames]
             self._end(self._server.publish(found))
+
+    def _renew_in_time(self) -> None:
+        if time.monotonic() - self._renewed >= RENEW_SECONDS:
+            self._renew()
 
     def _renew(self) -> None:
         value = self._value

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret
 
-from .directory import KEPT_SECONDS, LEASE
+from .directory import LEASE
+from .numbers import KEPT_SECONDS
 from .valkey_server import ValkeyServer
 
 GRACE_SECONDS: Final = 2.0

@@ -13,7 +13,6 @@ from lossycoll.runtime.swarm.apart import FIRST_APART
 from lossycoll.runtime.swarm.directory import (
     COME,
     FIRST_GRACE,
-    KEPT_SECONDS,
     LATE,
     LEASE,
     MOST_GRACE,
@@ -21,6 +20,7 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
+from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
 from lossycoll.runtime.swarm.protocol import (
     PLACES,
     VERSION,

@@ -7,10 +7,16 @@ import random
 
 import pytest
 
+from lossycoll.runtime.membership.framing import LONGEST
 from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.protocol import (
+    LONGEST_NAME,
+    MOST_MEMBERS,
+    MOST_NAMES,
+    MOST_OTHERS,
     MOST_WEIGHT,
     PLACES,
+    START,
     Agreed,
     Averages,
     Beat,
@@ -54,7 +60,8 @@ MESSAGES: list[Message] = [
     Averages(SCHEMA, "32x32", "int4/32+spikes:int8/32+spikes", 10**12),
     Agreed(""),
     Who(),
-    Peers(("a", "b")),
+    Peers(("a", "b"), 0),
+    Peers(("a", "b"), 1),
     Ready(MOST_WEIGHT),
     Group(5, 2**31, MEMBERS),
     Gone(COMING),
@@ -107,7 +114,10 @@ def test_there_and_back(message: Message) -> None:
         ["here", "10.0.0.1", 5, [["10.0.0.1", 1]] * 3],
         ["unmet", []],
         ["unmet", ["no digest"]],
-        ["unmet", [COMING] * (PLACES + 1)],
+        ["unmet", [COMING] * (MOST_MEMBERS + 1)],
+        ["peers", ["a"] * (MOST_NAMES + 1), 0],
+        ["peers", ["a"], 2],
+        ["group", 5, 1, [[n, "::1", 1, COMING, 1.0, 0, []] for n in range(MOST_MEMBERS + 1)]],
         ["join", 1, "", COMING, 0, "5" * 16, 0, 0],
         ["join", 1, "a\n", COMING, 0, "5" * 16, 0, 0],
         ["join", 1, "a" * 65, COMING, 0, "5" * 16, 0, 0],
@@ -126,7 +136,7 @@ def test_there_and_back(message: Message) -> None:
         ["directories", [["10.0.0.1"]]],
         ["directories", [["10.0.0.1", 1]] * 17],
         ["directories", [["somewhere", 1]]],
-        ["peers", ["a", ""]],
+        ["peers", ["a", ""], 0],
         ["averages", "no digest", "", "same", 0],
         ["averages", SCHEMA, "", "", 0],
         ["averages", SCHEMA, "", "int8\n", 0],
@@ -169,3 +179,24 @@ def test_noise() -> None:
             unpack(draw.randbytes(40))
     with pytest.raises(Malformed):
         unpack(b"[" * 100_000)
+
+
+def longest_member(number: int) -> Member:
+    place = "2001:db8:1111:2222:3333:4444:5555:6666", 65535
+    return Member(number, *place, "f" * 64, 999999.87654321, 2**53 - 1, (place,) * MOST_OTHERS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Peers(("\U0001f600" * LONGEST_NAME,) * MOST_NAMES, 1),
+        Present(tuple(f"{number:016x}"[:START] for number in range(PLACES))),
+        Group(2**53 - 1, 2**32 - 1, tuple(map(longest_member, range(MOST_MEMBERS)))),
+        Unmet(("f" * 64,) * MOST_MEMBERS),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_the_longest_messages_of_a_full_swarm_fit_a_connection(message: Message) -> None:
+    packed = pack(message)
+    assert len(packed) <= LONGEST - 16  # the tag of a sealed one
+    assert unpack(packed) == message

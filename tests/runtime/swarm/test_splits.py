@@ -26,7 +26,8 @@ from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.membership.sealed_framing import framed_with
-from lossycoll.runtime.swarm import directory, ways
+from lossycoll.runtime.swarm import numbers as numbers_module
+from lossycoll.runtime.swarm import ways
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.protocol import Rival, pack, unpack
 from lossycoll.runtime.swarm.reunion import Reunion
@@ -97,7 +98,7 @@ def test_halves_become_one(
     knows: str, secret: Secret | None, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever knows of the other. A number that was given away meanwhile is another's."""
-    monkeypatch.setattr(directory, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
     parts = Parts(stack, secret)
     assert parts.new.number == parts.second[0].number == 2
     rounds = [mean(parts.second, [2.0, 3.0])[0].round for _ in range(5)]
@@ -121,7 +122,7 @@ def test_halves_become_one(
 def test_one_port_is_enough_for_another_number(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
     one, two = halves.directory(stack, None), None
     old = peers(stack, place(one), "ab", None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
@@ -145,7 +146,7 @@ def test_who_turns_asks_how_it_is_seen_there(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its old number, or by another one. What the former engine hears is of no matter then."""
-    monkeypatch.setattr(directory, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
     parts, seen = Parts(stack), ("203.0.113.9", 4711)
     observer, former = parts.one._observer, parts.second[0]._end
     answer = observer._answer

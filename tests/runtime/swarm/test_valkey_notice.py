@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lossycoll.runtime.keys.secret import secret_of
-from lossycoll.runtime.swarm.directory import KEPT_SECONDS, LEASE
+from lossycoll.runtime.swarm.directory import LEASE
+from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
 from lossycoll.runtime.swarm.valkey_notice import GRACE_SECONDS, Claimed, Notice, Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 from tests.support.valkey import Server

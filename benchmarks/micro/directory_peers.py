@@ -1,0 +1,290 @@
+"""A process of benchmarks.micro.directory: many peers without engines, one thread, a poller."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import resource
+import secrets
+import select
+import socket
+import sys
+import time
+from collections import Counter
+from typing import Any, Final
+
+from lossycoll.runtime.keys.secret import Secret, secret_of
+from lossycoll.runtime.membership.sealed_framing import framed_with
+from lossycoll.runtime.swarm.directory import LEASE
+from lossycoll.runtime.swarm.protocol import (
+    PLACES,
+    VERSION,
+    Averages,
+    Beat,
+    Here,
+    Join,
+    Leave,
+    Message,
+    Ready,
+    Spare,
+    pack,
+)
+from lossycoll.runtime.swarm.relayed import Relayed
+from lossycoll.runtime.swarm.valkey_directory import COMING_BYTES, key_of
+from lossycoll.runtime.swarm.valkey_notice import Notices
+from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
+from lossycoll.runtime.swarm.ways import Frames
+
+BEAT_SECONDS: Final = LEASE / 4
+READ: Final = 1 << 16
+
+
+class Wire:
+    """A connection with the server, which never blocks: commands go, answers come."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.end = socket.create_connection((host, port), 10.0)
+        self.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._came = bytearray()
+
+    def send(self, *commands: tuple[bytes, ...]) -> None:
+        """All of them at once; they are small, and the server reads."""
+        parts = []
+        for words in commands:
+            parts.append(b"*%d\r\n" % len(words))
+            parts += [b"$%d\r\n%s\r\n" % (len(word), word) for word in words]
+        self.end.sendall(b"".join(parts))
+
+    def answers(self) -> list[Any]:
+        """Those that have come as a whole."""
+        self._came += self.end.recv(READ)
+        found, at = [], 0
+        while (one := self._parsed(at)) is not None:
+            at = one[1]
+            found.append(one[0])
+        del self._came[:at]
+        return found
+
+    def _parsed(self, at: int) -> tuple[Any, int] | None:
+        end = self._came.find(b"\r\n", at)
+        if end < 0:
+            return None
+        kind, rest, at = self._came[at : at + 1], bytes(self._came[at + 1 : end]), end + 2
+        if kind == b"$":
+            end = at + int(rest)
+            return (bytes(self._came[at:end]), end + 2) if len(self._came) >= end + 2 else None
+        if kind != b"*":
+            return rest, at
+        values = []
+        for _ in range(int(rest)):
+            one = self._parsed(at)
+            if one is None:
+                return None
+            value, at = one
+            values.append(value)
+        return values, at
+
+
+class ByServer(Relayed):
+    """A peer's end by a valkey server: as ``valkey_relay`` has it, without a thread."""
+
+    def __init__(self, place: tuple[str, int], notices: Notices, inbox: str, key: bytes | None):
+        super().__init__(self._publish, key, Counter(), connects=True)
+        self._inbox = notices.channel(inbox).encode()
+        self._coming = secrets.token_bytes(COMING_BYTES)
+        own = notices.channel(self._coming.hex()).encode()
+        self._hears, self.says = Wire(*place), Wire(*place)
+        self._hears.send((b"SUBSCRIBE", own, notices.news.encode()))
+        listening = 0
+        while listening < 2:
+            listening += len(self._hears.answers())
+        self._own, self.fd = own, self._hears.end.fileno()
+
+    def read(self) -> list[bytes]:
+        for kind, channel, frame in self._hears.answers():
+            if kind == b"message" and channel == self._own:
+                self.put(frame)
+        return super().read()
+
+    def close(self) -> None:
+        self._hears.end.close()
+        self.says.end.close()
+
+    def _publish(self, frame: bytes) -> bool:
+        said = b"PUBLISH", self._inbox, self._coming + frame
+        self.says.send(said, (b"PUBSUB", b"NUMSUB", self._inbox))
+        return True
+
+
+class Peer:
+    """One. It reads of what it is told how it begins, and no more."""
+
+    def __init__(self, name: str, number: int, frames: Frames) -> None:
+        self.frames = frames
+        self.number = number
+        self.pace = random.Random(number).random()
+        """Of a round's time, until it is ready: a directory learns how long each takes."""
+        self.has_joined = False
+        self.heard = time.monotonic()
+        self.group = 0
+        """Of the round that is on, as it was told of it."""
+        self.say(Join(VERSION, name, secrets.token_hex(16), PLACES, "0" * 16, 0))
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self.frames.write(pack(message))
+
+    def hear(self) -> bool:
+        """What has come. Returns whether it was what this peer waits for."""
+        found = False
+        self.heard = time.monotonic()
+        for body in self.frames.read():
+            if body.startswith(b'["joined"'):
+                place = f"10.{self.number >> 8 & 255}.{self.number & 255}.1"
+                schema = "5c" * 16
+                self.say(Here(place, 4000), Spare(place, 5000), Averages(schema, ""))
+            elif body.startswith(b'["agreed",""'):
+                found = self.has_joined = True
+            elif body.startswith(b'["group"'):
+                found, self.group = True, int(body.split(b",", 3)[2])
+        return found
+
+
+class Peers:
+    """Those of this process."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._name = config["name"]
+        self._secret: Secret | None = secret_of(config["secret"]) if config["secret"] else None
+        self._port, self._join = config["port"], config["join"]
+        self._peers: dict[int, Peer] = {}
+        self._hear: dict[int, Peer] = {}
+        """By the descriptor by which they do."""
+        self._say: dict[int, Wire] = {}
+        """By that by which they say something to a server."""
+        self._poller = select.epoll()
+        self._beats: list[tuple[float, int]] = []
+        self._draw = random.Random(self._name)
+        if self._join:
+            self._reach_server()
+
+    def _reach_server(self) -> None:
+        address = Address.of(self._join)
+        server = ValkeyServer(address)
+        self._notices = Notices(server, address.prefix, self._secret)
+        claimed = self._notices.claim("", False)
+        assert claimed is not None
+        self._inbox = claimed.notice.inbox
+        self._place = address.host, address.port
+        self._key = key_of(self._secret, self._notices)
+
+    def _frames(self) -> Frames:
+        if self._join:
+            return ByServer(self._place, self._notices, self._inbox, self._key)
+        end = socket.create_connection(("127.0.0.1", self._port), 10.0)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return framed_with(self._secret, end, connects=True)
+
+    def join(self, count: int) -> dict[str, Any]:
+        """All come at once. Returns when the last one has joined."""
+        waiting = set(range(count))
+        for number in range(count):
+            self._come(number)
+            waiting -= self._turn(0.0)
+        while waiting:
+            waiting -= self._turn(0.1)
+        return {"at": time.monotonic()}
+
+    def _come(self, number: int) -> None:
+        frames = self._frames()
+        peer = self._peers[number] = Peer(f"{self._name}, {number}", number, frames)
+        self._poller.register(frames.fd, select.EPOLLIN)
+        self._hear[frames.fd] = peer
+        if isinstance(frames, ByServer):
+            self._say[frames.says.end.fileno()] = frames.says
+            self._poller.register(frames.says.end.fileno(), select.EPOLLIN)
+        heapq.heappush(self._beats, (time.monotonic() + BEAT_SECONDS * self._draw.random(), number))
+
+    def _turn(self, seconds: float) -> set[int]:
+        """Returns who has heard what it waits for."""
+        found = set()
+        for fd, _ in self._poller.poll(seconds):
+            if fd in self._say:
+                self._say[fd].answers()  # how many have heard it
+                continue
+            peer = self._hear[fd]
+            if peer.hear():
+                found.add(peer.number)
+            if peer.frames.broken:
+                raise SystemExit(f"{self._name}: peer {peer.number} has lost the directory")
+        now = time.monotonic()
+        while self._beats and self._beats[0][0] <= now:
+            _, number = heapq.heappop(self._beats)
+            if now - self._peers[number].heard > LEASE:
+                raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
+            self._peers[number].say(Beat(0))
+            heapq.heappush(self._beats, (now + BEAT_SECONDS, number))
+        return found
+
+    def round(self, seconds: float) -> dict[str, Any]:
+        """All are ready, at once or within some seconds. Returns when the last one was, and had
+        been told of its group."""
+        order = list(self._peers)
+        self._draw.shuffle(order)
+        begin, told = time.monotonic(), 0.0
+        times = {number: begin + seconds * self._peers[number].pace for number in order}
+        waiting, left = set(order), sorted(order, key=lambda one: -times[one])
+        ready = begin
+        while waiting:
+            while left and times[left[-1]] <= time.monotonic():
+                self._peers[left.pop()].say(Ready(1.0))
+                ready = time.monotonic()
+            heard = self._turn(0.01 if left else 0.1)
+            if heard:
+                waiting -= heard
+                told = time.monotonic()
+        groups = sorted({peer.group for peer in self._peers.values()})
+        return {"ready": ready, "told": told, "groups": groups}
+
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """Nobody has anything to say but that it lives."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._turn(left)
+        return {}
+
+    def leave(self) -> dict[str, Any]:
+        """All go at once."""
+        for peer in self._peers.values():
+            peer.say(Leave())
+        return {}
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.frames.close()
+
+
+def main() -> int:
+    config = json.loads(sys.argv[1])
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    peers = Peers(config)
+    print(json.dumps({}), flush=True)
+    for line in sys.stdin:
+        what, *rest = json.loads(line)
+        if what == "join":
+            found = peers.join(config["peers"])
+        elif what == "round":
+            found = peers.round(*rest)
+        elif what == "rest":
+            found = peers.rest(*rest)
+        else:
+            found = peers.leave()
+        print(json.dumps(found), flush=True)
+    peers.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

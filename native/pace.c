@@ -63,6 +63,10 @@ void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packe
                       .clock_ns = clock_ns,
                       .patience = PATIENCE,
                       .modest = 1,
+                      .share = 1,
+                      .least_share = 1,
+                      .least_before = 1,
+                      .most_before = 1,
                       .least_queue_ns = INT64_MAX};
 }
 
@@ -101,7 +105,7 @@ static void set_gate(lc_pace *pace, uint64_t now) {
     double beside = 1e9 * pace->rival_window / (double)pace->measure.rtt_ns;
     if (rate < beside)
         rate = beside;
-    if (pace->share > 0)
+    if (pace->cruising)
         rate *= pace->share;
     /* The least window is for a round that says something within some round trips. At less it may
      * take seconds, and a rate that was taken for too low is never found out. */
@@ -111,8 +115,26 @@ static void set_gate(lc_pace *pace, uint64_t now) {
     lc_rate_set(&pace->gate, rate * pace->packet_bytes, BURST_PACKETS * pace->packet_bytes, now);
 }
 
+/* What a path delivers at a share of its rate would have been more at all of it. Where the share
+ * was all of it for a part of the time, nobody knows how much more. Returns whether this round
+ * tells of the rate. */
+static int allow_for_share(lc_pace *pace) {
+    double least = pace->least_share < pace->least_before ? pace->least_share : pace->least_before;
+    double most = pace->most_share > pace->most_before ? pace->most_share : pace->most_before;
+    if (!pace->cruising || least >= 1 || pace->best_rate >= pace->rate)
+        return 1;
+    if (most >= 1)
+        return 0;
+    pace->best_rate /= most;
+    if (pace->best_rate > pace->rate)
+        pace->best_rate = pace->rate;
+    return 1;
+}
+
 static void keep_rate(lc_pace *pace) {
     if (pace->best_rate <= 0 || (!pace->limited && pace->best_rate <= pace->rate))
+        return;
+    if (!allow_for_share(pace))
         return;
     uint32_t i = pace->n_rounds++ % LC_PACE_ROUNDS;
     pace->rates[i] = pace->best_rate;
@@ -357,6 +379,10 @@ static void end_round(lc_pace *pace, uint64_t now) {
     pace->best_rate = 0;
     pace->moved = pace->taken = 0;
     pace->limited = 0;
+    pace->least_before = pace->least_share;
+    pace->most_before = pace->most_share;
+    pace->least_share = 1;
+    pace->most_share = 0;
 }
 
 static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
@@ -384,9 +410,11 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
     set_gate(pace, now);
 }
 
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack) {
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share) {
     pace->heard_ns = ack->now;
-    pace->share = 0;
+    pace->share = share;
+    pace->least_share = share < pace->least_share ? share : pace->least_share;
+    pace->most_share = share > pace->most_share ? share : pace->most_share;
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {

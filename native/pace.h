@@ -51,7 +51,10 @@ typedef struct {
     uint32_t rival_seen;  /* dips in which its queue was seen, less those in which it wasn't */
     /* after a pause */
     uint64_t heard_ns; /* when an acknowledgement last came */
-    double share;      /* of the rate, until the next one comes; 0: all of it */
+    /* beside other paths of this host */
+    double share; /* of the rate that may be used until the next acknowledgement */
+    double least_share, most_share;   /* in this round, */
+    double least_before, most_before; /* and in the one before, in which its samples were sent */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;
@@ -81,7 +84,8 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share);
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack);
+/* share: of its rate, at most 1, that it may go on with beside others of this host. */
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

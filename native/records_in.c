@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "fair_share.h"
 #include "message.h"
 
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
@@ -380,8 +381,9 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
-    lc_shared_rate_add(&p->interface->rate, h->now, ack.taken);
-    lc_pace_acked(&p->pace, &ack);
+    lc_shared_rate_add(&p->interface->rate, h->now, ack.taken, p->pace.measure.rtt_ns,
+                       p->pace.limited);
+    lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now));
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

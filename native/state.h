@@ -170,6 +170,8 @@ struct lc_interface {
     uint16_t n_paths;
     uint16_t turn;              /* the path that sends first in this turn of the loop */
     lc_shared_rate rate;        /* of its paths */
+    double level;               /* packets/s beyond which none of them goes (fair_share.h), */
+    uint64_t level_ns;          /* as of then */
     uint16_t turns_since_asked; /* turns since the link was last asked what has come */
     uint64_t moved_ns;          /* when something last went there or came */
     uint32_t window;            /* units that this process lets each of them have in flight: a small

@@ -6,6 +6,7 @@
 
 #include "batch.h"
 #include "choice.h"
+#include "fair_share.h"
 #include "payload.h"
 
 /* The parity of a window goes when all of its packets have been sent. */
@@ -322,18 +323,8 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
 /* After a pause several paths begin at once, and what each knows of its rate may be what it had
  * while the others had nothing to send. */
 static void begin_anew(const lc_host *h, lc_path *p) {
-    const lc_interface *via = p->interface;
-    double sum = 0, most = 0;
-    if (!lc_pace_rests(&p->pace, h->now) || lc_units_flying(p))
-        return;
-    for (uint16_t i = 0; i < via->n_paths; i++) {
-        const lc_path *other = via->paths[i];
-        if (!other->outs && !lc_units_flying(other))
-            continue;
-        sum += other->pace.rate;
-        most = other->pace.rate > most ? other->pace.rate : most;
-    }
-    lc_pace_begin(&p->pace, h->now, lc_shared_rate_share(&via->rate, sum, most));
+    if (lc_pace_rests(&p->pace, h->now) && !lc_units_flying(p))
+        lc_pace_begin(&p->pace, h->now, lc_fair_share_to_begin(p->interface, p));
 }
 
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {

@@ -49,7 +49,7 @@ def build(folder: Path) -> Path:
         ROOT / "tests" / "native" / "link_memory.c",
         *sorted((ROOT / "native").glob("*.c")),
     ]
-    flags = ["-std=c11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
+    flags = ["-std=gnu11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
     command = ["cc", *flags, *map(str, sources), "-lm", "-lpthread", "-o", str(program)]
     subprocess.run(command, check=True)
     return program

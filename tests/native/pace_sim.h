@@ -63,6 +63,7 @@ typedef struct {
     sim_flow *flows;
     int n;
     uint64_t now, random;
+    double share; /* of its rate that each flow may use beside others of its host */
     double credit;
     sim_packet queue[SIM_QUEUE];
     uint32_t in, out;
@@ -83,6 +84,7 @@ static sim *sim_new(double bits_per_s, double queue_s, int n) {
     s->n = n;
     s->now = 1000000000u;
     s->random = 7;
+    s->share = 1;
     for (int i = 0; i < n; i++) {
         sim_flow *f = &s->flows[i];
         f->end_ns = UINT64_MAX;
@@ -126,7 +128,7 @@ static void sim_told(sim *s, sim_flow *f) {
     f->acked_taken = f->taken;
     f->heard_ns = s->now;
     if (!f->tcp)
-        lc_pace_acked(&f->pace, &ack);
+        lc_pace_acked(&f->pace, &ack, s->share);
 }
 
 static void sim_send(sim *s, int number) {
@@ -265,7 +267,7 @@ static void sim_acked(sim *s, sim_flow *f) {
                               .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
                               .moved = moved,
                               .taken = taken};
-        lc_pace_acked(&f->pace, &ack);
+        lc_pace_acked(&f->pace, &ack, s->share);
     }
 }
 

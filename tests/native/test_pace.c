@@ -247,7 +247,7 @@ static void test_wrong_clocks(void) {
                               .arrived_us = wrong[k],
                               .moved = 1,
                               .taken = 1};
-        lc_pace_acked(&s->flows[0].pace, &ack);
+        lc_pace_acked(&s->flows[0].pace, &ack, 1);
         sim_count_anew(s);
         sim_run(s, 2);
         CHECK_AT(share(s, 0, 2) > 0.9, "%08x: used %.3f", wrong[k], share(s, 0, 2));
@@ -328,26 +328,67 @@ static void test_begins_anew(void) {
     sim_free(s);
 }
 
-/* Three paths that share a port: each has had it for itself, and together they get no more. */
+/* The rate of a port that three paths share: of what was held back, whatever pauses there are. */
 static void test_shared_rate(void) {
     lc_shared_rate shared = {0};
-    CHECK(lc_shared_rate_share(&shared, 0, 0) == 1);
-    CHECK(lc_shared_rate_share(&shared, 1000, 1000) == 1); /* the only one */
-    CHECK(fabs(lc_shared_rate_share(&shared, 3000, 1000) - 1 / 3.0) < 1e-9);
+    CHECK(lc_shared_rate_begin(&shared, 1000) == 1000); /* of the only one that is known */
+    CHECK(isinf(lc_shared_rate_bound(&shared, 1000)));
     uint64_t now = 1000000000;
     for (int k = 0; k < 2000; k++)
-        lc_shared_rate_add(&shared, now += 1000000, 2);
+        lc_shared_rate_add(&shared, now += 1000000, 2, 20000000, 1);
     CHECK(lc_shared_rate_now(&shared) > 1900 && lc_shared_rate_now(&shared) < 2200);
-    CHECK(fabs(lc_shared_rate_share(&shared, 3000, 1000) - lc_shared_rate_now(&shared) / 3000) <
-          1e-9);
-    CHECK(lc_shared_rate_share(&shared, 1500, 1000) == 1);
+    CHECK(lc_shared_rate_begin(&shared, 1000) == lc_shared_rate_now(&shared));
+    CHECK(lc_shared_rate_begin(&shared, 5000) == 5000);
+    CHECK(lc_shared_rate_bound(&shared, 1000) <= 1.25 * lc_shared_rate_now(&shared));
+    CHECK(lc_shared_rate_bound(&shared, 5000) == 5000);
+    for (int k = 0; k < 30000; k++) /* who has no more to send says nothing of the port */
+        lc_shared_rate_add(&shared, now += 1000000, 1, 20000000, 0);
+    CHECK(lc_shared_rate_now(&shared) > 1900);
     now += 3600000000000u; /* it is known after a pause */
     for (int k = 0; k < 100; k++)
-        lc_shared_rate_add(&shared, now += 1000000, 1);
+        lc_shared_rate_add(&shared, now += 1000000, 1, 20000000, 1);
     CHECK(lc_shared_rate_now(&shared) > 1900);
     for (int k = 0; k < 22000; k++)
-        lc_shared_rate_add(&shared, now += 1000000, 1);
+        lc_shared_rate_add(&shared, now += 1000000, 1, 20000000, 1);
     CHECK(lc_shared_rate_now(&shared) < 1200);
+    for (int k = 0; k < 100; k++) /* times so short that they say nothing */
+        lc_shared_rate_add(&shared, now += k % 10 ? 1000000 : 50000000, 10, 20000000, 1);
+    CHECK(isinf(lc_shared_rate_bound(&shared, 500)));
+}
+
+/* More is tried while more comes of it, and later now and then. */
+static void test_shared_rate_is_tried(void) {
+    lc_shared_rate shared = {0};
+    uint64_t now = 1000000000;
+    double grown = 0;
+    for (uint32_t packets = 1; packets <= 64; packets *= 2)
+        for (int k = 0; k < 100; k++)
+            lc_shared_rate_add(&shared, now += 1000000, packets, 20000000, 1);
+    grown = lc_shared_rate_bound(&shared, 0) / lc_shared_rate_now(&shared);
+    CHECK_AT(grown > 1.2 && lc_shared_rate_now(&shared) > 60000, "%.2f", grown);
+    int ahead = 0, stretches = 2000;
+    for (int k = 0; k < 40 * stretches; k++) {
+        lc_shared_rate_add(&shared, now += 1000000, 64, 20000000, 1);
+        ahead += lc_shared_rate_bound(&shared, 0) > 1.2 * lc_shared_rate_now(&shared);
+    }
+    CHECK_AT(ahead > 0 && ahead < 40 * stretches / 20, "%d", ahead);
+}
+
+/* A path at a share of its rate keeps the rate that it knows; at all of it, it is used at once. */
+static void test_shares(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    lc_pace *pace = &flow(s, 0, 20, 0, 1)->pace;
+    sim_run(s, 2);
+    double rate = pace->rate;
+    s->share = 0.2;
+    sim_run(s, 4);
+    CHECK_AT(pace->gate.bytes_per_s < 0.3 * rate * pace->packet_bytes, "%.0f",
+             pace->gate.bytes_per_s);
+    CHECK_AT(pace->rate > 0.85 * rate, "%.2f of the rate", pace->rate / rate);
+    s->share = 1;
+    sim_measure(s, 0.1, 0.3);
+    CHECK_AT(share(s, 0, 0.3) > 0.85, "used %.3f", share(s, 0, 0.3));
+    sim_free(s);
 }
 
 /* A clock that is set, or was wrong in the first packet: the queue is seen again. */
@@ -483,7 +524,7 @@ static void test_room_is_not_more_than_asked(void) {
     lc_pace pace;
     lc_pace_init(&pace, 0, 0, 60000);
     lc_measure_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
-    lc_pace_acked(&pace, &ack);
+    lc_pace_acked(&pace, &ack, 1);
     pace.gate.bytes_per_s = 1e6;
     CHECK(lc_pace_room(&pace, 2000000000, 1, 60000) == 1);
     CHECK(lc_pace_room(&pace, 2000000000, 9, 60000) == 2);
@@ -530,7 +571,7 @@ static void test_hostile_acks(void) {
                               .taken = moved ? any(s) % (moved + 1) : 0};
         if (any(s) % 2)
             lc_pace_limited(pace);
-        lc_pace_acked(pace, &ack);
+        lc_pace_acked(pace, &ack, 1);
         uint32_t window = lc_pace_window(pace, 1 + any(s) % 5000);
         double numbers = pace->window + pace->rate + pace->measure.hold_s + pace->gate.tokens;
         int good = isfinite(numbers) && window >= 1 && pace->loss <= 0.5 && pace->rate >= 0 &&
@@ -565,6 +606,8 @@ int main(void) {
     test_queue_after_a_pause();
     test_begins_anew();
     test_shared_rate();
+    test_shared_rate_is_tried();
+    test_shares();
     test_set_clocks();
     test_grows_again();
     test_start_amid_loss();

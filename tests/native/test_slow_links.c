@@ -53,11 +53,46 @@ static void test_after_a_pause(void) {
     }
 }
 
+/* A port that queues for 3 ms shows no queue to speak of, and each path has had all of it in the
+ * end of some operation. Of what all together send, little is lost there (a third, if each goes on
+ * as if it were alone), and operations take no longer for it. */
+static void test_short_queues(void) {
+    static const struct {
+        double mbit, rtt_ms, bytes, most;
+    } cases[] = {{100, 20, 1048576, 0.12}, {100, 40, 4194304, 0.1}, {1000, 20, 26214400, 0.14}};
+    for (int k = 0; k < 3; k++) {
+        slow_scenario s = {.seed = 1,
+                           .hosts = 4,
+                           .mbit = cases[k].mbit,
+                           .rtt_ms = cases[k].rtt_ms,
+                           .queue_ms = 3,
+                           .loss = 0.01,
+                           .burst = 1,
+                           .capacity = 4096,
+                           .bytes = cases[k].bytes,
+                           .ops = SLOW_OPS,
+                           .deep = 1,
+                           .pause_ms = 5};
+        slow_run *r = slow_run_all(&s);
+        const memory_counts *first = &r->ops[3].counts, *last = &r->ops[r->ended - 1].counts;
+        double dropped =
+            (double)(last->dropped - first->dropped) / (double)(last->sent - first->sent);
+        CHECK_AT(dropped < cases[k].most, "%g Mbit/s: dropped %.3f", s.mbit, dropped);
+        for (uint32_t i = 4; i < r->ended; i++) {
+            double times = slow_seconds(r, i) / slow_limit_s(&s);
+            CHECK_AT(times < 1.5, "%g Mbit/s, operation %u: %.2f times the limit", s.mbit, i,
+                     times);
+        }
+        free(r);
+    }
+}
+
 /* -sample: some of it. */
 int main(int argc, char **argv) {
     test_small_operations();
     if (check_samples(argc, argv))
         return check_result("test_slow_links");
     test_after_a_pause();
+    test_short_queues();
     return check_result("test_slow_links");
 }

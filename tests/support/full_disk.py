@@ -39,7 +39,9 @@ def train(swarm: Swarm, folder: Path | None, said: list[Any]) -> None:
             assert optimizer.save(checkpoint) == checkpoint.stat().st_size
             kept = [p.detach().clone() for p in model.parameters()]
         else:
-            (folder / "filler").write_bytes(bytes(DISK // 2))  # the rest of the disk is the checkpoint
+            (folder / "filler").write_bytes(
+                bytes(DISK // 2)
+            )  # the rest of the disk is the checkpoint
             with pytest.raises(CheckpointError, match="No space left on device.*is as it was"):
                 optimizer.save(checkpoint)
     if folder is not None:

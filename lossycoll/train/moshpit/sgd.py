@@ -125,6 +125,8 @@ class MoshpitSGD:
         self._model = model
         self._latest = 0
         """The round that the parameters have had last."""
+        self._latest_at = 0
+        """After how many steps it began."""
         self._offers = False
         self._changing = threading.Lock()
         """Whoever lends the state takes it between two changes."""
@@ -164,7 +166,7 @@ class MoshpitSGD:
             return None
         report = self.finish()
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, weight, self._timeout)
+        self._round = _Round(self._averager, values, weight, self._timeout, self._steps)
         if self._delayed:
             self._round.start()
             return report
@@ -188,7 +190,7 @@ class MoshpitSGD:
         report = one.result()
         with self._changing, torch.no_grad():
             self._take(one.before, one.values)
-            self._latest = report.round
+            self._latest, self._latest_at = report.round, one.at
         self._offer(report)
         return report
 
@@ -225,7 +227,7 @@ class MoshpitSGD:
             parameter.grad = mean
         with self._changing:
             self._optimizer.step()
-            self._latest = report.round
+            self._latest, self._latest_at = report.round, self._steps
 
     # ---- newcomers ----
 
@@ -294,9 +296,16 @@ class MoshpitSGD:
         return follows and (report.kept == 0 or not self._of_gradients)
 
     def _join_in(self, timeout: float) -> RoundReport:
-        """The others' next round, to which this peer brings nothing."""
+        """The others' next round, to which this peer brings nothing. Then it has had as many steps
+        as they had when it began."""
         timeout = max(1.0, timeout)
-        self._steps = -(-self._steps // self._every) * self._every
+        before, at = self._latest, self._latest_at
+        report = self._empty_round(timeout)
+        # A state doesn't say which round comes next: this one is known by its number.
+        self._steps = self._latest_at = at + max(1, report.round - before) * self._every
+        return report
+
+    def _empty_round(self, timeout: float) -> RoundReport:
         if self._of_gradients:
             means = [torch.zeros_like(p) for p in self._parameters]
             report = self._averager.step_on(means, 0.0, timeout)
@@ -305,7 +314,7 @@ class MoshpitSGD:
                 self._optimizer.zero_grad()
             return report
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, 0.0, timeout)
+        self._round = _Round(self._averager, values, 0.0, timeout, self._steps)
         self._round.run()
         ended = self.finish()
         assert ended is not None
@@ -324,6 +333,7 @@ class MoshpitSGD:
                 "kinds": self._kinds(),
                 "model": self._model.state_dict(),
                 "training": self.state_dict(),
+                "latest at": self._latest_at,
             }
             return Snapshot(self._latest, *packed(state))
 
@@ -353,7 +363,7 @@ class MoshpitSGD:
         with self._changing:
             self._model.load_state_dict(state["model"])
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
-            self._latest = latest
+            self._latest, self._latest_at = latest, int(state["latest at"])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside the model's: any peer may write it, and any go on from it.
@@ -385,6 +395,7 @@ class MoshpitSGD:
         if type(state["steps"]) is not int or state["steps"] < 0:
             raise OptionError(f"the checkpoint has had {state['steps']!r} steps")
         self._steps = state["steps"]
+        self._latest_at = self._steps - self._steps % self._every
         self._optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for anchor, saved in zip(self._anchor, state["anchor"], strict=True):
@@ -401,12 +412,19 @@ def _check_catch_up(lenders: int, tries: int) -> None:
 
 
 class _Round:
-    """One round, maybe on a thread of its own. ``before``: the values as they were given."""
+    """One round, maybe on a thread of its own. ``before``: the values as they were given. ``at``:
+    the steps before it."""
 
     def __init__(
-        self, averager: MoshpitAverager, values: list[Tensor], weight: float, timeout: float
+        self,
+        averager: MoshpitAverager,
+        values: list[Tensor],
+        weight: float,
+        timeout: float,
+        at: int,
     ) -> None:
         self._averager = averager
+        self.at = at
         self.before = values
         self.values = [value.clone() for value in values]
         self._how = weight, timeout

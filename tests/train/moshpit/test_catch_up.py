@@ -36,6 +36,7 @@ class Peer:
         )
         self.rounds: dict[int, tuple[list[Tensor], Any]] = {}
         """After each: the parameters, and its report."""
+        self.steps: dict[int, int] = {}
         self.caught: Any = None
         self.goes_on = threading.Event()
         """After its second round it waits for this."""
@@ -62,6 +63,7 @@ class Peer:
     def note(self, number: int, report: Any) -> None:
         values = [p.detach().clone() for p in self.model.parameters()]
         self.rounds[number] = values, report
+        self.steps[number] = self.optimizer.state_dict()["steps"]
 
 
 @pytest.fixture
@@ -93,10 +95,14 @@ def without(stack: ExitStack, how: dict[str, Any], last: int) -> list[Peer]:
     return peers
 
 
+@pytest.mark.parametrize("at_rest", [False, True])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
+def test_a_newcomer_goes_on_as_the_others(
+    stack: ExitStack, how: str, at_rest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After its first round, of weight 0, it has what they have; and they had their rounds
-    meanwhile as ever. From then on it counts."""
+    meanwhile as ever. From then on it counts. With ``at_rest`` the state is one from between a
+    round and the next step."""
     first = joined(stack, "0")
     old = [
         Peer(first, "0", HOWS[how], model),
@@ -111,8 +117,21 @@ def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
     while min(len(peer.rounds) for peer in old) < 2:
         assert threads[0].is_alive()
     new = Peer(joined(stack, "2", first), "2", HOWS[how], other_model)
-    for peer in old:
-        peer.goes_on.set()
+
+    def go_on() -> None:
+        for peer in old:
+            peer.goes_on.set()
+
+    def borrow(*given: Any) -> Any:
+        taken = borrows(*given)
+        go_on()
+        return taken
+
+    borrows = MoshpitAverager.borrow
+    if at_rest:
+        monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+    else:
+        go_on()
     new.train(last, catches_up=True)
     for thread in threads:
         thread.join(60)
@@ -122,6 +141,8 @@ def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
         for same in zip(*values, strict=True):
             torch.testing.assert_close(same[2], same[0])
             torch.testing.assert_close(same[1], same[0])
+        # Its schedules go on as theirs, too.
+        assert len({peer.steps[number] for peer in (*old, new)}) == 1
     assert begins < last
     expected = without(stack, HOWS[how], begins)[0].rounds[begins][0]
     torch.testing.assert_close(old[0].rounds[begins][0], expected)  # the newcomer changed nothing

@@ -53,7 +53,8 @@ class CatchUpReport:
 
     Attributes:
         round: The round that it took part in with weight 0.
-        in_step: No round had passed between the state and that round.
+        in_step: It has what the others have in common. False: its outer optimizer is of a round
+            before theirs.
         tries: How often it took a state.
         lenders: Of how many peers parts of it came, the last time.
         bytes: What came, in all.
@@ -238,15 +239,15 @@ class MoshpitSGD:
 
         That is the model's parameters and buffers, and the optimizers' state, of peers that have
         had a round; what this peer has already isn't sent. Then it takes part in the others' next
-        round with weight 0, so it begins where they end. If a round has passed meanwhile, it takes
-        what has changed, and tries again.
+        round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
+        is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
             lenders: Of so many peers at once, at most 127.
             tries: How often, at most, it takes a state because a round has passed. With the last
                 one it begins all the same (``in_step`` is False), where parameters are averaged:
-                the next rounds bring them in step, and an outer optimizer stays a round behind.
+                an outer optimizer stays behind.
 
         Returns:
             How it went; None: nobody has a state yet, so this peer begins with its own.
@@ -291,6 +292,10 @@ class MoshpitSGD:
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
         """Whether this peer is where the others are, after its first round."""
+        if self._outer is None and not self._of_gradients:
+            # The mean is all that they have in common. Moments are each peer's own: those of some
+            # rounds ago are as good, and by the time that newer ones came they would be old, too.
+            return True
         # A round that runs beside steps has begun when the one before is taken.
         follows = report.round - began_with.round - 1 <= int(self._delayed)
         return follows and (report.kept == 0 or not self._of_gradients)

@@ -42,6 +42,7 @@ class Peer:
         """After its second round it waits for this."""
         self.goes_on.set()
         self.stops = threading.Event()
+        self.slow = 0.0
 
     def train(self, until: int, *, catches_up: bool = False) -> None:
         """Until it has had the round of that number."""
@@ -51,6 +52,7 @@ class Peer:
             assert self.caught is not None
             self.note(self.caught.round, None)
         while not self.stops.is_set() and (not self.rounds or max(self.rounds) < until):
+            time.sleep(self.slow)
             self.optimizer.zero_grad()
             backward(self.model, int(self.name), step)
             report = self.optimizer.step()
@@ -150,6 +152,48 @@ def test_a_newcomer_goes_on_as_the_others(
     assert len(report.members) == 3
     later = old[0].rounds[last][1]
     assert (len(later.members), later.contributions) == (3, 3.0)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_rounds_pass_while_the_state_comes(
+    stack: ExitStack, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the round brings all that peers have in common, no other state is taken for it."""
+    first = joined(stack, "0")
+    old = [Peer(first, "0", HOWS[how], model)]
+    old.append(Peer(joined(stack, "1", first), "1", HOWS[how], model))
+    threads = [threading.Thread(target=peer.train, args=(10**6,)) for peer in old]
+    for thread in threads:
+        thread.start()
+    until(lambda: min(len(peer.rounds) for peer in old) > 2, seconds=20)
+    borrows, states = MoshpitAverager.borrow, []
+
+    def borrow(*given: Any) -> Any:
+        states.append(borrows(*given))
+        if len(states) == 1:
+            had = len(old[0].rounds)
+            until(lambda: len(old[0].rounds) > had + 3, seconds=20)
+        for peer in old:  # so that no more pass while the next one comes
+            peer.slow = 0.2
+        return states[-1]
+
+    monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+    new = Peer(joined(stack, "2", first), "2", HOWS[how], other_model)
+    new.caught = new.optimizer.catch_up(timeout=40.0)
+    assert new.caught is not None
+    new.note(new.caught.round, None)
+    for peer in old:
+        peer.stops.set()
+    number = new.caught.round
+    until(lambda: all(number in peer.rounds for peer in old), seconds=20)
+    assert new.caught.in_step
+    assert (len(states) == 1) == (how == "parameters")
+    values = [peer.rounds[number][0] for peer in (*old, new)]
+    for same in zip(*values, strict=True):
+        torch.testing.assert_close(same[2], same[0])
+    assert len({peer.steps[number] for peer in (*old, new)}) == 1
+    for thread in threads:
+        thread.join(60)
 
 
 def test_nobody_has_a_state_yet(stack: ExitStack) -> None:

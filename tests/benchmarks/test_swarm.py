@@ -160,7 +160,7 @@ def test_the_report_compares_seed_by_seed() -> None:
     assert f"`{FAULTY}` ends within 1% of `moshpit` in 1 of 2 seeds." in report.verdict(found)
     assert report.common_seeds(found) == [1]
     curve = report.mean_curve(found["variants"][REFERENCE], [1, 2])
-    assert curve[-1] == (8.0, 80, pytest.approx(2.5))
+    assert curve[-1] == pytest.approx((8.0, 80, 2.5))
 
 
 @pytest.mark.parametrize(

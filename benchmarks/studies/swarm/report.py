@@ -99,7 +99,7 @@ def table(found: Mapping[str, Any]) -> str:
         "round, s: median, longest",
         "newcomers trained after, s",
         "training, s",
-        "MiB",
+        "MiB of all",
     ]
     rows = []
     for name, of in found["variants"].items():
@@ -170,12 +170,13 @@ def mean_curve(of: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple[float,
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Loss over steps, how far it is from that without faults, and loss over seconds."""
+    """Loss over steps, how far that is from the reference's for every seed, and loss over
+    seconds."""
     seeds = common_seeds(found)
     if not seeds:
         raise ValueError("no seed of which every variant has a run")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    reference = [point[2] for point in mean_curve(found["variants"][REFERENCE], seeds)]
+    reference = found["variants"][REFERENCE]
     faults: dict[str, Any] = {}
     for name, of in found["variants"].items():
         curve = mean_curve(of, seeds)
@@ -183,9 +184,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         how = {"color": COLOURS[name], "linewidth": 1.3, "label": name}
         left.plot(steps, losses, **how)
         right.plot([point[0] for point in curve], losses, **how)
-        if name != REFERENCE:
-            off = [100 * (a / b - 1) for a, b in zip(losses, reference, strict=True)]
-            middle.plot(steps, off, **how)
+        for seed in of["seed"] if name != REFERENCE else ():
+            pairs = zip(mean_curve(of, [seed]), mean_curve(reference, [seed]), strict=True)
+            middle.plot(steps, [100 * (a[2] / b[2] - 1) for a, b in pairs], **how, alpha=0.7)
         if of["faults"][0] and not faults:
             faults = {f"peer {one['peer']} {one['kind']}": one for one in of["faults"][0]}
     for text, one in faults.items():
@@ -201,13 +202,14 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             ha="right",
         )
     middle.axhspan(-100 * NEAR, 100 * NEAR, color="tab:green", alpha=0.1)
-    middle.set_ylim(-4, 4)
+    middle.set_ylim(-2, 2)
+    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     for axis, title, label in (
-        (left, "loss by step", "steps of each peer"),
-        (middle, f"against {REFERENCE}, the goal shaded", "steps of each peer"),
-        (right, "loss by time", "seconds of training"),
+        (left, f"{PEERS} peers at home, {which}: loss by step", "steps of each peer"),
+        (middle, f"every seed against {REFERENCE}, the goal shaded", "steps of each peer"),
+        (right, f"{which}: loss by time", "seconds of training"),
     ):
-        axis.set_title(f"{PEERS} peers at home: {title}", fontsize=10)
+        axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
     left.set_ylabel("validation loss of peer 0, nats per byte")
     middle.set_ylabel("%")

@@ -116,7 +116,7 @@ def test_hivemind_runs_where_an_interpreter_has_it(
         command.missing(str(python))
     (tmp_path / "hivemind.py").write_text("")
     assert command.missing(str(python)) == ()
-    monkeypatch.setattr(tcp, "controls", lambda: ["cubic"])
+    monkeypatch.setattr(tcp, "allowed", lambda: ["cubic"])
     parser = argparse.ArgumentParser()
     command.arguments(parser)
     planned = command.plan(parser.parse_args(["--hivemind", str(python), "--seeds", "1"]))

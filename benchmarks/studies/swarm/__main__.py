@@ -39,7 +39,7 @@ def plan(options: argparse.Namespace) -> list[Run]:
     if len(set(options.seeds)) < len(options.seeds) or min(options.seeds) < 0:
         raise ValueError(f"seeds are {options.seeds}, wanted different numbers from 0")
     budget = Budget(options.steps, options.every, options.width, options.batch, options.limit)
-    known = ("", *tcp.controls())
+    known = ("", *tcp.allowed())
     without = () if getattr(options, "report_only", False) else missing(options.hivemind)
     variants = [
         name

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from benchmarks.common import tcp
+
 from .runs import PEERS
 
-CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 MATCHMAKING_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 3.0
 CHUNK_SECONDS: Final = 10.0
@@ -37,7 +37,7 @@ class Averaging:
     def __init__(
         self, config: Mapping[str, Any], model: nn.Module, inner: Optimizer, join: Sequence[str]
     ) -> None:
-        CONTROL.write_text(config["control"], encoding="ascii")  # of this host alone
+        tcp.use_by_default(config["control"])  # its connections are another process's
         self._inner, self._every = inner, config["every"]
         self._parameters = list(model.parameters())
         self.steps = self._rounds = 0

@@ -157,7 +157,7 @@ def test_the_report_compares_seed_by_seed() -> None:
     assert "| 1, 2 | 2.5363 | +1.25% (+0.50%, +2.00%) |" in rows[FAULTY]
     assert "| 1.5 to 1.5 |" in rows[FAULTY]
     assert "| 1 | 1.9910 | -0.50% (-0.50%, -0.50%) |" in rows[THEIRS]
-    assert f"`{FAULTY}` ends within 1% of `moshpit` in 1 of 2 seeds." in report.verdict(found)
+    assert f"`{FAULTY}` ends within 1% of `moshpit` for 1 of 2 seeds." in report.verdict(found)
     assert report.common_seeds(found) == [1]
     curve = report.mean_curve(found["variants"][REFERENCE], [1, 2])
     assert curve[-1] == pytest.approx((8.0, 80, 2.5))

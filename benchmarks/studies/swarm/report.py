@@ -114,7 +114,8 @@ def table(found: Mapping[str, Any]) -> str:
                 f"{statistics.fmean(of['loss']):.4f}",
                 "-"
                 if name == REFERENCE
-                else f"{statistics.fmean(against):+.2%} ({min(against):+.2%}, {max(against):+.2%})",
+                else f"{_share(statistics.fmean(against))} "
+                f"({_share(min(against))}, {_share(max(against))})",
                 f"{max(of['apart']):.2%}",
                 f"{statistics.fmean(of['members']):.2f}",
                 f"{statistics.fmean(known):.2f}" if known else "-",
@@ -128,6 +129,10 @@ def table(found: Mapping[str, Any]) -> str:
     return markdown(head, rows)
 
 
+def _share(one: float) -> str:
+    return f"{round(one, 4) + 0.0:+.2%}"  # 0 rather than -0
+
+
 def verdict(found: Mapping[str, Any]) -> str:
     """Whether the goal is met, in a sentence for each variant with faults."""
     said = []
@@ -135,7 +140,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         if VARIANTS[name].faults:
             within = sum(abs(one) <= NEAR for one in of["against"])
             said.append(
-                f"`{name}` ends within {NEAR:.0%} of `{REFERENCE}` in {within} of "
+                f"`{name}` ends within {NEAR:.0%} of `{REFERENCE}` for {within} of "
                 f"{len(of['against'])} seeds."
             )
     return " ".join(said) or "No run with faults yet."

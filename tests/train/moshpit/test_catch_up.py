@@ -174,7 +174,7 @@ def test_rounds_pass_while_the_state_comes(
             had = len(old[0].rounds)
             until(lambda: len(old[0].rounds) > had + 3, seconds=20)
         for peer in old:  # so that no more pass while the next one comes
-            peer.slow = 0.2
+            peer.slow = 0.5
         return states[-1]
 
     monkeypatch.setattr(MoshpitAverager, "borrow", borrow)

@@ -64,8 +64,8 @@ class Peer:
 
     def note(self, number: int, report: Any) -> None:
         values = [p.detach().clone() for p in self.model.parameters()]
-        self.rounds[number] = values, report
         self.steps[number] = self.optimizer.state_dict()["steps"]
+        self.rounds[number] = values, report
 
 
 @pytest.fixture

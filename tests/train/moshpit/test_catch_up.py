@@ -160,40 +160,34 @@ def test_rounds_pass_while_the_state_comes(
 ) -> None:
     """Where the round brings all that peers have in common, no other state is taken for it."""
     first = joined(stack, "0")
-    old = [Peer(first, "0", HOWS[how], model)]
-    old.append(Peer(joined(stack, "1", first), "1", HOWS[how], model))
-    threads = [threading.Thread(target=peer.train, args=(10**6,)) for peer in old]
-    for thread in threads:
-        thread.start()
-    until(lambda: min(len(peer.rounds) for peer in old) > 2, seconds=20)
+    old = Peer(first, "0", HOWS[how], model)
+    thread = threading.Thread(target=old.train, args=(10**6,))
+    thread.start()
+    until(lambda: len(old.rounds) > 2, seconds=20)
     borrows, states = MoshpitAverager.borrow, []
 
     def borrow(*given: Any) -> Any:
         states.append(borrows(*given))
         if len(states) == 1:
-            had = len(old[0].rounds)
-            until(lambda: len(old[0].rounds) > had + 3, seconds=20)
-        for peer in old:  # so that no more pass while the next one comes
-            peer.slow = 0.5
+            had = len(old.rounds)
+            until(lambda: len(old.rounds) > had + 3, seconds=20)
+            old.slow = 0.5  # so that no more pass while the next one comes
         return states[-1]
 
     monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
-    new = Peer(joined(stack, "2", first), "2", HOWS[how], other_model)
+    new = Peer(joined(stack, "1", first), "1", HOWS[how], other_model)
     new.caught = new.optimizer.catch_up(timeout=40.0)
+    old.stops.set()
     assert new.caught is not None
     new.note(new.caught.round, None)
-    for peer in old:
-        peer.stops.set()
     number = new.caught.round
-    until(lambda: all(number in peer.rounds for peer in old), seconds=20)
+    until(lambda: number in old.rounds, seconds=20)
     assert new.caught.in_step
     assert (len(states) == 1) == (how == "parameters")
-    values = [peer.rounds[number][0] for peer in (*old, new)]
-    for same in zip(*values, strict=True):
-        torch.testing.assert_close(same[2], same[0])
-    assert len({peer.steps[number] for peer in (*old, new)}) == 1
-    for thread in threads:
-        thread.join(60)
+    for mine, theirs in zip(new.rounds[number][0], old.rounds[number][0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert new.steps[number] == old.steps[number]
+    thread.join(60)
 
 
 def test_nobody_has_a_state_yet(stack: ExitStack) -> None:

@@ -190,9 +190,25 @@ SWARM = (
     mutation(
         "a newcomer that counts before it has trained",
         "lossycoll/train/moshpit/sgd.py",
-        "_Round(self._averager, values, 0.0, timeout)",
-        "_Round(self._averager, values, 1.0, timeout)",
-        "tests/train/moshpit/test_catch_up.py::test_a_newcomer_goes_on_as_the_others[parameters]",
+        "_Round(self._averager, values, 0.0, timeout, self._steps)",
+        "_Round(self._averager, values, 1.0, timeout, self._steps)",
+        "tests/train/moshpit/test_catch_up.py"
+        "::test_a_newcomer_goes_on_as_the_others[parameters-False]",
+    ),
+    mutation(
+        "a newcomer whose steps are a round behind",
+        "lossycoll/train/moshpit/sgd.py",
+        "at + max(1, report.round - before) * self._every",
+        "-(-self._steps // self._every) * self._every",
+        "tests/train/moshpit/test_catch_up.py"
+        "::test_a_newcomer_goes_on_as_the_others[parameters-True]",
+    ),
+    mutation(
+        "another state for each round that has passed",
+        "lossycoll/train/moshpit/sgd.py",
+        "if self._outer is None and not self._of_gradients:",
+        "if False:",
+        "tests/train/moshpit/test_catch_up.py::test_rounds_pass_while_the_state_comes[parameters]",
     ),
     mutation(
         "a state from before the latest round",

@@ -54,7 +54,8 @@ class CatchUpReport:
 
     Attributes:
         round: The round that it took part in with weight 0.
-        in_step: No round had passed between the state and that round.
+        in_step: It has what the others have in common. False: its outer optimizer is of a round
+            before theirs.
         tries: How often it took a state.
         lenders: Of how many peers parts of it came, the last time.
         bytes: What came, in all.
@@ -126,6 +127,8 @@ class MoshpitSGD:
         self._model = model
         self._latest = 0
         """The round that the parameters have had last."""
+        self._latest_at = 0
+        """After how many steps it began."""
         self._offers = False
         self._changing = threading.Lock()
         """Whoever lends the state takes it between two changes."""
@@ -165,7 +168,7 @@ class MoshpitSGD:
             return None
         report = self.finish()
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, weight, self._timeout)
+        self._round = _Round(self._averager, values, weight, self._timeout, self._steps)
         if self._delayed:
             self._round.start()
             return report
@@ -189,7 +192,7 @@ class MoshpitSGD:
         report = one.result()
         with self._changing, torch.no_grad():
             self._take(one.before, one.values)
-            self._latest = report.round
+            self._latest, self._latest_at = report.round, one.at
         self._offer(report)
         return report
 
@@ -226,7 +229,7 @@ class MoshpitSGD:
             parameter.grad = mean
         with self._changing:
             self._optimizer.step()
-            self._latest = report.round
+            self._latest, self._latest_at = report.round, self._steps
 
     # ---- newcomers ----
 
@@ -237,15 +240,15 @@ class MoshpitSGD:
 
         That is the model's parameters and buffers, and the optimizers' state, of peers that have
         had a round; what this peer has already isn't sent. Then it takes part in the others' next
-        round with weight 0, so it begins where they end. If a round has passed meanwhile, it takes
-        what has changed, and tries again.
+        round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
+        is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
             lenders: Of so many peers at once, at most 127.
             tries: How often, at most, it takes a state because a round has passed. With the last
                 one it begins all the same (``in_step`` is False), where parameters are averaged:
-                the next rounds bring them in step, and an outer optimizer stays a round behind.
+                an outer optimizer stays behind.
 
         Returns:
             How it went; None: nobody has a state yet, so this peer begins with its own.
@@ -290,14 +293,25 @@ class MoshpitSGD:
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
         """Whether this peer is where the others are, after its first round."""
+        if self._outer is None and not self._of_gradients:
+            # The mean is all that they have in common. Moments are each peer's own: those of some
+            # rounds ago are as good, and by the time that newer ones came they would be old, too.
+            return True
         # A round that runs beside steps has begun when the one before is taken.
         follows = report.round - began_with.round - 1 <= int(self._delayed)
         return follows and (report.kept == 0 or not self._of_gradients)
 
     def _join_in(self, timeout: float) -> RoundReport:
-        """The others' next round, to which this peer brings nothing."""
+        """The others' next round, to which this peer brings nothing. Then it has had as many steps
+        as they had when it began."""
         timeout = max(1.0, timeout)
-        self._steps = -(-self._steps // self._every) * self._every
+        before, at = self._latest, self._latest_at
+        report = self._empty_round(timeout)
+        # A state doesn't say which round comes next: this one is known by its number.
+        self._steps = self._latest_at = at + max(1, report.round - before) * self._every
+        return report
+
+    def _empty_round(self, timeout: float) -> RoundReport:
         if self._of_gradients:
             means = [torch.zeros_like(p) for p in self._parameters]
             report = self._averager.step_on(means, 0.0, timeout)
@@ -306,7 +320,7 @@ class MoshpitSGD:
                 self._optimizer.zero_grad()
             return report
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, 0.0, timeout)
+        self._round = _Round(self._averager, values, 0.0, timeout, self._steps)
         self._round.run()
         ended = self.finish()
         assert ended is not None
@@ -331,6 +345,7 @@ class MoshpitSGD:
             "kinds": self._kinds(),
             "model": self._model.state_dict(),
             "training": self.state_dict(),
+            "latest at": self._latest_at,
         }
 
     def _kinds(self) -> list[Any]:
@@ -369,7 +384,7 @@ class MoshpitSGD:
         with self._changing:
             self._model.load_state_dict(state["model"])
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
-            self._latest = latest
+            self._latest, self._latest_at = latest, int(state["latest at"])
 
     # ---- checkpoints ----
 
@@ -438,6 +453,7 @@ class MoshpitSGD:
         if type(state["steps"]) is not int or state["steps"] < 0:
             raise OptionError(f"the checkpoint has had {state['steps']!r} steps")
         self._steps = state["steps"]
+        self._latest_at = self._steps - self._steps % self._every
         self._optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for anchor, saved in zip(self._anchor, state["anchor"], strict=True):
@@ -454,12 +470,19 @@ def _check_catch_up(lenders: int, tries: int) -> None:
 
 
 class _Round:
-    """One round, maybe on a thread of its own. ``before``: the values as they were given."""
+    """One round, maybe on a thread of its own. ``before``: the values as they were given. ``at``:
+    the steps before it."""
 
     def __init__(
-        self, averager: MoshpitAverager, values: list[Tensor], weight: float, timeout: float
+        self,
+        averager: MoshpitAverager,
+        values: list[Tensor],
+        weight: float,
+        timeout: float,
+        at: int,
     ) -> None:
         self._averager = averager
+        self.at = at
         self.before = values
         self.values = [value.clone() for value in values]
         self._how = weight, timeout

@@ -36,11 +36,13 @@ class Peer:
         )
         self.rounds: dict[int, tuple[list[Tensor], Any]] = {}
         """After each: the parameters, and its report."""
+        self.steps: dict[int, int] = {}
         self.caught: Any = None
         self.goes_on = threading.Event()
         """After its second round it waits for this."""
         self.goes_on.set()
         self.stops = threading.Event()
+        self.slow = 0.0
 
     def train(self, until: int, *, catches_up: bool = False) -> None:
         """Until it has had the round of that number."""
@@ -50,6 +52,7 @@ class Peer:
             assert self.caught is not None
             self.note(self.caught.round, None)
         while not self.stops.is_set() and (not self.rounds or max(self.rounds) < until):
+            time.sleep(self.slow)
             self.optimizer.zero_grad()
             backward(self.model, int(self.name), step)
             report = self.optimizer.step()
@@ -61,6 +64,7 @@ class Peer:
 
     def note(self, number: int, report: Any) -> None:
         values = [p.detach().clone() for p in self.model.parameters()]
+        self.steps[number] = self.optimizer.state_dict()["steps"]
         self.rounds[number] = values, report
 
 
@@ -93,10 +97,14 @@ def without(stack: ExitStack, how: dict[str, Any], last: int) -> list[Peer]:
     return peers
 
 
+@pytest.mark.parametrize("at_rest", [False, True])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
+def test_a_newcomer_goes_on_as_the_others(
+    stack: ExitStack, how: str, at_rest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After its first round, of weight 0, it has what they have; and they had their rounds
-    meanwhile as ever. From then on it counts."""
+    meanwhile as ever. From then on it counts. With ``at_rest`` the state is one from between a
+    round and the next step."""
     first = joined(stack, "0")
     old = [
         Peer(first, "0", HOWS[how], model),
@@ -111,8 +119,21 @@ def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
     while min(len(peer.rounds) for peer in old) < 2:
         assert threads[0].is_alive()
     new = Peer(joined(stack, "2", first), "2", HOWS[how], other_model)
-    for peer in old:
-        peer.goes_on.set()
+
+    def go_on() -> None:
+        for peer in old:
+            peer.goes_on.set()
+
+    def borrow(*given: Any) -> Any:
+        taken = borrows(*given)
+        go_on()
+        return taken
+
+    borrows = MoshpitAverager.borrow
+    if at_rest:
+        monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+    else:
+        go_on()
     new.train(last, catches_up=True)
     for thread in threads:
         thread.join(60)
@@ -122,6 +143,8 @@ def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
         for same in zip(*values, strict=True):
             torch.testing.assert_close(same[2], same[0])
             torch.testing.assert_close(same[1], same[0])
+        # Its schedules go on as theirs, too.
+        assert len({peer.steps[number] for peer in (*old, new)}) == 1
     assert begins < last
     expected = without(stack, HOWS[how], begins)[0].rounds[begins][0]
     torch.testing.assert_close(old[0].rounds[begins][0], expected)  # the newcomer changed nothing
@@ -129,6 +152,42 @@ def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
     assert len(report.members) == 3
     later = old[0].rounds[last][1]
     assert (len(later.members), later.contributions) == (3, 3.0)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_rounds_pass_while_the_state_comes(
+    stack: ExitStack, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the round brings all that peers have in common, no other state is taken for it."""
+    first = joined(stack, "0")
+    old = Peer(first, "0", HOWS[how], model)
+    thread = threading.Thread(target=old.train, args=(10**6,))
+    thread.start()
+    until(lambda: len(old.rounds) > 2, seconds=20)
+    borrows, states = MoshpitAverager.borrow, []
+
+    def borrow(*given: Any) -> Any:
+        states.append(borrows(*given))
+        if len(states) == 1:
+            had = len(old.rounds)
+            until(lambda: len(old.rounds) > had + 3, seconds=20)
+            old.slow = 0.5  # so that no more pass while the next one comes
+        return states[-1]
+
+    monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+    new = Peer(joined(stack, "1", first), "1", HOWS[how], other_model)
+    new.caught = new.optimizer.catch_up(timeout=40.0)
+    old.stops.set()
+    assert new.caught is not None
+    new.note(new.caught.round, None)
+    number = new.caught.round
+    until(lambda: number in old.rounds, seconds=20)
+    assert new.caught.in_step
+    assert (len(states) == 1) == (how == "parameters")
+    for mine, theirs in zip(new.rounds[number][0], old.rounds[number][0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert new.steps[number] == old.steps[number]
+    thread.join(60)
 
 
 def test_nobody_has_a_state_yet(stack: ExitStack) -> None:

@@ -1,0 +1,222 @@
+"""swarm.json, the picture, and what stands between the marks of moshpit.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.results import Result
+
+from .runs import JOINED, PEERS, REFERENCE, VARIANTS, Run
+
+NAME: Final = "swarm"
+NEAR: Final = 0.01
+"""The goal: with faults the loss at the end is within so much of that without."""
+COLOURS: Final = dict(
+    zip(
+        VARIANTS,
+        ("tab:blue", "tab:red", "tab:purple", "tab:olive", "tab:green", "tab:brown"),
+        strict=True,
+    )
+)
+STEP, SPENT, MEMBERS, CONTRIBUTIONS, KEPT, WAITED, SECONDS = range(7)
+"""Of a round of peer 0."""
+
+
+def check(figures: Mapping[str, Any]) -> None:
+    """Raises ValueError for what no training writes: no points, time or steps that go back, a loss
+    that is no number above 0."""
+    curve = figures["curve"]
+    if not curve or not figures["losses"]:
+        raise ValueError("a curve of no points, or no peer that is left")
+    for (t, step, _), (after, later, _) in pairwise(curve):
+        if not (t < after and step < later):
+            raise ValueError(f"a curve goes back: step {step} at {t} s, then {later} at {after} s")
+    for loss in (*(point[2] for point in curve), *figures["losses"].values()):
+        if not (math.isfinite(loss) and loss > 0):
+            raise ValueError(f"a loss of {loss}")
+
+
+def results(entries: Sequence[Result]) -> dict[str, Any]:
+    """By variant, with lists by seed. Raises ValueError for figures that make no sense, for runs of
+    more than one budget, and where a seed has no run of the variant to compare with."""
+    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
+    if len(budgets) != 1:
+        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    variants: dict[str, dict[str, Any]] = {}
+    for one in sorted(entries, key=lambda one: int(one.settings["seed"])):
+        check(one.figures)
+        run = Run.of(one.settings)
+        of = variants.setdefault(run.variant, {})
+        rounds, faults = one.figures["rounds"], one.figures["faults"]
+        losses = list(one.figures["losses"].values())
+        known = [r[CONTRIBUTIONS] for r in rounds if r[CONTRIBUTIONS] is not None]
+        for name, value in {
+            "seed": run.seed,
+            "loss": statistics.fmean(losses),
+            "apart": max(losses) / min(losses) - 1,
+            "seconds": rounds[-1][SPENT],
+            "round seconds": [r[WAITED] + r[SECONDS] for r in rounds],
+            "members": statistics.fmean(r[MEMBERS] for r in rounds),
+            "contributions": statistics.fmean(known) if known else None,
+            "failed": len(one.figures["failed"]),
+            "caught up": [f["caught up"]["after"] for f in faults if f["kind"] == JOINED],
+            "faults": faults,
+            "bytes": one.figures["network"]["bytes"],
+            "curve": one.figures["curve"],
+            "date": one.date,
+        }.items():
+            of.setdefault(name, []).append(value)
+    reference = variants.get(REFERENCE, {"seed": [], "loss": []})
+    without = dict(zip(reference["seed"], reference["loss"], strict=True))
+    for of in variants.values():
+        lacking = sorted(set(of["seed"]) - set(without))
+        if lacking:
+            raise ValueError(f"no run of {REFERENCE!r} with seed {lacking[0]} to compare with")
+        pairs = zip(of["seed"], of["loss"], strict=True)
+        of["against"] = [loss / without[seed] - 1 for seed, loss in pairs]
+    commits = sorted({one.commit for one in entries})
+    ordered = {name: variants[name] for name in VARIANTS if name in variants}
+    return {"budget": json.loads(*budgets), "commits": commits, "variants": ordered}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    head = [
+        "variant",
+        "seeds",
+        "loss at the end",
+        f"against `{REFERENCE}`: mean (least, most)",
+        "peers apart at most",
+        "members",
+        "contributions",
+        "rounds that failed",
+        "round, s: median, longest",
+        "newcomers trained after, s",
+        "training, s",
+        "MiB of all",
+    ]
+    rows = []
+    for name, of in found["variants"].items():
+        spent = [seconds for one in of["round seconds"] for seconds in one]
+        caught = [seconds for one in of["caught up"] for seconds in one]
+        known = [one for one in of["contributions"] if one is not None]
+        against = of["against"]
+        rows.append(
+            [
+                name,
+                ", ".join(map(str, of["seed"])),
+                f"{statistics.fmean(of['loss']):.4f}",
+                "-"
+                if name == REFERENCE
+                else f"{_share(statistics.fmean(against))} "
+                f"({_share(min(against))}, {_share(max(against))})",
+                f"{max(of['apart']):.2%}",
+                f"{statistics.fmean(of['members']):.2f}",
+                f"{statistics.fmean(known):.2f}" if known else "-",
+                str(sum(of["failed"])),
+                f"{statistics.median(spent):.2f}, {max(spent):.2f}",
+                f"{min(caught):.1f} to {max(caught):.1f}" if caught else "-",
+                f"{statistics.fmean(of['seconds']):.0f}",
+                f"{statistics.fmean(of['bytes']) / 2**20:.0f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def _share(one: float) -> str:
+    return f"{round(one, 4) + 0.0:+.2%}"  # 0 rather than -0
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Whether the goal is met, in a sentence for each variant with faults."""
+    said = []
+    for name, of in found["variants"].items():
+        if VARIANTS[name].faults:
+            within = sum(abs(one) <= NEAR for one in of["against"])
+            said.append(
+                f"`{name}` ends within {NEAR:.0%} of `{REFERENCE}` for {within} of "
+                f"{len(of['against'])} seeds."
+            )
+    return " ".join(said) or "No run with faults yet."
+
+
+def write(entries: Sequence[Result], folder: Path) -> str:
+    """Writes all files; returns the table."""
+    found = results(entries)
+    text = f"{table(found)}\n\n{verdict(found)}"
+    write_json(folder / f"{NAME}.json", found, indent=None)
+    fill(folder / "moshpit.md", {NAME: text})
+    draw(found, folder / f"{NAME}.png")
+    return text
+
+
+def common_seeds(found: Mapping[str, Any]) -> list[int]:
+    """Those of which every variant has a run: only they make curves that can be compared."""
+    return sorted(set.intersection(*(set(of["seed"]) for of in found["variants"].values())))
+
+
+def mean_curve(of: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple[float, int, float]]:
+    """(seconds, step, loss), the mean over ``seeds``, which have points at the same steps."""
+    curves = [of["curve"][of["seed"].index(seed)] for seed in seeds]
+    return [
+        (
+            statistics.fmean(point[0] for point in points),
+            points[0][1],
+            statistics.fmean(point[2] for point in points),
+        )
+        for points in zip(*curves, strict=True)
+    ]
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Loss over steps, how far that is from the reference's for every seed, and loss over
+    seconds."""
+    seeds = common_seeds(found)
+    if not seeds:
+        raise ValueError("no seed of which every variant has a run")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    reference = found["variants"][REFERENCE]
+    faults: dict[str, Any] = {}
+    for name, of in found["variants"].items():
+        curve = mean_curve(of, seeds)
+        steps, losses = [point[1] for point in curve], [point[2] for point in curve]
+        how = {"color": COLOURS[name], "linewidth": 1.3, "label": name}
+        left.plot(steps, losses, **how)
+        right.plot([point[0] for point in curve], losses, **how)
+        for seed in of["seed"] if name != REFERENCE else ():
+            pairs = zip(mean_curve(of, [seed]), mean_curve(reference, [seed]), strict=True)
+            middle.plot(steps, [100 * (a[2] / b[2] - 1) for a, b in pairs], **how, alpha=0.7)
+        if of["faults"][0] and not faults:
+            faults = {f"peer {one['peer']} {one['kind']}": one for one in of["faults"][0]}
+    for text, one in faults.items():
+        for axis in (left, middle):
+            axis.axvline(one["step"], color="grey", linestyle=":", linewidth=0.9)
+        left.annotate(
+            text,
+            (one["step"], 0.98),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            fontsize=7,
+            va="top",
+            ha="right",
+        )
+    middle.axhspan(-100 * NEAR, 100 * NEAR, color="tab:green", alpha=0.1)
+    middle.set_ylim(-2, 2)
+    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    for axis, title, label in (
+        (left, f"{PEERS} peers at home, {which}: loss by step", "steps of each peer"),
+        (middle, f"every seed against {REFERENCE}, the goal shaded", "steps of each peer"),
+        (right, f"{which}: loss by time", "seconds of training"),
+    ):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+    left.set_ylabel("validation loss of peer 0, nats per byte")
+    middle.set_ylabel("%")
+    right.legend(fontsize=8)
+    save(figure, path)

@@ -43,13 +43,10 @@ static double level_of(const lc_interface *via, double together, int begins) {
     return level;
 }
 
-static double share_of(const lc_path *p, double level) {
-    return level < p->pace.rate ? level / p->pace.rate : 1;
-}
-
 double lc_fair_share_to_begin(const lc_interface *via, const lc_path *p) {
     double together = lc_shared_rate_begin(&via->rate, most_of(via, 1));
-    return share_of(p, level_of(via, together, 1));
+    double level = level_of(via, together, 1);
+    return level < p->pace.rate ? level / p->pace.rate : 1;
 }
 
 double lc_fair_share(lc_interface *via, const lc_path *p, uint64_t now) {
@@ -60,5 +57,5 @@ double lc_fair_share(lc_interface *via, const lc_path *p, uint64_t now) {
         via->level = isinf(together) ? INFINITY : level_of(via, together, 0);
         via->level_ns = now;
     }
-    return share_of(p, via->level);
+    return isinf(via->level) || p->pace.rate <= 0 ? 1 : via->level / p->pace.rate;
 }

@@ -17,10 +17,12 @@ static const uint64_t ROUND_MIN_NS = 2000000u;
 static const double QUEUE_ONE = 11.2;
 static const double RUN_S = 0.001, RUN_MIN = 2; /* a run of packets, seconds and packets */
 static const double BURST_PACKETS = 4;
-static const double STEP = 0.5;      /* share of the way to the aim that a round goes */
-static const double CUT_MOST = 0.7;  /* a round keeps at least so much of the window */
-static const double AHEAD = 1.1;     /* paced so much above the rate where a queue shows room */
-static const double TRIAL = 1.25;    /* and so much to try whether more gets through */
+static const double STEP = 0.5;     /* share of the way to the aim that a round goes */
+static const double CUT_MOST = 0.7; /* a round keeps at least so much of the window */
+static const double AHEAD = 1.1;    /* paced so much above the rate where a queue shows room */
+static const double TRIAL = 1.25;   /* and so much to try whether more gets through, */
+static const double FAR_TRIAL = 2;  /* or so much where others of this host do that much better */
+static const uint32_t FAR_PATIENCE = 8;
 static const double FOUND = 1.1;     /* a trial that brings so much has found more */
 static const double CEILING = 1.3;   /* window against the rate of delivery */
 static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
@@ -89,6 +91,12 @@ static int trying(const lc_pace *pace) {
     return pace->tried_from > 0 && pace->trial_rounds == 0;
 }
 
+/* How much more. What a start that ended too soon has left far behind its share, small steps that
+ * noise hides don't bring there. */
+static double trial(const lc_pace *pace) {
+    return pace->share >= FAR_TRIAL ? FAR_TRIAL : TRIAL;
+}
+
 static void set_gate(lc_pace *pace, uint64_t now) {
     double rtt = lc_measure_rtt_s(&pace->measure);
     if (pace->same_host || !pace->measure.rtt.known ||
@@ -99,13 +107,13 @@ static void set_gate(lc_pace *pace, uint64_t now) {
     double rate = 2 * pace->window / rtt;
     if (pace->cruising)
         rate = send_rate(pace) * (pace->calm               ? 1
-                                  : trying(pace)           ? TRIAL
+                                  : trying(pace)           ? pace->trial
                                   : pace->idle_rounds == 0 ? AHEAD
                                                            : 1);
     double beside = 1e9 * pace->rival_window / (double)pace->measure.rtt_ns;
     if (rate < beside)
         rate = beside;
-    if (pace->cruising)
+    if (pace->cruising && pace->share < 1)
         rate *= pace->share;
     /* The least window is for a round that says something within some round trips. At less it may
      * take seconds, and a rate that was taken for too low is never found out. */
@@ -209,13 +217,17 @@ static void cruise(lc_pace *pace, double queue) {
     pace->high_rounds = queue > 4 * aim ? pace->high_rounds + 1 : 0;
     if (pace->high_rounds >= 4)
         pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
-    if (pace->tried_from <= 0 && pace->idle_rounds >= pace->patience) {
+    uint32_t patience =
+        pace->share >= FAR_TRIAL && pace->patience > FAR_PATIENCE ? FAR_PATIENCE : pace->patience;
+    if (pace->tried_from <= 0 && pace->idle_rounds >= patience) {
         pace->tried_from = pace->rate;
         pace->trial_rounds = 0;
-        pace->window = pace->window > full ? TRIAL * pace->window : TRIAL * full;
+        pace->trial = trial(pace);
+        pace->window = pace->trial * (pace->window > full ? pace->window : full);
     }
-    if (pace->window > CEILING * full)
-        pace->window = CEILING * full;
+    double most = trying(pace) && pace->trial > CEILING ? pace->trial : CEILING;
+    if (pace->window > most * full)
+        pace->window = most * full;
     pace->calm = ++pace->rounds % CALM_EVERY == 0 && pace->loss > CALM_LOSS;
 }
 

@@ -29,6 +29,7 @@ typedef struct {
     uint32_t idle_rounds; /* rounds in a row with hardly any queue */
     uint32_t patience;    /* rounds of that before more is tried */
     double tried_from;    /* the rate before more was tried; 0: nothing is being tried */
+    double trial;         /* times which it is */
     uint32_t trial_rounds;
     uint32_t rounds; /* of cruising */
     int calm; /* this round sends no more than was delivered, to see whether that is lost too */
@@ -52,7 +53,8 @@ typedef struct {
     /* after a pause */
     uint64_t heard_ns; /* when an acknowledgement last came */
     /* beside other paths of this host */
-    double share; /* of the rate that may be used until the next acknowledgement */
+    double share; /* of the rate that may be used until the next acknowledgement; above 1: so much
+                     more others have */
     double least_share, most_share;   /* in this round, */
     double least_before, most_before; /* and in the one before, in which its samples were sent */
     /* this round */
@@ -84,7 +86,8 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share);
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-/* share: of its rate, at most 1, that it may go on with beside others of this host. */
+/* share: of its rate that it may go on with beside others of this host; above 1 if they have more.
+ */
 void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);

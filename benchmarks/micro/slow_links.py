@@ -9,6 +9,7 @@ many operations took so many times their limit, and the worst scenarios.
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ def summary(runs: Sequence[Run], worst: int) -> str:
     lines += [
         f"over {most:g} times the limit: {sum(time > most for time in times)}" for most in TIMES
     ]
+    lines.append(f"median: {statistics.median(times):.2f} times")
+    dropped = statistics.fmean(float(run.settings["dropped"]) for run in runs)
+    lines.append(f"dropped where ports' queues were full: {dropped:.1%} of the packets")
     lines.append(f"failed: {sum(int(run.settings['failed']) for run in runs)}")
     for run in sorted(runs, key=lambda run: -run.worst)[:worst]:
         settings = " ".join(f"{name}={value}" for name, value in run.settings.items())

@@ -10,7 +10,7 @@
 #include "step.h"
 #include "wire.h"
 
-enum { VIRTUAL_RANKS = 4 };
+enum { VIRTUAL_RANKS = 8 };
 
 typedef struct {
     uint16_t size;

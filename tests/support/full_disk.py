@@ -1,5 +1,7 @@
-"""Two peers of a swarm, of which one writes checkpoints to a small disk until it is full: ``python -m
-tests.support.full_disk FOLDER``, in a mount namespace of its own, in which FOLDER becomes that disk.
+"""Two peers of a swarm, of which one writes checkpoints to a small disk until it is full.
+
+``python -m tests.support.full_disk FOLDER``, in a mount namespace of its own, in which FOLDER
+becomes that disk.
 """
 
 from __future__ import annotations
@@ -39,10 +41,9 @@ def train(swarm: Swarm, folder: Path | None, said: list[Any]) -> None:
             assert optimizer.save(checkpoint) == checkpoint.stat().st_size
             kept = [p.detach().clone() for p in model.parameters()]
         else:
-            (folder / "filler").write_bytes(
-                bytes(DISK // 2)
-            )  # the rest of the disk is the checkpoint
-            with pytest.raises(CheckpointError, match="No space left on device.*is as it was"):
+            # The rest of the disk is the checkpoint's.
+            (folder / "filler").write_bytes(bytes(DISK // 2))
+            with pytest.raises(CheckpointError, match=r"No space left on device.*is as it was"):
                 optimizer.save(checkpoint)
     if folder is not None:
         assert sorted(path.name for path in folder.iterdir()) == ["filler", "latest.pt"]

@@ -32,6 +32,7 @@ from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
 from .averager import MoshpitAverager, check_weight
+from .one_round import OneRound
 
 AVERAGES: Final = ("parameters", "gradients")
 
@@ -123,7 +124,7 @@ class MoshpitSGD:
         """Where the outer optimizer is: where the latest round ended."""
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
-        self._round: _Round | None = None
+        self._round: OneRound | None = None
         self._model = model
         self._latest = 0
         """The round that the parameters have had last."""
@@ -168,7 +169,7 @@ class MoshpitSGD:
             return None
         report = self.finish()
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, weight, self._timeout, self._steps)
+        self._round = OneRound(self._averager, values, weight, self._timeout, self._steps)
         if self._delayed:
             self._round.start()
             return report
@@ -320,7 +321,7 @@ class MoshpitSGD:
                 self._optimizer.zero_grad()
             return report
         values = [p.detach().clone() for p in self._parameters]
-        self._round = _Round(self._averager, values, 0.0, timeout, self._steps)
+        self._round = OneRound(self._averager, values, 0.0, timeout, self._steps)
         self._round.run()
         ended = self.finish()
         assert ended is not None
@@ -467,43 +468,3 @@ def _check_catch_up(lenders: int, tries: int) -> None:
         raise OptionError(
             f"lenders={lenders} and tries={tries}, wanted 1 to {MOST_LENDERS}, and 1 or more"
         )
-
-
-class _Round:
-    """One round, maybe on a thread of its own. ``before``: the values as they were given. ``at``:
-    the steps before it."""
-
-    def __init__(
-        self,
-        averager: MoshpitAverager,
-        values: list[Tensor],
-        weight: float,
-        timeout: float,
-        at: int,
-    ) -> None:
-        self._averager = averager
-        self.at = at
-        self.before = values
-        self.values = [value.clone() for value in values]
-        self._how = weight, timeout
-        self._report: RoundReport | None = None
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-
-    def run(self) -> None:
-        try:
-            self._report = self._averager.step_on(self.values, *self._how)
-        except Exception as error:  # the thread that asks for the result raises it
-            self._error = error
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self.run, daemon=True, name="moshpit round")
-        self._thread.start()
-
-    def result(self) -> RoundReport:
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._report is not None
-        return self._report

@@ -1,0 +1,51 @@
+"""One round of averaging in a training, that may run beside the next steps."""
+
+from __future__ import annotations
+
+import threading
+
+from torch import Tensor
+
+from lossycoll.runtime.swarm.member import RoundReport
+
+from .averager import MoshpitAverager
+
+
+class OneRound:
+    """One round, maybe on a thread of its own. ``before``: the values as they were given. ``at``:
+    the steps before it."""
+
+    def __init__(
+        self,
+        averager: MoshpitAverager,
+        values: list[Tensor],
+        weight: float,
+        timeout: float,
+        at: int,
+    ) -> None:
+        self._averager = averager
+        self.at = at
+        self.before = values
+        self.values = [value.clone() for value in values]
+        self._how = weight, timeout
+        self._report: RoundReport | None = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        try:
+            self._report = self._averager.step_on(self.values, *self._how)
+        except Exception as error:  # the thread that asks for the result raises it
+            self._error = error
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.run, daemon=True, name="moshpit round")
+        self._thread.start()
+
+    def result(self) -> RoundReport:
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None
+        return self._report

@@ -12,8 +12,19 @@ from .averager import MoshpitAverager
 
 
 class OneRound:
-    """One round, maybe on a thread of its own. ``before``: the values as they were given. ``at``:
-    the steps before it."""
+    """One round, maybe on a thread of its own.
+
+    Args:
+        averager: Whose round it is.
+        values: What this peer brings, shape and type as the averager's.
+        weight: As of its ``step_on``.
+        timeout: Seconds for all of it.
+        at: This peer's steps before it.
+
+    Attributes:
+        before: The values as they were given.
+        values: What comes of them.
+    """
 
     def __init__(
         self,
@@ -33,16 +44,27 @@ class OneRound:
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
+        """Has the round, on this thread."""
         try:
             self._report = self._averager.step_on(self.values, *self._how)
         except Exception as error:  # the thread that asks for the result raises it
             self._error = error
 
     def start(self) -> None:
+        """Has it on another one."""
         self._thread = threading.Thread(target=self.run, daemon=True, name="moshpit round")
         self._thread.start()
 
     def result(self) -> RoundReport:
+        """Waits for its end.
+
+        Returns:
+            What it did.
+
+        Raises:
+            OperationTimeout: No group formed in time.
+            RendezvousError: The directory refuses this peer.
+        """
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

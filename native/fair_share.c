@@ -6,7 +6,7 @@ static const uint64_t AGAIN_NS = 1000000u;
 enum { STEPS = 8 };
 
 static int sends(const lc_path *p, int begins) {
-    return p->pace.rate > 0 && (p->outs || (begins && lc_units_flying(p)));
+    return !p->pace.same_host && p->pace.rate > 0 && (p->outs || (begins && lc_units_flying(p)));
 }
 
 static double most_of(const lc_interface *via, int begins) {

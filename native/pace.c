@@ -23,8 +23,9 @@ static const double AHEAD = 1.1;    /* paced so much above the rate where a queu
 static const double TRIAL = 1.25;   /* and so much to try whether more gets through, */
 static const double FAR_TRIAL = 2;  /* or so much where others of this host do that much better */
 static const uint32_t FAR_PATIENCE = 8;
-static const double FOUND = 1.1;     /* a trial that brings so much has found more */
-static const double CEILING = 1.3;   /* window against the rate of delivery */
+static const double FAR_TRIES = 6, FAR_PER_S = 0.2; /* each may overrun a far end that is slow */
+static const double FOUND = 1.1;                    /* a trial that brings so much has found more */
+static const double CEILING = 1.3;                  /* window against the rate of delivery */
 static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
 static const uint32_t TAKEN_MIN = 8; /* packets without which a round says nothing */
 static const double CALM = 0.95; /* paced so in a round that tells random loss from an overrun */
@@ -66,6 +67,7 @@ void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packe
                       .patience = PATIENCE,
                       .modest = 1,
                       .share = 1,
+                      .far_tries = FAR_TRIES,
                       .least_share = 1,
                       .least_before = 1,
                       .most_before = 1,
@@ -93,8 +95,8 @@ static int trying(const lc_pace *pace) {
 
 /* How much more. What a start that ended too soon has left far behind its share, small steps that
  * noise hides don't bring there. */
-static double trial(const lc_pace *pace) {
-    return pace->share >= FAR_TRIAL ? FAR_TRIAL : TRIAL;
+static int tries_far(const lc_pace *pace) {
+    return pace->share >= FAR_TRIAL && pace->far_tries >= 1;
 }
 
 static void set_gate(lc_pace *pace, uint64_t now) {
@@ -124,16 +126,18 @@ static void set_gate(lc_pace *pace, uint64_t now) {
 }
 
 /* What a path delivers at a share of its rate would have been more at all of it. Where the share
- * was all of it for a part of the time, nobody knows how much more. Returns whether this round
- * tells of the rate. */
+ * was all of it for a part of the time, nobody knows how much more: such rounds tell nothing,
+ * unless there are no others for long. Returns whether this one tells of the rate. */
 static int allow_for_share(lc_pace *pace) {
     double least = pace->least_share < pace->least_before ? pace->least_share : pace->least_before;
     double most = pace->most_share > pace->most_before ? pace->most_share : pace->most_before;
-    if (!pace->cruising || least >= 1 || pace->best_rate >= pace->rate)
+    if (!pace->cruising || least >= 1 || pace->best_rate >= pace->rate) {
+        pace->untold = 0;
         return 1;
-    if (most >= 1)
+    }
+    if (most >= 1 && pace->untold++ < LC_PACE_ROUNDS)
         return 0;
-    pace->best_rate /= most;
+    pace->best_rate /= most >= 1 ? least : most;
     if (pace->best_rate > pace->rate)
         pace->best_rate = pace->rate;
     return 1;
@@ -217,12 +221,13 @@ static void cruise(lc_pace *pace, double queue) {
     pace->high_rounds = queue > 4 * aim ? pace->high_rounds + 1 : 0;
     if (pace->high_rounds >= 4)
         pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
-    uint32_t patience =
-        pace->share >= FAR_TRIAL && pace->patience > FAR_PATIENCE ? FAR_PATIENCE : pace->patience;
+    int far = tries_far(pace);
+    uint32_t patience = far && pace->patience > FAR_PATIENCE ? FAR_PATIENCE : pace->patience;
     if (pace->tried_from <= 0 && pace->idle_rounds >= patience) {
         pace->tried_from = pace->rate;
         pace->trial_rounds = 0;
-        pace->trial = trial(pace);
+        pace->trial = far ? FAR_TRIAL : TRIAL;
+        pace->far_tries -= far;
         pace->window = pace->trial * (pace->window > full ? pace->window : full);
     }
     double most = trying(pace) && pace->trial > CEILING ? pace->trial : CEILING;
@@ -386,6 +391,8 @@ static void end_round(lc_pace *pace, uint64_t now) {
         pace->window = WINDOW_MIN;
     if (pace->window > WINDOW_MAX)
         pace->window = WINDOW_MAX;
+    pace->far_tries += FAR_PER_S * 1e-9 * (double)(now - pace->round_ns);
+    pace->far_tries = pace->far_tries < FAR_TRIES ? pace->far_tries : FAR_TRIES;
     pace->round_ns = now;
     pace->least_queue_ns = INT64_MAX;
     pace->best_rate = 0;

@@ -57,6 +57,8 @@ typedef struct {
                      more others have */
     double least_share, most_share;   /* in this round, */
     double least_before, most_before; /* and in the one before, in which its samples were sent */
+    uint32_t untold;  /* rounds in a row of which they don't tell what the rate is */
+    double far_tries; /* trials that may send FAR_TRIAL times as much */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;

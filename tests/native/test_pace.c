@@ -391,6 +391,39 @@ static void test_shares(void) {
     sim_free(s);
 }
 
+/* Others of this host have four times as much, and the far end no more: what is tried ends. */
+static void test_far_end_is_slow(void) {
+    sim *s = sim_new(20e6, 0.002, 3);
+    s->share = 4;
+    for (int i = 0; i < 3; i++)
+        flow(s, i, 20, 0.01, 1);
+    sim_measure(s, 4, 8);
+    uint64_t delivered = 0, lost = 0;
+    for (int i = 0; i < 3; i++) {
+        delivered += s->flows[i].delivered;
+        lost += s->flows[i].lost_queue;
+    }
+    double dropped = (double)lost / (double)(lost + delivered);
+    CHECK_AT(dropped < 0.2, "dropped %.3f", dropped);
+    sim_free(s);
+}
+
+/* The share is now less than all of the rate and now more, so hardly any round tells of it; and the
+ * path carries less than half of what it did. */
+static void test_shares_that_change(void) {
+    sim *s = sim_new(1e8, 0.003, 1);
+    lc_pace *pace = &flow(s, 0, 20, 0.01, 1)->pace;
+    sim_run(s, 3);
+    CHECK_AT(pace->rate > 8000, "%.0f packets/s", pace->rate);
+    s->bytes_per_s = 45e6 / 8;
+    for (int k = 0; k < 800; k++) {
+        s->share = k % 2 ? 0.8 : 1.2;
+        sim_run(s, 0.005);
+    }
+    CHECK_AT(pace->rate < 5000, "%.0f packets/s", pace->rate);
+    sim_free(s);
+}
+
 /* A clock that is set, or was wrong in the first packet: the queue is seen again. */
 static void test_set_clocks(void) {
     for (int k = 0; k < 4; k++) {
@@ -608,6 +641,8 @@ int main(void) {
     test_shared_rate();
     test_shared_rate_is_tried();
     test_shares();
+    test_far_end_is_slow();
+    test_shares_that_change();
     test_set_clocks();
     test_grows_again();
     test_start_amid_loss();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,23 +33,33 @@ def write(path: PathLike, state: Any) -> int:
     Raises:
         CheckpointError: It can't be written: the disk is full, say. What was there is as it was.
     """
-    wanted, part = Path(path), Path(f"{os.fspath(path)}{PART}-{os.getpid()}")
+    wanted = Path(path).resolve()  # what a link leads to, not the link
+    # Other peers may write there, from this process or with the same number on another machine.
+    part = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
         part.replace(wanted)
-        _sync_folder(wanted.parent)
     except (OSError, RuntimeError) as error:  # torch's writer has one of its own
         free = _free(wanted.parent)
-        with contextlib.suppress(OSError):
-            part.unlink()
+        _remove(part)
         raise CheckpointError(
             f"checkpoint {wanted}: {_why(error)}; {free}; what was there before is as it was"
         ) from error
+    except BaseException:
+        _remove(part)
+        raise
+    with contextlib.suppress(OSError):  # it is whole, and there
+        _sync_folder(wanted.parent)
     return size
+
+
+def _remove(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        part.unlink()
 
 
 def read(path: PathLike, take: Callable[[Any], None]) -> None:

@@ -385,7 +385,7 @@ class MoshpitSGD:
         with self._changing:
             self._model.load_state_dict(state["model"])
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
-            self._latest, self._latest_at = latest, int(state["latest at"])
+            self._latest, self._latest_at = latest, int(state.get("latest at", self._latest_at))
 
     # ---- checkpoints ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,6 +129,30 @@ def test_files_that_are_none(made: Made, tmp_path: Path) -> None:
     assert not ran.exists()
     with pytest.raises(CheckpointError, match="No such file or directory; there is no folder"):
         optimizer.save(tmp_path / "no folder" / "state")
+
+
+def test_several_write_to_one_file(made: Made, tmp_path: Path) -> None:
+    """Each writes all of it: whoever reads has one of them, and nothing is left beside it."""
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    peers = [made(every=2) for _ in range(2)]
+    failed: list[Exception] = []
+
+    def write(optimizer: MoshpitSGD) -> None:
+        try:
+            for _ in range(8):
+                optimizer.save(tmp_path / "link")
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(optimizer,)) for _, optimizer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "state"]
+    assert (tmp_path / "link").is_symlink()
+    peers[0][1].load(tmp_path / "state")
 
 
 def test_what_cannot_be_written(made: Made, tmp_path: Path, monkeypatch: Any) -> None:

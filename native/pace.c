@@ -93,8 +93,8 @@ static int trying(const lc_pace *pace) {
     return pace->tried_from > 0 && pace->trial_rounds == 0;
 }
 
-/* How much more. What a start that ended too soon has left far behind its share, small steps that
- * noise hides don't bring there. */
+/* Whether twice as much is tried: small steps, which noise hides, don't bring a path to its share
+ * whose start ended too soon. */
 static int tries_far(const lc_pace *pace) {
     return pace->share >= FAR_TRIAL && pace->far_tries >= 1;
 }

@@ -190,10 +190,24 @@ SWARM = (
     mutation(
         "a newcomer that counts before it has trained",
         "lossycoll/train/moshpit/sgd.py",
-        "_Round(self._averager, values, 0.0, timeout, self._steps)",
-        "_Round(self._averager, values, 1.0, timeout, self._steps)",
+        "OneRound(self._averager, values, 0.0, timeout, self._steps)",
+        "OneRound(self._averager, values, 1.0, timeout, self._steps)",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-False]",
+    ),
+    mutation(
+        "a checkpoint that failed leaves its part",
+        "lossycoll/train/moshpit/checkpoint.py",
+        "part.unlink()",
+        "pass",
+        "tests/train/moshpit/test_checkpoint.py::test_what_cannot_be_written",
+    ),
+    mutation(
+        "peers write checkpoints into one part",
+        "lossycoll/train/moshpit/checkpoint.py",
+        "{secrets.token_hex(8)}",
+        "{os.getpid()}",
+        "tests/train/moshpit/test_checkpoint.py::test_several_write_to_one_file",
     ),
     mutation(
         "a newcomer whose steps are a round behind",

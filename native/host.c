@@ -91,9 +91,7 @@ static int make_cells(const lc_host *h, lc_interface *via) {
         via->cell_payload = CELL_PAYLOAD;
     if (h->config.processes < 2)
         return 1;
-    if (!lc_cells_make(&via->cells, h->config.eager_bytes, (uint16_t)via->cell_payload))
-        return 0;
-    return 1;
+    return lc_cells_make(&via->cells, h->config.eager_bytes, (uint16_t)via->cell_payload);
 }
 
 static int make_interface(const lc_host *h, lc_interface *via, const lc_link *link) {

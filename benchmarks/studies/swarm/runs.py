@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.common import training
 from benchmarks.common.results import Piece
-from lossycoll.cli.demo.model import HEAD_WIDTH
 from lossycoll.cli.demo.worker import TrainConfig
 
 PROFILE: Final = "home"
 PEERS: Final = 8
-CONTEXT: Final = 64
-LAYERS: Final = 2
 REFERENCE: Final = "moshpit"
 """The variant with whose loss the others' is compared."""
 
@@ -73,15 +70,9 @@ class Budget:
     limit: float = 900.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every", "width", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if self.width % HEAD_WIDTH:
-            raise ValueError(f"width is {self.width}, wanted a multiple of {HEAD_WIDTH}")
+        training.check(self, ("steps", "every", "width", "batch"))
         if self.steps % self.every:
             raise ValueError(f"steps is {self.steps}, wanted a multiple of every, {self.every}")
-        if not 0 < self.limit < math.inf:
-            raise ValueError(f"limit is {self.limit:g}, wanted seconds above 0")
 
 
 @dataclass(frozen=True)
@@ -106,19 +97,7 @@ class Run(Piece):
 
     def train(self) -> TrainConfig:
         """What the demo's parts are told; those of its backends are not used."""
-        return TrainConfig(
-            backend="",
-            method="",
-            module="",
-            loss=0.0,
-            steps=self.budget.steps,
-            seed=self.seed,
-            layers=LAYERS,
-            width=self.budget.width,
-            context=CONTEXT,
-            batch=self.budget.batch,
-            events="",
-        )
+        return training.config(self.budget, self.seed)
 
 
 def runs(seeds: Sequence[int], variants: Sequence[str], budget: Budget) -> Iterator[Run]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common import training
 from benchmarks.common.results import Piece
 from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method
-from lossycoll.cli.demo.model import HEAD_WIDTH
 from lossycoll.cli.demo.worker import TrainConfig
 
 PROFILES = ("cross-dc", "home", "transatlantic", "two-sites")
-CONTEXT = 64
-LAYERS = 2
 SLOW = ("home",)
 """Where bytes are most of a step: there they also travel in few bits."""
 FEW_BITS = {"LOSSYCOLL_WIRE": "int4", "LOSSYCOLL_WIRE_ROUNDING": "stochastic"}
@@ -57,13 +54,7 @@ class Budget:
     limit: float = 900.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "width", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if self.width % HEAD_WIDTH:
-            raise ValueError(f"width is {self.width}, wanted a multiple of {HEAD_WIDTH}")
-        if not 0 < self.limit < math.inf:
-            raise ValueError(f"limit is {self.limit:g}, wanted seconds above 0")
+        training.check(self, ("steps", "width", "batch"))
 
 
 @dataclass(frozen=True)
@@ -87,18 +78,8 @@ class Run(Piece):
 
     def config(self) -> TrainConfig:
         variant = VARIANTS[self.variant]
-        return TrainConfig(
-            backend=variant.backend,
-            method=variant.method.name,
-            module=variant.method.module,
-            loss=0.0,
-            steps=self.budget.steps,
-            seed=self.seed,
-            layers=LAYERS,
-            width=self.budget.width,
-            context=CONTEXT,
-            batch=self.budget.batch,
-            events="",
+        return training.config(
+            self.budget, self.seed, variant.backend, variant.method.name, variant.method.module
         )
 
 

@@ -75,7 +75,8 @@ def test_each_compiler_builds_the_native_code(compiler: str, tmp_path: Path) -> 
     ]
     lines[1] += ["-o", str(program), "-lm"]
     for line in lines:
-        done = subprocess.run([compiler, *options, *line], capture_output=True, text=True, check=False)
+        command = [compiler, *options, *line]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     subprocess.run([program], check=True, stdout=subprocess.DEVNULL)
 

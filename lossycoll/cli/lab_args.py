@@ -121,9 +121,10 @@ def add_events(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_flows,
-        metavar="NAME[:COUNT[:A-B]]",
+        metavar="NAME[:COUNT[:A-B]][@SHARE]",
         help="flows of TCP with that congestion control that send while the job runs, from host A "
-        "to host B (0-1, 1-2, and so on); what they took is said at the end; may be repeated",
+        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
+        "which makes a tail of round trips; both are said at the end; may be repeated",
     )
 
 
@@ -163,13 +164,16 @@ def _changed(network: Network, text: str) -> Network:
 
 
 def _flows(text: str) -> tcp.Flows:
-    """``cubic``, ``cubic:2`` or ``cubic:2:0-1``."""
-    name, _, rest = text.partition(":")
+    """``cubic``, ``cubic:2``, ``cubic:2:0-1``, each with ``@20%`` behind it or not."""
+    before, at, behind = text.partition("@")
+    share = _number("share", behind) if at else 1.0
+    name, _, rest = before.partition(":")
     count, _, pair = rest.partition(":")
     if count and not count.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} isn't NAME[:COUNT[:A-B]], as in cubic:2")
+        wanted = "NAME[:COUNT[:A-B]][@SHARE], as in cubic:2"
+        raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}")
     try:
-        return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None)
+        return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -136,17 +136,23 @@ def run_ranks(
                 errors="replace",
             )
             processes.append(process)
-            sink = on_line or _keep(kept)
-            reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
-            reader.daemon = True  # a rank's child may hold the pipe open for longer
-            reader.start()
-            readers.append(reader)
+            readers.append(_reader(process, rank, on_line or _keep(kept)))
         _await(processes, timeout, grace, at)
     finally:
         end(processes)
         for reader in readers:
             reader.join(1.0)
     return [Ended(n, process.returncode, "".join(kept[n])) for n, process in enumerate(processes)]
+
+
+def _reader(
+    process: subprocess.Popen[Any], rank: int, sink: Callable[[int, str], None]
+) -> threading.Thread:
+    assert process.stdout is not None
+    reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
+    reader.daemon = True  # a rank's child may hold the pipe open for longer
+    reader.start()
+    return reader
 
 
 def _keep(kept: list[list[str]]) -> Callable[[int, str], None]:

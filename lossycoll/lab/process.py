@@ -7,7 +7,7 @@
     process.py EXTENSION ping ADDRESS PORT COUNT
     process.py EXTENSION pings ADDRESS PORT INTERVAL_MS
     process.py EXTENSION sink PORT
-    process.py EXTENSION source ADDRESS PORT CONGESTION
+    process.py EXTENSION source ADDRESS PORT CONGESTION SHARE
 
 A script that is run by its path, so that it imports the extension and nothing else of the package.
 What listens says "ready" when it does, and so do pings and source, which end when stdin does;
@@ -29,7 +29,9 @@ from typing import Any
 
 PING_SECONDS = 2.0
 SINK_SECONDS = 1.0
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 16
+CYCLE_S = 1.0
+"""In each of these a source sends for its share of it, and is silent for the rest."""
 TCP_INFO_RESENT = 100
 """Where tcpi_total_retrans stands in Linux's tcp_info."""
 
@@ -131,21 +133,30 @@ def sink(_: Any, port: str) -> None:
     print(json.dumps({"bytes": count}))
 
 
-def source(_: Any, address: str, port: str, congestion: str) -> None:
+def source(_: Any, address: str, port: str, congestion: str, share: str) -> None:
     """Sends until stdin ends. The status is errno when there is no such congestion control."""
+    on_s = float(share) * CYCLE_S
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as here:
         try:
             here.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         except OSError as error:
             sys.exit(error.errno)
+        # Or it would send on what is queued when it is to be silent.
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
         print("ready", flush=True)
         start = time.monotonic()
         here.setblocking(False)
         here.connect_ex((address, int(port)))
         data = bytes(CHUNK_BYTES)
         while True:
-            if sys.stdin in select.select([here, sys.stdin], [here], [])[0]:
+            phase = (time.monotonic() - start) % CYCLE_S
+            on = phase < on_s
+            left = (on_s if on else CYCLE_S) - phase
+            ended, ready, _ = select.select([sys.stdin], [here] if on else [], [], left)
+            if ended:
                 break
+            if not ready:
+                continue
             try:
                 here.send(data)
             except BlockingIOError:

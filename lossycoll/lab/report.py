@@ -121,7 +121,7 @@ def network(network: Network) -> list[str]:
     parts: list[tuple[str, Link | Port]] = [
         ("each host", network.port),
         ("each link within a site" if sites else "each link", network.link),
-        ("each site", network.gateway if sites else Port()),
+        ("each site's gateway", network.gateway if sites else Port()),
         ("each link between sites", network.wan if sites else Link()),
         *((f"host {host}", port) for host, port in sorted(network.ports.items())),
         *((f"link {a}-{b}", link) for (a, b), link in sorted(network.links.items())),

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ..errors import LabError
+from ..options.ranges import is_real
 from .job import Hosts, end
 from .network import Network, check_congestion
-from .shape import check_whole
+from .shape import check_whole, wrong
 from .spawn import own_process
 
 PORT: Final = 29100
@@ -38,6 +39,7 @@ class Flows:
         count: How many flows.
         pair: (sender, receiver); None: the first flow is from host 0 to host 1, the second from
             host 1 to host 2, and so on, round and round.
+        share: Of the time in which they send, all at once, in each second.
 
     Raises:
         OptionError: The name or the number can't be.
@@ -46,10 +48,13 @@ class Flows:
     congestion: str
     count: int = 1
     pair: tuple[int, int] | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         check_congestion(self.congestion)
         check_whole("TCP flows", self.count, 1, FLOWS_MAX)
+        if not is_real(self.share, 0.001, 1):
+            raise wrong("TCP flows' share of the time", self.share, "0.001 to 1")
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,15 @@ class Took:
         return self.percentile(0.99) / self.percentile(0.5) if self.round_trips else math.nan
 
 
-def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[str, tuple[int, int]]]:
-    """Each flow's congestion control and (sender, receiver). OptionError for no such host."""
-    out: list[tuple[str, tuple[int, int]]] = []
+def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[Flows, tuple[int, int]]]:
+    """Each flow's kind and its (sender, receiver). OptionError for no such host."""
+    out: list[tuple[Flows, tuple[int, int]]] = []
     for one in wanted:
         if one.pair is not None:
             network.check_link(*one.pair)
         for _ in range(one.count):
             at = len(out) % network.total_hosts
-            out.append((one.congestion, one.pair or (at, (at + 1) % network.total_hosts)))
+            out.append((one, one.pair or (at, (at + 1) % network.total_hosts)))
     check_whole("TCP flows", len(out), 0, FLOWS_MAX)
     return out
 
@@ -109,45 +114,48 @@ def running(lab: Hosts, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
         LabError: This kernel lacks a congestion control.
     """
     flows = placed(wanted, lab.network)
-    started: list[_End] = []
     took: list[Took] = []
     if not flows:
         yield took
         return
+    ends: list[_End] = []
     try:
-        started.append(_End(lab, 1, "echo", PORT - 1))
-        for number, (_, pair) in enumerate(flows):
-            started.append(_End(lab, pair[1], "sink", PORT + number))
-        pinger = _End(lab, 0, "pings", lab.address(1), PORT - 1, PING_MS)
-        started.append(pinger)
-        sources = []
-        for number, (name, pair) in enumerate(flows):
-            source = _End(lab, pair[0], "source", lab.address(pair[1]), PORT + number, name)
-            sources.append(source)
-            started.append(source)
+        ends.append(_End(lab, 1, "echo", PORT - 1))
+        ends += [_End(lab, pair[1], "sink", PORT + n) for n, (_, pair) in enumerate(flows)]
+        listening = list(ends)
+        for one in listening:
+            one.await_ready()
+        ends.append(_End(lab, 0, "pings", lab.address(1), PORT - 1, PING_MS))
+        for number, (kind, pair) in enumerate(flows):
+            to = lab.address(pair[1]), PORT + number
+            ends.append(_End(lab, pair[0], "source", *to, kind.congestion, kind.share))
+        sending = ends[len(listening) :]
+        for one in sending:
+            one.await_ready()
         yield took
-        for one in (pinger, *sources):
+        for one in sending:
             one.stop()
-        times = tuple(pinger.answer()["ms"])
-        said = [source.answer() for source in sources]
-        got = [sink.answer() for sink in started[1 : 1 + len(flows)]]
+        times, *said = [one.answer() for one in sending]
+        got = [sink.answer() for sink in listening[1:]]
+        rows = zip(flows, said, got, strict=True)
         took.append(
             Took(
                 tuple(
-                    FlowTook(name, pair, sent["seconds"], came["bytes"], sent["resent"])
-                    for (name, pair), sent, came in zip(flows, said, got, strict=True)
+                    FlowTook(kind.congestion, pair, sent["seconds"], came["bytes"], sent["resent"])
+                    for (kind, pair), sent, came in rows
                 ),
-                times,
+                tuple(times["ms"]),
             )
         )
     finally:
-        end([one.process for one in started], grace=1.0)
+        end([one.process for one in ends], grace=1.0)
 
 
 class _End:
     """A process of a flow, which says "ready" first and JSON when its stdin ends."""
 
     def __init__(self, lab: Hosts, host: int, role: str, *arguments: object) -> None:
+        self._host, self._role, self._arguments = host, role, arguments
         self.process: subprocess.Popen[Any] = lab.start(
             host,
             [*own_process(role), *map(str, arguments)],
@@ -156,6 +164,8 @@ class _End:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def await_ready(self) -> None:
         assert self.process.stdout is not None
         watch = threading.Timer(START_SECONDS, self.process.kill)
         watch.start()
@@ -165,9 +175,9 @@ class _End:
             watch.cancel()
         if not ready:
             code = self.process.wait()
-            if role == "source" and 0 < code < 126:
-                raise refused(str(arguments[-1]), code)
-            raise LabError(f"the end of a TCP flow on host {host} ended with status {code}")
+            if self._role == "source" and 0 < code < 126:
+                raise refused(str(self._arguments[-2]), code)
+            raise LabError(f"the end of a TCP flow on host {self._host} ended with status {code}")
 
     def stop(self) -> None:
         stdin: IO[str] | None = self.process.stdin

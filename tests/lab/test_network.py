@@ -65,6 +65,7 @@ from lossycoll.lab.tcp import Flows, placed
         (lambda: Network(congestion="cubic; reboot"), "congestion is 'cubic; reboot', wanted"),
         (lambda: Network(congestion="a" * 16), "wanted a name such as cubic, reno or bbr"),
         (lambda: Flows("reno", 0), "TCP flows is 0"),
+        (lambda: Flows("reno", share=0), "share of the time is 0, wanted 0.001 to 1"),
         (lambda: placed([Flows("reno", 1, (0, 2))], Network()), "host is 2"),
         (lambda: placed([Flows("reno", 40), Flows("reno", 40)], Network()), "flows is 80"),
         (lambda: Network(hosts=1), "hosts is 1, wanted a whole number from 2 to 64"),

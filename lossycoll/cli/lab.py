@@ -21,6 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from lossycoll.errors import OptionError
 from lossycoll.lab import backends, capabilities, leftovers, network_io, report, tcp, verify
 from lossycoll.lab.backends import BACKENDS
 from lossycoll.lab.counters import Counters
@@ -94,6 +95,8 @@ def _action(text: str) -> str:
 
 def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
+    if chosen.action != "run" and (chosen.at or chosen.tcp):
+        raise OptionError("--at and --tcp are of a job; they take a command after --")
     return {
         "run": _run,
         "verify": _verify,

@@ -54,7 +54,7 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
 
 def refusal(network: Network) -> str:
     """Why netem can't make a network, as a sentence; empty if it can."""
-    parts = (*network.all_ports, *network.all_links)
+    parts: list[Link | Port] = [*network.all_ports, *network.all_links]
     return next(filter(None, map(_lacks, parts)), "")
 
 

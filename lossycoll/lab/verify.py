@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import LabError
+from .counters import HostCounts, SiteCounts
 from .job import end
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
@@ -141,7 +142,8 @@ def _rates(network: Network, pair: tuple[int, int]) -> list[tuple[float, Port | 
 def _queued_out(lab: Lab) -> int:
     counters = lab.counters()
     queues = [link.queue for link in counters.links.values()]
-    queues += [queue for one in (*counters.hosts, *counters.sites) for queue in (one.up, one.down)]
+    ports: list[HostCounts | SiteCounts] = [*counters.hosts, *counters.sites]
+    queues += [queue for one in ports for queue in (one.up, one.down)]
     return sum(queue.dropped + queue.policed for queue in queues)
 
 

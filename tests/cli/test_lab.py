@@ -95,6 +95,7 @@ def test_flows_of_tcp_are_read() -> None:
         ("lab --at 5:0-1:up=1 -- true", "a link has no up_mbit"),
         ("lab --at 1:policer=5 -- true", "wanted a rate that it polices, too"),
         ("lab --tcp reno:1:0-2 -- true", "host is 2"),
+        ("lab verify --tcp reno", "--at and --tcp are of a job"),
         ("lab --counters /dev/null/x -- true", "cannot write to /dev/null/x"),
     ],
 )

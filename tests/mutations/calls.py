@@ -364,24 +364,10 @@ CALLS = (
         "native:test_limits",
     ),
     mutation(
-        "deadline_max of an excuse doubled",
-        "native/stream_in.c",
-        "h->now - excused > config->deadline_max_ns;",
-        "h->now - excused > 2 * config->deadline_max_ns;",
-        "native:test_limits",
-    ),
-    mutation(
         "deadline_max of a stream doubled",
         "native/stream_in.c",
         "    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)",
         "    if (h->now - lc_later(in->last_ns, excused) > 2 * config->deadline_max_ns)",
-        "native:test_limits",
-    ),
-    mutation(
-        "deadline_max of what is lacking doubled",
-        "native/stream_in.c",
-        "lc_later(came, excused) > config->deadline_max_ns",
-        "lc_later(came, excused) > 2 * config->deadline_max_ns",
         "native:test_limits",
     ),
     mutation(

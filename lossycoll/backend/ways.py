@@ -5,9 +5,13 @@ Nothing that may rightly differ between ranks decides it: all of them must take 
 
 from __future__ import annotations
 
+import sys
 from enum import Enum, auto
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
 
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, within
@@ -16,6 +20,10 @@ from lossycoll.plan import codec
 from .description import CollectiveKind, Description, Loss, Rounding
 from .reduction import Reduction
 from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
+
+
+OWN_FILES: Final = str(Path(__file__).parents[1])
+OPERATORS: Final = torch._ops.__file__
 
 
 class Way(Enum):
@@ -79,6 +87,18 @@ def choose(
     if reduction is not None and not (native and kind.submit):
         return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
     return ChosenWay(Way.RELIABLE, exact, encoding)
+
+
+def by_operator() -> bool:
+    """Whether an operator of ``torch.ops`` makes the present call: a functional collective.
+
+    DDP's reducer, FSDP and ``torch.distributed`` call a group directly. Code that was compiled to
+    C++ as a whole can't be told apart from them.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    return frame.f_code.co_filename == OPERATORS
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:

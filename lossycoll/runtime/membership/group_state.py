@@ -43,7 +43,7 @@ class Health:
 
     ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
     ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
-    the group continues without ranks that are lost.
+    the group continues without ranks that are lost. ``group``: its name in torch.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Health:
         control: Membership | None,
         on_failure: Callable[[LossyError], None],
         outlive: bool = False,
+        group: str = "",
     ) -> None:
-        self.where = Where(rank, world, addresses=addresses)
+        self.where = Where(rank, world, addresses=addresses, group=group)
         self.failure: LossyError | None = None
         self.closed = False
         self.seq = -1

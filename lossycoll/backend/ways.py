@@ -21,7 +21,6 @@ from .description import CollectiveKind, Description, Loss, Rounding
 from .reduction import Reduction
 from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
 
-
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 

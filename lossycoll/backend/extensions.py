@@ -102,7 +102,12 @@ class Extensions:
         Returns:
             A function that takes it back.
         """
+        self.lossy_made_up_for()
         return self._dispatcher.recover(Recovered(repair, max_missing))
+
+    def lossy_made_up_for(self) -> None:
+        """A method looks after what is missing in this group, which needn't be warned of."""
+        self._endpoint.figures.made_up_for = True
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -10,7 +11,7 @@ from lossycoll.errors import ClosedError
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.recovery_log import RecoveryLog
-from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
+from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
 
 from .operations import Operations
 from .parts import Parts
@@ -31,6 +32,15 @@ FIGURES: Final = (
     "operation_ns",
 )
 """What a rank tells others that ask for its counters."""
+SHARE_OF: Final = ("packets_missing", "packets_received")
+
+
+MISSING_SHARE, MISSING_PACKETS = 0.01, 100
+"""More missing than both of these is said, where no method makes up for it."""
+MAKES_UP: Final = (
+    "keep DDP's replicas together by lossycoll.DriftBound(model, optimizer), or bring packets back "
+    "by Options(max_missing='1%') (docs/guide.md)"
+)
 
 
 class Figures:
@@ -47,6 +57,10 @@ class Figures:
         self._engine = parts.engine
         self._control = parts.control
         self._operations = operations
+        self._asked = not isinstance(parts.options.max_missing, str)
+        self.made_up_for = False
+        """Whether a method has looked after what is missing, which then is as it should be."""
+        self._missing_warned = False
         self._overflow_warned = False
         self._strangers_warned = False
         self._link_log = LinkLog()
@@ -96,10 +110,43 @@ class Figures:
                 self._recovery_log.tell(map(self.peer, range(self._where.world)), self._where)
             except ClosedError:
                 return out
+            self._warn_of_missing(sums)
             self._warn_of_overflow(sums.socket_overflow)
             self._warn_of_strangers(sums.forged)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
+
+    def _warn_of_missing(self, sums: EngineStats) -> None:
+        """Once per group, by one rank of each machine."""
+        if self._missing_warned or os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        text = self._missing(sums.packets_missing, sums.packets_received)
+        if text:
+            self._missing_warned = True
+            log.warning("%s: %s at this rank so far; %s", self._where, text, MAKES_UP)
+
+    def tell_missing(self) -> None:
+        """At the group's end rank 0 says how much was missing at all ranks, if that is much."""
+        if self._where.rank or self._control is None or self._engine is None:
+            return
+        known = [*self._control.last_figures().values(), self.own()]
+        of_all = [sum(int(one.get(name, 0)) for one in known) for name in SHARE_OF]
+        text = self._missing(*of_all)
+        if text:
+            log.info("%s: the group ends: %s; %s", self._where, text, MAKES_UP)
+
+    def _missing(self, missing: int, received: int) -> str:
+        """What is said of so many packets; empty: nothing."""
+        expected = missing + received
+        few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
+        if few or self._asked or self.made_up_for:
+            return ""
+        group = f"group {self._where.group}: " if self._where.group else ""
+        return (
+            f"{group}{missing / expected:.1%} of the packets were missing ({missing} of "
+            f"{expected}), and nothing makes up for it: sums lack contributions, and DDP's "
+            f"replicas drift apart"
+        )
 
     def _warn_of_overflow(self, packets: int) -> None:
         """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""

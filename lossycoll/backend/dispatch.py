@@ -66,7 +66,7 @@ class Dispatcher:
         self.fail: Final = endpoint.fail
         self._options = endpoint.options
         self._says_lossy = endpoint.options.is_given("delivery")
-        self._told_of_functional = False
+        self._told_of_functional = self._told_of_one_host = False
         self._asked: list[Recovered] = []
         self._collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
@@ -142,7 +142,9 @@ class Dispatcher:
             if work is not None:
                 return work
         numbered = self.named(call, choice)
-        if self._endpoint.one_host:  # only what leaves a host is encoded
+        if self._endpoint.one_host and choice.encoding != "same":
+            asked = choice.options.wire
+            self._tell_of_one_host(choice.encoding if asked == "same" else asked)
             choice = choice._replace(encoding="same")
         try:
             if choice.way is Way.GLOO:
@@ -153,6 +155,17 @@ class Dispatcher:
             self._recover(numbered, error)
             raise
         return work
+
+    def _tell_of_one_host(self, wire: str) -> None:
+        """Once: only what leaves a host is encoded."""
+        if not self._told_of_one_host and self.where.rank == 0:
+            log.info(
+                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
+                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
+                self.where,
+                wire,
+            )
+        self._told_of_one_host = True
 
     def _is_functional(self, call: Description) -> bool:
         """Whether nobody has said that this sum may lose packets: a functional collective's, which

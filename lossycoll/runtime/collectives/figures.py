@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError
+from lossycoll.options.ranges import is_whole
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.recovery_log import RecoveryLog
@@ -130,7 +131,8 @@ class Figures:
         if self._where.rank or self._control is None or self._engine is None:
             return
         known = [*self._control.last_figures().values(), self.own()]
-        of_all = [sum(int(one.get(name, 0)) for one in known) for name in SHARE_OF]
+        told = [[one.get(name) for one in known] for name in SHARE_OF]
+        of_all = [sum(each for each in of if is_whole(each, 0)) for of in told]
         text = self._missing(*of_all)
         if text:
             log.info("%s: the group ends: %s; %s", self._where, text, MAKES_UP)

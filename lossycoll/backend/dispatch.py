@@ -32,7 +32,7 @@ from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
 from .tensors import WIDER, contiguous, spread
-from .ways import ChosenWay, Way, by_operator, choose, reliable_version
+from .ways import ChosenWay, Way, adds_activations, choose, reliable_version
 from .widening import then, widened
 from .work import EngineWork, GlooWork, ManyWork
 
@@ -66,7 +66,7 @@ class Dispatcher:
         self.fail: Final = endpoint.fail
         self._options = endpoint.options
         self._says_lossy = endpoint.options.is_given("delivery")
-        self._told_of_functional = self._told_of_one_host = False
+        self._told_of_activations = self._told_of_one_host = False
         self._asked: list[Recovered] = []
         self._collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
@@ -131,7 +131,7 @@ class Dispatcher:
         around, options = scope(), self._options
         if around is None:
             choice = choose(call, reduction, options, None, self.where.world)
-            if choice.way is Way.LOSSY and self._is_functional(call):
+            if choice.way is Way.LOSSY and self._is_exact(call):
                 exact = reliable_version(options)
                 choice = choose(call, reduction, exact, None, self.where.world)
         else:
@@ -167,20 +167,20 @@ class Dispatcher:
             )
         self._told_of_one_host = True
 
-    def _is_functional(self, call: Description) -> bool:
-        """Whether nobody has said that this sum may lose packets: a functional collective's, which
-        is what tensor parallelism adds activations up by (docs/backend.md)."""
-        if call.kind.loss is not Loss.REDUCTION or self._says_lossy or not by_operator():
+    def _is_exact(self, call: Description) -> bool:
+        """Whether a sum is of activations, as far as can be seen, and nobody has said that it may
+        lose packets (docs/backend.md)."""
+        if call.kind.loss is not Loss.REDUCTION or self._says_lossy or not adds_activations():
             return False
-        if not self._told_of_functional and self.where.rank == 0:
+        if not self._told_of_activations and self.where.rank == 0:
             log.info(
-                "%s: %s by torch.ops (DTensor, tensor parallelism, torch.compile) is reliable; "
-                "with lossycoll.lossy() around it, or Options(delivery='lossy'), it may lose "
-                "packets",
+                "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
+                "activations up and is reliable; with lossycoll.lossy() around it, or "
+                "Options(delivery='lossy'), it may lose packets",
                 self.where,
                 call.kind.name,
             )
-        self._told_of_functional = True
+        self._told_of_activations = True
         return True
 
     def _encoded_there(

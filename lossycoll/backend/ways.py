@@ -9,6 +9,7 @@ import sys
 from enum import Enum, auto
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Final, NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
+FORWARD: Final = torch.nn.Module._call_impl.__code__
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+"""Where frames of the two passes are to be seen."""
 
 
 class Way(Enum):
@@ -88,16 +92,23 @@ def choose(
     return ChosenWay(Way.RELIABLE, exact, encoding)
 
 
-def by_operator() -> bool:
-    """Whether an operator of ``torch.ops`` makes the present call: a functional collective.
+def adds_activations() -> bool:
+    """Whether the present call adds activations up, by where it comes from.
 
-    DDP's reducer, FSDP and ``torch.distributed`` call a group directly. Code that was compiled to
-    C++ as a whole can't be told apart from them.
+    An operator of ``torch.ops`` is a functional collective, which DTensor calls. Sums in a module's
+    forward are activations as well, those in a backward pass within it are not: DDP's, FSDP's and
+    their hooks'. Code that was compiled to C++ as a whole can't be told from its caller.
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
         frame = frame.f_back
-    return frame.f_code.co_filename == OPERATORS
+    if frame is not None and frame.f_code.co_filename == OPERATORS:
+        return True
+    while frame is not None and frame.f_code is not BACKWARD:
+        if frame.f_code is FORWARD:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:

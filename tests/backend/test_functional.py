@@ -1,4 +1,5 @@
-"""Functional collectives carry activations, and lose nothing unless somebody says so."""
+"""Sums of activations lose nothing unless somebody says so: functional collectives, and sums in a
+module's forward."""
 
 from __future__ import annotations
 
@@ -21,9 +22,24 @@ LOSSY = {
 ELEMENTS = 120_000
 
 
+class AllReduced(torch.autograd.Function):
+    """As Megatron's and Transformers' sum of activations."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        total = inputs.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
 def rank_functional(rank: int, world: int) -> dict[str, tuple[int, bool]]:
     """By call: packets that went missing at this rank, and whether the result is exact."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
 
     init(timeout=30)
     mesh = init_device_mesh("cpu", (world,))
@@ -51,6 +67,23 @@ def rank_functional(rank: int, world: int) -> dict[str, tuple[int, bool]]:
         assert x.grad is not None
         return x.grad
 
+    class Doubled(torch.nn.Module):
+        """As a layer of tensor parallelism that was split by hand."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return AllReduced.apply(inputs)
+
+    class Trained(torch.nn.Module):
+        """As a training step that runs inside a wrapper's forward, with its backward pass."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ddp = DistributedDataParallel(torch.nn.Linear(1, ELEMENTS, bias=False))
+
+        def forward(self) -> torch.Tensor:
+            (self.ddp(torch.ones(1, 1)) * (rank + 1)).sum().backward()
+            return next(self.ddp.parameters()).grad.flatten() * world
+
     def redistributed(*to: Any) -> torch.Tensor:
         partial = DTensor.from_local(own, mesh, [Partial()])
         return partial.redistribute(placements=to).to_local() + 0
@@ -66,22 +99,26 @@ def rank_functional(rank: int, world: int) -> dict[str, tuple[int, bool]]:
     ask("DTensor, scattered", lambda: redistributed(Shard(0)))
     ask("compiled", compiled)
     ask("compiled direct", compiled_direct)
+    ask("in a module", lambda: Doubled()(own))
+    ask("in a module's backward", Trained())
     ask("direct again", direct)
     with lossycoll.lossy():
         ask("in a scope", functional)
+        ask("a module in a scope", lambda: Doubled()(own))
     ask("in a group that was told", lambda: functional(named))
     dist.destroy_process_group()
     return out
 
 
-def test_functional_collectives_lose_nothing_unless_somebody_says_so() -> None:
+def test_sums_of_activations_lose_nothing_unless_somebody_says_so() -> None:
     outcomes = run_ranks(rank_functional, 2, LOSSY)
-    lossy = {"direct", "direct again", "in a scope", "in a group that was told"}
+    lossy = {"direct", "direct again", "in a module's backward"}
+    lossy |= {"in a scope", "a module in a scope", "in a group that was told"}
     for outcome in outcomes:
         assert not outcome.error, outcome
         found = outcome.value
-        assert len(found) == 12
+        assert len(found) == 15
         assert {name for name, (missing, _) in found.items() if missing} == lossy, found
         assert {name for name, (_, exact) in found.items() if not exact} == lossy, found
-    told = [outcome.stderr.count("by torch.ops (DTensor") for outcome in outcomes]
+    told = [outcome.stderr.count("adds activations up and is reliable") for outcome in outcomes]
     assert told == [1, 0], outcomes[0].stderr

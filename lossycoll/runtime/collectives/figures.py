@@ -121,10 +121,10 @@ class Figures:
         """Once per group, by one rank of each machine."""
         if self._missing_warned or os.environ.get("LOCAL_RANK", "0") != "0":
             return
-        text = self._missing(sums.packets_missing, sums.packets_received)
+        text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
         if text:
             self._missing_warned = True
-            log.warning("%s: %s at this rank so far; %s", self._where, text, MAKES_UP)
+            log.warning("%s: %s", self._where, text)
 
     def tell_missing(self) -> None:
         """At the group's end rank 0 says how much was missing at all ranks, if that is much."""
@@ -133,11 +133,11 @@ class Figures:
         known = [*self._control.last_figures().values(), self.own()]
         told = [[one.get(name) for one in known] for name in SHARE_OF]
         of_all = [sum(each for each in of if is_whole(each, 0)) for of in told]
-        text = self._missing(*of_all)
+        text = self._missing("at all ranks, now that the group ends", *of_all)
         if text:
-            log.info("%s: the group ends: %s; %s", self._where, text, MAKES_UP)
+            log.info("%s: %s", self._where, text)
 
-    def _missing(self, missing: int, received: int) -> str:
+    def _missing(self, at: str, missing: int, received: int) -> str:
         """What is said of so many packets; empty: nothing."""
         expected = missing + received
         few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
@@ -146,8 +146,8 @@ class Figures:
         group = f"group {self._where.group}: " if self._where.group else ""
         return (
             f"{group}{missing / expected:.1%} of the packets were missing ({missing} of "
-            f"{expected}), and nothing makes up for it: sums lack contributions, and DDP's "
-            f"replicas drift apart"
+            f"{expected}) {at}, and nothing makes up for it: sums lack contributions, and DDP's "
+            f"replicas drift apart; {MAKES_UP}"
         )
 
     def _warn_of_overflow(self, packets: int) -> None:

@@ -151,7 +151,7 @@ class Group:
         assert cohort is not None
         numbers = dict(zip(place.global_ranks, met.members, strict=True))
         self.as_parent = Parent(cohort, numbers)
-        tell_ready(self.endpoint.health, met, data)
+        tell_ready(self.endpoint.health, met, data, place.global_ranks)
 
     def _mesh(self, place: Place, address: str, *, sealed: bool) -> GlooMesh:
         return GlooMesh(
@@ -181,9 +181,15 @@ class Group:
             control=control,
             on_failure=self._end,
             outlive=options.continues,
+            group=place.name,
         )
         parts = Parts(health, options, number, engine, control, self.topology)
         return Endpoint(parts, timeout=place.timeout.total_seconds())
+
+    @property
+    def socket(self) -> object:
+        """What groups that send by one socket have in common; None in a world of one."""
+        return self._host
 
     def rekey(self) -> None:
         """New keys for all that the processes of this one's cohort send from now on."""

@@ -392,12 +392,14 @@ def _await_all(making: Making, plane: ControlPlane, health: Health) -> None:
             )
 
 
-def tell_ready(health: Health, met: Met, data: DataPath) -> None:
-    """Logs what the group was made with."""
+def tell_ready(health: Health, met: Met, data: DataPath, ranks: Sequence[int]) -> None:
+    """Logs what the group was made with; as debug where an earlier one has the same socket, since
+    a mesh has dozens of those."""
     logfmt.event(
-        logging.INFO,
+        logging.DEBUG if met.shares else logging.INFO,
         health.where,
         "ready",
+        **({"ranks": ",".join(map(str, ranks))} if met.shares else {}),
         address=data.addresses[health.where.rank],
         dev=met.network.interface.name,
         mtu=met.network.mtu,

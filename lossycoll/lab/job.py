@@ -76,6 +76,7 @@ def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[s
         "MASTER_ADDR": master,
         "MASTER_PORT": str(MASTER_PORT),
         "LOSSYCOLL_INTERFACE": "eth0",
+        "LOSSYCOLL_HOST": f"host{host}",  # so that nobody looks for memory of other hosts
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",

@@ -58,7 +58,8 @@ class Options:
     its changes to those that were written.
 
     Raises:
-        OptionError: A value isn't allowed. The text names option, value and what is allowed.
+        OptionError: A name is unknown, or a value isn't allowed. The text names the nearest option,
+            or option, value and what is allowed.
     """
 
     algorithm: str = option(
@@ -369,6 +370,15 @@ class Options:
     _timeout: ClassVar[None] = None
     """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
 
+    def __new__(cls, *args: Any, **written: Any) -> Options:
+        """Refuses a name that there isn't, with the nearest one, before ``__init__`` would."""
+        del args
+        known = [entry.name for entry in fields(cls)]
+        for name in written:
+            if name not in known:
+                raise unknown("option", name, known)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for entry in fields(self):
             written = getattr(self, entry.name)
@@ -417,9 +427,6 @@ class Options:
         """
         environ = os.environ if environ is None else environ
         table = {entry.name: entry for entry in fields(cls)}
-        for name in explicit:
-            if name not in table:
-                raise unknown("option", name, list(table))
         variables = {variable(name): entry for name, entry in table.items()}
         values = dict(explicit)
         for name, written in environ.items():

@@ -75,7 +75,7 @@ def check_inject(text: str) -> str:
         # The table has the form in full; here what is wrong has to stand out.
         reason = str(error).replace(f" ({faults.FORM})", "")
         try:
-            float(text)
+            faults.fraction(text)
         except ValueError:
             raise ValueError(reason) from None
         raise ValueError(f"did you mean loss={text}?") from None

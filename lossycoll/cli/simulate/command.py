@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.argtypes import share, whole
 from lossycoll.cli.launcher import must_be_writable
 from lossycoll.cli.plotting import drawn
 from lossycoll.errors import OptionError
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grid", type=_grid, default=Grid((32, 32)), help="the grid's shape (default 32x32)")
     add(
         "--failure",
-        type=real(0, 1),
+        type=share,
         default=0.0,
         help="probability that a peer fails in a round (default 0)",
     )

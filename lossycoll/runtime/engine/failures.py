@@ -62,7 +62,7 @@ class Where:
     """What the funnel says besides the code: whose call failed, and whom it is made with.
 
     ``call`` is the call as text ("": none), ``seq`` its number in the group (-1: a message has
-    none), ``addresses`` one text per rank, ``timeout`` in seconds.
+    none), ``addresses`` one text per rank, ``timeout`` in seconds. ``group``: its name in torch.
     """
 
     rank: int
@@ -71,6 +71,7 @@ class Where:
     seq: int = -1
     addresses: Sequence[str] = ()
     timeout: float = 0.0
+    group: str = ""
 
     def __str__(self) -> str:
         text = f"rank {self.rank}/{self.world}"

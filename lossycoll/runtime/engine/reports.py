@@ -290,16 +290,20 @@ class EngineStats:
 class Stats(EngineStats):
     """What :func:`lossycoll.stats` returns: the engine's sums, and what lies around the engine.
 
-    The sums are those of :class:`EngineStats`.
+    The sums are those of :class:`EngineStats`. They are one group's, or those of all groups of the
+    process, with ranks numbered as in the job.
 
     Attributes:
         rank: This rank in the group.
         world: The group's world size.
+        group: The group's name in torch; empty for all groups.
+        description: What torch says the group is for, such as ``mesh_tp``.
         calls: Collectives issued in the group, without point to point. Those that are not among
             ``operations`` went to gloo.
         control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
         peers: An entry per rank; this rank's has zeros.
+        groups: The figures of each group, where these are those of all groups.
     """
 
     rank: int = 0
@@ -308,6 +312,9 @@ class Stats(EngineStats):
     control_foreign: int = 0
     lost: tuple[int, ...] = ()
     peers: tuple[PeerStats, ...] = ()
+    group: str = ""
+    description: str = ""
+    groups: tuple[Stats, ...] = ()
 
     @property
     def loss_rate(self) -> float:

@@ -291,7 +291,8 @@ def place_of(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise OptionError(f"{text!r} is no host:port")
+        wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"
+        raise OptionError(f"{text!r} is no host:port; {wanted}")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:

@@ -16,6 +16,7 @@ OFTEN: Final = 0.1
 QUEUED: Final = 0.3
 """A queue of this share of what was sent too fast is no policer."""
 NEAR: Final = 20
+LIMITS: Final = ("none", "queue", "policer", "receiver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Rate:
         lost: Share of the packets.
         burst: Bytes that pass before the limit shows; 0: it doesn't.
         queue_ms: What delay grows by until then.
-        limit: "none", "queue" or "policer".
+        limit: Of ``LIMITS``: what it is that lets no more pass.
     """
 
     sent: float
@@ -67,8 +68,10 @@ def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
     return Flow(sent, 1 - len(seen) / all_sent, late / all_sent, doubled / all_sent, longest)
 
 
-def rate_of(arrivals: Sequence[Arrival], sent: int, seconds: float) -> Rate:
-    """How much passes, and what limits it.
+def rate_of(
+    arrivals: Sequence[Arrival], sent: int, seconds: float, lost_anyway: float = 0.0
+) -> Rate:
+    """How much passes, and what limits it; ``lost_anyway``: the loss at a modest pace.
 
     A queue delays what comes too fast until it is full; a policer lets a burst pass without delay
     and drops the rest.
@@ -79,8 +82,9 @@ def rate_of(arrivals: Sequence[Arrival], sent: int, seconds: float) -> Rate:
     speed = sent * size / max(seconds, 1e-3)
     seen = {one.number for one in arrivals}
     lost = 1 - len(seen) / max(sent, 1)
-    end = _end_of_burst(seen, sent)
-    rest = [one for one in arrivals if one.number >= end]
+    end = _end_of_burst(seen, sent, max(OFTEN, 3 * lost_anyway))
+    rest = [one for one in arrivals if one.number >= end + WINDOW]
+    rest = rest if len(rest) >= NEAR else [one for one in arrivals if one.number >= end]
     base = min(one.came - one.sent for one in arrivals)
     if end >= sent or len(rest) < NEAR:
         growth = statistics.median(one.came - one.sent for one in arrivals[-NEAR:]) - base
@@ -105,13 +109,14 @@ def rate_of(arrivals: Sequence[Arrival], sent: int, seconds: float) -> Rate:
     return Rate(_mbit(speed), _mbit(passed), lost, burst, growth / 1e6, limit)
 
 
-def _end_of_burst(seen: set[int], sent: int) -> int:
-    """The first packet from which on more than ``OFTEN`` is lost; ``sent``: there is none."""
+def _end_of_burst(seen: set[int], sent: int, often: float) -> int:
+    """The first packet from which on more than that share is lost; ``sent``: there is none."""
     missing = [number not in seen for number in range(sent)]
     lost = sum(missing[:WINDOW])
     for begin in range(max(0, sent - WINDOW)):
-        if missing[begin] and lost > OFTEN * WINDOW:
-            return begin
+        if missing[begin] and lost > often * WINDOW:
+            dense = (one for one in range(begin, begin + WINDOW) if missing[one])
+            return next((one for one in dense if sum(missing[one : one + 10]) >= 5), begin)
         lost += missing[begin + WINDOW] - missing[begin]
     return sent
 

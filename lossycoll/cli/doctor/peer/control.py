@@ -27,6 +27,8 @@ LONGEST_LINE: Final = 1 << 16
 HELLO_SECONDS: Final = 5.0
 """How long whoever listens there may take to say that it is a doctor."""
 PAUSE_SECONDS: Final = 0.5
+ATTEMPTS: Final = 3
+"""Of which all must fail alike, until that is believed."""
 ANSWER_SECONDS: Final = 30.0
 MOST_PENDING: Final = 16
 _TCP_RTT_AT: Final = 68
@@ -170,11 +172,15 @@ class Meeting:
         self._selector = selectors.DefaultSelector()
         self._trouble = "no answer"
         self._strangers: set[str] = set()
+        self._closed = self._own = 0
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise PeerError(f"{host!r} is no host that this one knows: {error}") from None
-        self._family, self._place = found[0][0], found[0][4]
+        self._family, self._place = next(
+            ((one[0], one[4]) for one in found if _is_routed(one[0], one[4])),
+            (found[0][0], found[0][4]),
+        )
         self._allowed = {plain(str(one[4][0])) for one in found}
 
     def find(self, seconds: float) -> Control:
@@ -206,11 +212,11 @@ class Meeting:
             if listener is not None:
                 listener.close()
             self._selector.close()
-        others = f"; refused connections from {', '.join(sorted(self._strangers)[:4])}, which "
-        others += f"aren't {self._host}" if self._strangers else ""
+        others = ", ".join(sorted(self._strangers)[:4])
+        also = f"; refused {others}, which isn't {self._host}" if others else ""
         raise PeerError(
             f"no doctor found at {self._host}, TCP port {self._port}, within {seconds:g} s "
-            f"({self._trouble}{others if self._strangers else ''}): run 'lossycoll doctor --peer' "
+            f"({self._trouble}{also}): run 'lossycoll doctor --peer' "
             f"there as well, naming this host, and let TCP port {self._port} pass in one direction "
             f"(--peer-port chooses another one)"
         )
@@ -289,8 +295,11 @@ class Meeting:
             data = b""
         if not data:
             self._drop(one)
-            if one.is_own and one.hello is None:
-                raise self._no_doctor("closes the connection without a word")
+            # The other end drops what it doesn't need, once it has found this one.
+            if one.is_own and one.hello is None and not self._greeted:
+                self._closed += 1
+                if self._closed == ATTEMPTS:
+                    raise self._no_doctor("closes the connection without a word")
             return None
         one.received += data
         try:
@@ -315,7 +324,11 @@ class Meeting:
                     f"the doctor at {self._host} refuses: {str(message.get('why'))[:200]}"
                 )
             if step == "hello" and one.hello is None:
-                one.hello = self._checked(message)
+                hello = self._checked(message)
+                if hello["nonce"] == self._nonce:
+                    self._meets_itself(one)
+                    return None
+                one.hello = hello
                 if self._leads(one.hello):
                     self._send_go(one)
                     return self._control(one)
@@ -324,6 +337,10 @@ class Meeting:
             else:
                 raise self._no_doctor(f"says {bytes(line[:40])!r}")
         return None
+
+    @property
+    def _greeted(self) -> bool:
+        return any(one.hello is not None for one in self._pending.values())
 
     def _send_go(self, one: _Pending) -> None:
         try:
@@ -343,9 +360,14 @@ class Meeting:
                 f"the doctor at {self._host} speaks version {message.get('version')!r}, this one "
                 f"{VERSION}: install the same lossycoll on both hosts"
             )
-        if nonce == self._nonce:
-            raise PeerError(f"{self._host} is this host: name the other one")
         return message
+
+    def _meets_itself(self, one: _Pending) -> None:
+        """Another doctor of this host may connect as well; else it is the wrong host."""
+        self._own += 1
+        self._drop(one)
+        if self._own >= 2 * ATTEMPTS:
+            raise PeerError(f"{self._host} is this host: name the other one")
 
     def _control(self, one: _Pending) -> Control:
         hello = one.hello
@@ -371,6 +393,16 @@ class Meeting:
             f"something else listens at {self._host}, TCP port {self._port}: it {what}; run "
             f"'lossycoll doctor --peer' there, and choose a free port by --peer-port on both ends"
         )
+
+
+def _is_routed(family: int, place: Any) -> bool:
+    """Whether there is a route to a place."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+    except OSError:
+        return False
+    return True
 
 
 def _peer(hello: Mapping[str, Any]) -> Peer:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from .analysis import Flow, Rate, flow_of, rate_of
+from .analysis import LIMITS, Flow, Rate, flow_of, rate_of
 from .control import Control, number, numbers
 from .packets import (
     BLAST,
@@ -120,8 +120,7 @@ def _way(
     size = max(mtu, SMALLEST) - headers
     tell(f"{arrow} the other end: loss and order, {FLOW_PACKETS * FLOW_BYTES / FLOW_RATE:.0f} s")
     sizes = [min(FLOW_BYTES, size)] * FLOW_PACKETS
-    arrivals, sent, _ = _train(control, end, to, FLOW, 0, sizes, FLOW_RATE)
-    flow = flow_of(arrivals, sent)
+    flow_train = _train(control, end, to, FLOW, 0, sizes, FLOW_RATE)
     tell(
         f"{arrow} the other end: rate, up to {limits.budget >> 20} MiB in {BLAST_SECONDS:g} s at "
         f"up to {limits.rate * 8e-6:.0f} Mbit/s"
@@ -129,22 +128,30 @@ def _way(
     sizes = [size] * (limits.budget // size)
     before = dropped_here(end)
     arrivals, sent, took = _train(control, end, to, BLAST, 0, sizes, limits.rate)
-    rate = rate_of(arrivals, sent, took)
+    if to is not None:
+        return _told(control.receive("way"), mtu)
+    flow = flow_of(*flow_train[:2])
+    rate = rate_of(arrivals, sent, took, flow.lost)
     dropped = dropped_here(end) - before
-    if to is None:
-        control.send(
-            "way",
-            flow=[flow.sent, flow.lost, flow.late, flow.doubled, flow.run],
-            rate=[rate.sent, rate.got, rate.lost, rate.burst, rate.queue_ms, rate.limit],
-            dropped=dropped,
-        )
-        return Way(mtu, flow, rate, dropped)
-    said = control.receive("way")
-    flow = Flow(*_reals(said.get("flow"), 5))  # type: ignore[arg-type]
-    values = said.get("rate")
-    limit = values.pop() if isinstance(values, list) and values else None
-    limit = limit if limit in ("none", "queue", "policer") else "none"
-    rate = Rate(*_reals(values, 5), limit)  # type: ignore[arg-type]
+    if 2 * dropped > rate.lost * sent > 0:
+        rate = replace(rate, limit="receiver", burst=0)
+    control.send(
+        "way",
+        flow=[flow.sent, flow.lost, flow.late, flow.doubled, flow.run],
+        rate=[rate.sent, rate.got, rate.lost, rate.burst, rate.queue_ms],
+        limit=rate.limit,
+        dropped=dropped,
+    )
+    return Way(mtu, flow, rate, dropped)
+
+
+def _told(said: Mapping[str, Any], mtu: int) -> Way:
+    """What the receiver has found, checked."""
+    count, lost, late, doubled, longest = _reals(said.get("flow"), 5)
+    flow = Flow(int(count), lost, late, doubled, int(longest))
+    speed, got, lost, burst, queue = _reals(said.get("rate"), 5)
+    limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
+    rate = Rate(speed, got, lost, int(burst), queue, limit)
     return Way(mtu, flow, rate, number(said, "dropped", 0, 1 << 31))
 
 

@@ -93,6 +93,7 @@ def send_train(
 
     Returns how many, and how long that took. Those that the interface refuses are counted as sent.
     """
+    control.receive("ready")
     begin = time.monotonic()
     due = begin
     count = 0
@@ -123,6 +124,7 @@ def receive_train(
 ) -> tuple[list[Arrival], int, float]:
     """What arrives of a train, how many were sent, and for how long (s)."""
     found: list[Arrival] = []
+    control.send("ready")
     poll = select.poll()
     poll.register(end, select.POLLIN)
     poll.register(control.end, select.POLLIN)

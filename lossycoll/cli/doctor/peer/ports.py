@@ -22,7 +22,7 @@ MOST_PORTS: Final = 32
 """Of a range, evenly spread."""
 FREE_PORTS: Final = 14
 """Where there is no range."""
-SECONDS: Final = 3.0
+SECONDS: Final = 2.5
 SEND_PAUSE: Final = 0.3
 TOKEN_BYTES: Final = 16
 

@@ -150,7 +150,13 @@ def _rate(name: str, rate: Rate, dropped: int) -> Finding:
         )
         return Finding(title, Severity.WARN, text, advice)
     if rate.limit == "queue":
-        text = f"{rate.got:.1f} Mbit/s behind a queue of {rate.queue_ms:.0f} ms or more{own}"
+        text = (
+            f"{rate.got:.1f} Mbit/s behind a queue of {rate.queue_ms:.0f} ms; {rate.lost:.0%} of "
+            f"{rate.sent:.0f} Mbit/s lost{own}"
+        )
+        return Finding(title, Severity.OK, text)
+    if rate.limit == "receiver":
+        text = f"at least {rate.got:.0f} Mbit/s: the receiver took no more{own}"
         return Finding(title, Severity.OK, text)
     text = f"{rate.got:.0f} Mbit/s of {rate.sent:.0f} sent, {rate.lost:.1%} lost{own}"
     return Finding(title, Severity.OK, text)

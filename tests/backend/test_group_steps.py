@@ -134,6 +134,33 @@ def test_a_control_port_that_refuses_is_no_process_that_has_ended() -> None:
         assert "LOSSYCOLL_LIVENESS" not in outcome.text
 
 
+def says_another_address(rank: int, world: int) -> None:
+    """Rank 1 gives an address at which it isn't, and connects from its own: as behind a NAT."""
+    import socket
+
+    from lossycoll.backend import making
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.9", 0))
+        place = closed.getsockname()
+        if rank == 1:
+            works = making.Ends.to_json
+            making.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
+        init()
+        import torch
+        import torch.distributed as dist
+
+        while True:
+            dist.all_reduce(torch.ones(10))
+
+
+def test_a_rank_whose_address_is_translated_is_named() -> None:
+    for outcome in run_ranks(says_another_address, 2, CALM):
+        assert outcome.error == "RendezvousError", str(outcome)
+        assert "can't reach rank 1's control port, TCP 127.0.0.9:" in outcome.text
+        assert "from 127.0.0.1: a NAT translates its address" in outcome.text
+
+
 def dies_before_it_connects(rank: int, world: int) -> None:
     from lossycoll.backend import bootstrap
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from lossycoll.lab import Lab
 from lossycoll.lab.job import MASTER_PORT
 from tests.support.lab_kit import ROOT, needs_lab
@@ -52,6 +54,7 @@ def test_a_job_of_which_only_the_masters_port_is_open_names_the_others() -> None
         assert "LOSSYCOLL_LIVENESS" not in text
 
 
+@pytest.mark.long
 def test_two_hosts_that_give_the_address_of_docker0_are_named() -> None:
     for rank, text in enumerate(texts(DOCKER, LOSSYCOLL_INTERFACE="docker0")):
         assert text.startswith(f"lossycoll.errors.RendezvousError: rank {rank}/2: "), text

@@ -129,9 +129,9 @@ def test_a_doctor_of_another_version_is_named() -> None:
 def test_a_stranger_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Meeting, "_connect", lambda self, now: None)
     port, out = free_port(), []
-    thread = threading.Thread(target=found_by, args=(port, 3.0, out, "127.0.0.2"))
+    thread = threading.Thread(target=found_by, args=(port, 1.5, out, "127.0.0.2"))
     thread.start()
-    end = time.monotonic() + 3
+    end = time.monotonic() + 1.5
     text = b""
     while not text and time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:

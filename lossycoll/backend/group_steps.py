@@ -27,15 +27,15 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.definition import Definition
+from lossycoll.runtime.membership.definition import (
+    Definition,
+    compare_options,
+    compare_versions,
+)
 from lossycoll.runtime.membership.error_kinds import kind_of_unmade
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.reachability import common_version, compare_machines
-from lossycoll.runtime.membership.rendezvous import (
-    compare_options,
-    compare_versions,
-)
 from lossycoll.runtime.net.cores import core_limit
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 

@@ -7,6 +7,8 @@ rank is asked over a new one.
 
 Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
 thread, but for ``open`` and ``wake``.
+
+Long because all connections are in one table and one epoll set, whatever they are for.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
-from .definition import differing_option
 from .differing_secrets import SESSION, DifferingSecrets
-from .polled_store import Pause, PolledStore, Store
+from .polled_store import Pause, PolledStore, Store, is_form, overwritten, parsed
 
 GRACE_SECONDS: Final = 5.0
 """How long rank 0 of a group that is refused tells those that come late."""
@@ -243,11 +242,11 @@ class Rendezvous:
             found = dict(zip(ranks, said, strict=True))
         for rank, entry in found.items():
             if entry is not None:
-                roster[rank] = entry if _is_form(entry, **_ENTRY) else self._no_entry(rank, entry)
+                roster[rank] = entry if is_form(entry, **_ENTRY) else self._no_entry(rank, entry)
 
     def _no_entry(self, rank: int, found: object) -> dict[str, Any]:
         """What stands for a rank whose hello has been overwritten: all hear of it."""
-        reason = _overwritten(self._key(f"hello/{rank}"), found)
+        reason = overwritten(self._key(f"hello/{rank}"), found)
         return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
 
     def _doubled(self) -> RendezvousError | None:
@@ -306,7 +305,7 @@ class Rendezvous:
         if found == self.session:
             return None
         self._store.set("session", self.session)
-        return self._error(_overwritten("session", found), 0)
+        return self._error(overwritten("session", found), 0)
 
     def _second_master(self) -> RendezvousError | None:
         """Of two processes that are rank 0 the later one overwrites the session: the first sees it.
@@ -334,15 +333,15 @@ class Rendezvous:
                 self.session = session
                 self._claim(mine)
             roster = self._get("roster") if self.session else None
-            is_met = _is_form(roster, **_ROSTER)
-            if roster is not None and not (is_met or _is_form(roster, **_REFUSED)):
+            is_met = is_form(roster, **_ROSTER)
+            if roster is not None and not (is_met or is_form(roster, **_REFUSED)):
                 self._met = True  # as far as rank 0 knows: it is to hear of this
-                raise self._error(_overwritten(self._key("roster"), roster), 0)
+                raise self._error(overwritten(self._key("roster"), roster), 0)
             if roster is not None and self._nonce in roster["nonces"]:
                 if not is_met:
                     raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
                 if not self._is_of_all(roster):
-                    raise self._error(_overwritten(self._key("roster"), roster), 0)
+                    raise self._error(overwritten(self._key("roster"), roster), 0)
                 self._nonces = roster["nonces"]
                 found: list[Any] = roster["ranks"]
                 return found
@@ -361,7 +360,7 @@ class Rendezvous:
     def _is_of_all(self, roster: Mapping[str, Any]) -> bool:
         """Whether a roster has an entry and a nonce of each rank."""
         return len(roster["ranks"]) == len(roster["nonces"]) == self._size and all(
-            _is_form(entry, **_ENTRY) for entry in roster["ranks"]
+            is_form(entry, **_ENTRY) for entry in roster["ranks"]
         )
 
     def _claim(self, mine: dict[str, Any]) -> None:
@@ -402,9 +401,9 @@ class Rendezvous:
         """
         if (session, self._rank, self._who) in _met_here:
             return False
-        roster = _parsed(self._store.get(f"{session}/roster") or "{}")
-        first = roster["ranks"][:1] if _is_form(roster, **_ROSTER) else []
-        return bool(first) and _is_form(first[0], hello=dict) and self._alive(first[0]["hello"])
+        roster = parsed(self._store.get(f"{session}/roster") or "{}")
+        first = roster["ranks"][:1] if is_form(roster, **_ROSTER) else []
+        return bool(first) and is_form(first[0], hello=dict) and self._alive(first[0]["hello"])
 
     def _name_of(self, session: str) -> str:
         """The process that is rank 0 of a session."""
@@ -413,7 +412,7 @@ class Rendezvous:
     def _names(self, session: str) -> str | None:
         """The same; None: no process has said that it is."""
         found = self._store.get(f"{session}/who") if session else None
-        return None if found is None else str(_parsed(found))
+        return None if found is None else str(parsed(found))
 
     def _claimed(self, rank: int) -> list[Any]:
         """What the processes said that claim a rank. Anybody can count up the claims.
@@ -427,7 +426,7 @@ class Rendezvous:
         while True:
             found = [self._get(f"claimed/{rank}/{n + 1}") for n in range(claims)]
             if all(found) or time.monotonic() > end:
-                return [entry for entry in found if _is_form(entry, nonce=str, who=str)]
+                return [entry for entry in found if is_form(entry, nonce=str, who=str)]
             pause()
 
     def _claimed_text(self, rank: int) -> str:
@@ -441,8 +440,8 @@ class Rendezvous:
         failed = self._get("failed")
         if failed is None:
             return None
-        if not _is_form(failed, rank=int, error=str):
-            return self._error(_overwritten("failed", failed), 0)
+        if not is_form(failed, rank=int, error=str):
+            return self._error(overwritten("failed", failed), 0)
         return self._error(
             f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
         )
@@ -471,12 +470,12 @@ class Rendezvous:
 
     def _get(self, key: str) -> Any:
         found = self._store.get(self._key(key))
-        return None if found is None else _parsed(found)
+        return None if found is None else parsed(found)
 
     def _get_all(self, keys: Sequence[str]) -> list[Any] | None:
         """The values of all of ``keys``; None while one of them has none."""
         found = self._store.get_all([self._key(key) for key in keys])
-        return None if found is None else [_parsed(value) for value in found]
+        return None if found is None else [parsed(value) for value in found]
 
 
 def _claimed(rank: int, names: str) -> str:
@@ -485,56 +484,7 @@ def _claimed(rank: int, names: str) -> str:
     )
 
 
-def _parsed(text: str) -> Any:
-    """A value of JSON; where it is none the text itself, which no form admits."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _overwritten(key: str, value: object) -> str:
-    return (
-        f"the store's key {key!r} holds {str(value)[:80]!r}, which no rank wrote: something else "
-        f"writes to this job's store; give each job a master port of its own"
-    )
-
-
-def _is_form(value: Any, **kinds: type) -> bool:
-    """Whether ``value`` is a mapping that has these fields, of these types."""
-    return isinstance(value, dict) and all(
-        isinstance(value.get(name), kind) for name, kind in kinds.items()
-    )
-
-
 def _ranks(ranks: Sequence[int]) -> str:
     some = ", ".join(str(rank) for rank in ranks[:8])
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank {some} is" if len(ranks) == 1 else f"ranks {some}{more} are"
-
-
-def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if packets differ in form.
-
-    ``versions`` holds each rank's (version of lossycoll, of the wire); None: a rank is too old to
-    say.
-    """
-    named = ["too old to say" if one is None else f"{one[0]} (wire {one[1]})" for one in versions]
-    wires = [None if one is None else one[1] for one in versions]
-    for other, wire in enumerate(wires):
-        if wire != wires[0]:
-            raise RendezvousError(
-                f"rank {rank}/{len(versions)}: rank {other}'s version of lossycoll is "
-                f"{named[other]}, rank 0's is {named[0]}; install the same one on all ranks",
-                peer=other,
-            )
-
-
-def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if options differ.
-
-    ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
-    """
-    for other, theirs in enumerate(shared):
-        if how := differing_option(0, shared[0], other, theirs):
-            raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

@@ -15,8 +15,10 @@ import pytest
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership import differing_secrets
-from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
+from lossycoll.runtime.membership.definition import compare_options
+from lossycoll.runtime.membership.rendezvous import Rendezvous
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import until
 
 Alive = Callable[[Mapping[str, Any]], bool]
 OURS, ANOTHER = Secret.of(b"a secret of tests"), Secret.of(b"another secret of tests")
@@ -395,8 +397,7 @@ def test_a_session_that_something_else_overwrites_is_named_by_all(value: str) ->
         return rendezvous.meet({})
 
     def overwrite() -> None:
-        while "session" not in store.data:
-            time.sleep(0.001)
+        until(lambda: "session" in store.data, "rank 0 begins")
         store.set("session", value)
 
     thread = threading.Thread(target=overwrite)

@@ -433,6 +433,12 @@ class Options:
             if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue
             entry = variables.get(name)
+            if entry is None and texts.is_of_kubernetes(name):
+                raise refused(
+                    f"unknown variable {name}, which Kubernetes sets for a service whose name "
+                    f"begins with 'lossycoll': write enableServiceLinks: false into the pod's "
+                    f"spec, or give the service another name"
+                )
             if entry is None:
                 raise unknown("variable", name, [*variables, *texts.SECRET_VARIABLES])
             if entry.name not in explicit:

@@ -216,8 +216,8 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
             f"the time and isn't lost; {RDMA_SILENT if by_rdma else UDP_SILENT}"
         )
     return LinkError(
-        f"{where}: {seen} 'lossycoll doctor' checks a network; repair the link, or start the job "
-        f"without that rank",
+        f"{where}: {seen} 'lossycoll doctor --peer HOST', run at both ends, checks the network; "
+        f"repair the link, or start the job without that rank",
         peer=failure.peer,
     )
 

@@ -117,6 +117,11 @@ class ControlPlane:
         self._thread.start()
 
     @property
+    def has_met(self) -> bool:
+        """Whether the hub and every other rank have heard each other."""
+        return self.cohort.ready
+
+    @property
     def has_met_or_failed(self) -> bool:
         """Whether all have met, or that has failed."""
         return self._met_or_failed.is_set()
@@ -129,6 +134,14 @@ class ControlPlane:
         """
         self._met_or_failed.wait(timeout)
         return self.cohort.ready
+
+    def trouble_with(self, rank: int) -> str:
+        """What became of the last attempt to reach a rank; "": nothing is known to have failed."""
+        return self._sockets.trouble.get(rank, "")
+
+    def sources(self) -> dict[int, str]:
+        """The ranks that have connected from another address than they gave, and that address."""
+        return dict(self._sockets.sources)
 
     def missing(self) -> list[int]:
         """The ranks that have not been heard yet, as far as this one can know."""

@@ -92,55 +92,74 @@ def _ipv6() -> list[tuple[str, str]]:
 
 
 def choose(wanted: str, master: str | None) -> Interface:
-    """The interface to use.
+    """The interface to use: the first of :func:`candidates`."""
+    return candidates(wanted, master)[0]
+
+
+def candidates(wanted: str, master: str | None) -> list[Interface]:
+    """The interfaces that can be used, at most one of IPv4 and one of IPv6; the first is preferred.
 
     ``wanted``: an interface's name, a local address, or ``"auto"`` for the one that routes to
-    ``master`` (a host name or address; None: any that routes outward, else loopback).
+    ``master`` (a host name or address; None: any that routes outward, else loopback). A name
+    stands for the interface's address of the family by which the master is reached.
     Raises InterfaceError, which lists the interfaces there are.
     """
     have = interfaces()
     if wanted != "auto":
-        for one in have:
-            if wanted in (one.name, one.address):
-                return one
-        raise InterfaceError(
-            f"option interface is {wanted!r}, which is neither an interface that is up nor an "
-            f"address of this machine; there are: {_listed(have)}"
-        )
+        found = [one for one in have if wanted in (one.name, one.address)]
+        if not found:
+            raise InterfaceError(
+                f"option interface is {wanted!r}, which is neither an interface that is up nor an "
+                f"address of this machine; there are: {_listed(have)}"
+            )
+        versions = [Interface("", local, 0).version for local in _sources(master)] if master else []
+        order = {version: number for number, version in enumerate(dict.fromkeys(versions))}
+        return _one_of_each(sorted(found, key=lambda one: order.get(one.version, len(order))))
     # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
     # connect sends nothing.
-    local = _source(master or "192.0.2.1")
-    if local is None and master is None:
-        local = "127.0.0.1"
-    if local is None:
+    sources = _sources(master or "192.0.2.1")
+    if not sources and master is None:
+        sources = ["127.0.0.1"]
+    if not sources:
         raise InterfaceError(
             f"no route to the master {master!r}; check MASTER_ADDR and the routing table, or set "
             f"LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
-    for one in have:
-        if one.address == local:
-            return one
-    if ipaddress.ip_address(local).is_loopback:
-        return Interface("lo", local, mtu_of("lo"))
-    raise InterfaceError(
-        f"the address {local}, which routes to the master {master!r}, belongs to no interface "
-        f"that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
-    )
+    by_address = {one.address: one for one in reversed(have)}
+    for local in sources:
+        if local not in by_address and Interface("", local, 0).loopback:
+            by_address[local] = Interface("lo", local, mtu_of("lo"))
+    usable = [by_address[local] for local in sources if local in by_address]
+    if not usable:
+        raise InterfaceError(
+            f"the address {sources[0]}, which routes to the master {master!r}, belongs to no "
+            f"interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+        )
+    return _one_of_each(usable)
 
 
-def _source(host: str) -> str | None:
-    """The local address from which packets to ``host`` would go, or None without a route."""
+def _one_of_each(found: list[Interface]) -> list[Interface]:
+    """The first of each family."""
+    first: dict[int, Interface] = {}
+    for one in found:
+        first.setdefault(one.version, one)
+    return list(first.values())
+
+
+def _sources(host: str) -> list[str]:
+    """The local addresses from which packets to ``host`` would go; empty without a route."""
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host
         targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return None
+        return []
+    found = []
     for family, kind, protocol, _, address in targets:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
-            return str(probe.getsockname()[0]).partition("%")[0]
-    return None
+            found.append(str(probe.getsockname()[0]).partition("%")[0])
+    return found
 
 
 def _listed(have: list[Interface]) -> str:

@@ -48,3 +48,17 @@ def test_a_master_without_a_route_is_refused() -> None:
         interfaces.choose("auto", "no-such-host.invalid")
     with pytest.raises(InterfaceError, match="nosuch0"):
         interfaces.mtu_of("nosuch0")
+
+
+def test_a_name_stands_for_the_address_of_the_masters_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = [interfaces.Interface("e0", address, 1500) for address in ("10.9.0.1", "fd12::1")]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: both)
+    for master, wanted in ((["fd12::1"], 6), (["10.9.0.1"], 4), (["fd12::1", "10.9.0.1"], 6)):
+        monkeypatch.setattr(interfaces, "_sources", lambda host, found=master: found)
+        assert interfaces.choose("e0", "node0").version == wanted
+        assert {one.version for one in interfaces.candidates("e0", "node0")} == {4, 6}
+        # Of a name that has both, what routes is taken, in the resolver's order.
+        found = [one.address for one in interfaces.candidates("auto", "node0")]
+        assert found == master

@@ -79,7 +79,7 @@ class Host:
         self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
     ) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._users = 1
         self.options = host_options(options)
         self._options = options

@@ -2,6 +2,7 @@
  * for anybody, whose buffer is used again at once, and who releases its tickets while the engine
  * still sends. */
 #define _DEFAULT_SOURCE
+#include "linger.h"
 #include "net.h"
 
 #include <pthread.h>
@@ -101,6 +102,33 @@ static void run(lc_inject inject, part how) {
     net_close(&n);
 }
 
+/* Who sees that nothing lingers reads figures of all that did: while the loop can't publish them,
+ * since a reader has the lock, what is over by then still lingers. */
+static void test_figures(void) {
+    net n;
+    part parts[2];
+    int64_t tickets[2];
+    uint8_t data[2][BYTES] = {{1}};
+    net_open(&n, 2, (lc_inject){.loss = 0}, 20 * SECOND);
+    for (uint16_t r = 0; r < 2; r++)
+        parts[r] = (part){.n = &n, .rank = r, .reliable = 1};
+    tickets[0] = broadcast(&parts[0], data[0]);
+    CHECK(lc_group_wait(n.group[0], tickets[0], 30 * SECOND) == LC_OK);
+    CHECK(lc_group_lingering(n.group[0], NULL) == 1);
+    pthread_mutex_lock(&n.group[0]->host->lock);
+    tickets[1] = broadcast(&parts[1], data[1]);
+    CHECK(lc_group_wait(n.group[1], tickets[1], 30 * SECOND) == LC_OK);
+    usleep(100000);
+    CHECK(lc_lingering(n.group[0], NULL) == 1);
+    pthread_mutex_unlock(&n.group[0]->host->lock);
+    for (int i = 0; i < 1000 && lc_group_lingering(n.group[0], NULL); i++)
+        usleep(10000);
+    lc_stats stats;
+    lc_group_stats(n.group[0], &stats);
+    CHECK(stats.operations == 1 && stats.packets_sent >= 3);
+    net_close(&n);
+}
+
 /* Closed while the others haven't even posted what lingers. */
 static void test_close(void) {
     net n;
@@ -123,6 +151,7 @@ int main(void) {
     for (int how = 0; how < 8; how++)
         run(how & 4 ? bad : (lc_inject){.loss = 0},
             (part){.reliable = how & 1, .waits = how >> 1 & 1, .keeps = how & 1});
+    test_figures();
     test_close();
     return check_result("test_linger_threads");
 }

@@ -211,7 +211,8 @@ static void forget(lc_op *op) {
     if (g->last.op == op->number)
         g->last = op->report;
     show_figures(g);
-    lc_linger_over(op); /* not before the figures, which are read by who sees that nothing lingers */
+    lc_linger_over(
+        op); /* not before the figures, which are read by who sees that nothing lingers */
     op->lingers = 0;
     int released = op->released;
     pthread_mutex_unlock(&h->lock);

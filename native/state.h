@@ -331,6 +331,7 @@ struct lc_host {
     atomic_int caller_sleeps; /* one that drives */
     pthread_mutex_t pool_lock;
     lc_pool pool;
+    uint64_t pool_aged_ns; /* when that was last done */
 };
 
 /* ---- by name ---- */

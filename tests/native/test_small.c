@@ -275,7 +275,33 @@ static void test_flipped_bits(kind how) {
     virtual_close(&j.v);
 }
 
+/* ---- memory of operations that have ended ---- */
+
+static int kept_blocks(const job *j) {
+    int n = 0;
+    for (int i = 0; i < j->how.ranks; i++)
+        for (int k = 0; k < LC_POOL_BLOCKS; k++)
+            n += j->v.host[i]->pool.block[k] != NULL;
+    return n;
+}
+
+/* It is kept for the next ones, and given back when there have been none for a while. */
+static void test_memory(void) {
+    static job j;
+    memset(&j, 0, sizeof j);
+    j.how = (kind){RANKS, SEGMENTS, 0, 0};
+    open_job(&j);
+    while (!all_ended(&j))
+        go_on(&j, 0, NEVER);
+    CHECK(kept_blocks(&j) >= RANKS);
+    for (uint64_t end = memory_now(j.v.net) + 5 * SECOND; memory_now(j.v.net) < end;)
+        go_on(&j, 0, end);
+    CHECK(kept_blocks(&j) == 0);
+    virtual_close(&j.v);
+}
+
 int main(void) {
+    test_memory();
     for (enum what what = COPIES; what <= ROOT; what++)
         test_flipped_bits((kind){RANKS, what, what == SEGMENTS, 0});
     test_stopped_peer(0);

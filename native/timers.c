@@ -279,6 +279,11 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
     lc_release_held(h, p);
     if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
         p->ack_due = 1;
+    if (atomic_load_explicit(&p->pulse_asked, memory_order_relaxed)) {
+        atomic_store(&p->pulse_asked, 0);
+        atomic_store(&p->pulse_ns, p->heard_ns);
+        lc_tell_probe(p);
+    }
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
         p->probe_ns = backoff(h, p, 1);

@@ -191,6 +191,18 @@ class Host:
             if self.handle != ffi.NULL:
                 lib.lc_host_rekey(self.handle)
 
+    def pulse(self, process: int) -> float:
+        """Asks another process's engine for a sign of life, which it gives whatever Python does
+        there: a call into C may hold the GIL for long.
+
+        Returns:
+            When one last came, as of the call before, by time.monotonic(); 0: never.
+        """
+        with self._lock:
+            if self.handle == ffi.NULL:
+                return 0.0
+            return int(lib.lc_host_pulse(self.handle, process)) * 1e-9
+
     def start(
         self,
         session: int,

@@ -398,4 +398,11 @@ LINKS = (
         "    *(c->last",
         "native:test_sim",
     ),
+    mutation(
+        "records that changed on their way are believed",
+        "native/datagrams.c",
+        "        header.op != lc_records_check(payload, header.count))",
+        "        0)",
+        "native:test_small",
+    ),
 )

@@ -96,6 +96,9 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
                        const uint8_t *packet, uint32_t n, const uint8_t *payload) {
     lc_header header;
     enum lc_verdict verdict = lc_wire_get(packet, n, &via->expect, &header);
+    if (verdict == LC_GOOD && header.type == LC_CONTROL &&
+        header.op != lc_records_check(payload, header.count))
+        verdict = LC_MALFORMED;
     if (verdict == LC_GOOD && !is_from(h, via, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {

@@ -290,6 +290,13 @@ void lc_host_rekey(lc_host *h) {
     atomic_fetch_add(&h->sealing.rekeys, 1);
 }
 
+uint64_t lc_host_pulse(lc_host *h, uint16_t process) {
+    if (process >= h->config.processes || process == h->config.process)
+        return 0;
+    atomic_store(&h->paths[process].pulse_asked, 1);
+    return atomic_load(&h->paths[process].pulse_ns);
+}
+
 /* ---- starting ---- */
 
 /* Signals are Python's to handle: the thread takes none. */

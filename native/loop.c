@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "batch.h"
+#include "float_mode.h"
 #include "forks.h"
 #include "gate.h"
 #include "linger.h"
@@ -399,6 +400,7 @@ int lc_turn(lc_host *h) {
 
 void *lc_progress(void *argument) {
     lc_host *h = argument;
+    (void)lc_floats_exact();
     pthread_mutex_lock(&h->driving);
     h->now = lc_clock_now(h->clock);
     while (!atomic_load(&h->stop))
@@ -463,12 +465,13 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
         return;
     }
     atomic_fetch_add(&h->drives, 1);
-    uint64_t begin = lc_clock_now(h->clock);
+    uint64_t begin = lc_clock_now(h->clock), floats = lc_floats_exact();
     h->busy_ns = begin;
     do {
         if (!lc_turn(h) && !op->finished && !(is_hot_for_caller(h) && yield(h)))
             doze(h, begin + longest_ns > h->now ? begin + longest_ns - h->now : 0);
     } while (!op->finished && h->now - begin < longest_ns && !atomic_load(&h->stop));
+    lc_floats_as_before(floats);
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = !op->finished || h->active || h->n_late_fins || h->queued || h->held_ns > h->now ||
                  atomic_load(&h->stop) || leave_links(h);
@@ -489,7 +492,9 @@ void lc_kick(lc_host *h) {
         return;
     }
     atomic_fetch_add(&h->drives, 1);
+    uint64_t floats = lc_floats_exact();
     lc_turn(h);
+    lc_floats_as_before(floats);
     int soon = waits_for_answers(h) && atomic_load(&h->standing_by);
     int needed = (h->active || leave_links(h)) && !soon;
     pthread_mutex_unlock(&h->driving);

@@ -503,6 +503,10 @@ void lc_host_crowded(lc_host *host);
 int lc_host_seal(lc_host *host, const lc_seal_config *config, lc_failure *failure);
 /* New keys for whatever is sent from now on. Any thread may call it. */
 void lc_host_rekey(lc_host *host);
+/* Asks another process's engine for a sign of life, whatever its callers do. Returns when one last
+ * came, as of the call before, by CLOCK_MONOTONIC in nanoseconds; 0: never. Any thread may call it.
+ */
+uint64_t lc_host_pulse(lc_host *host, uint16_t process);
 /* Makes the processes known (an address for each) and starts the progress thread. Those that are
  * absent are to come (lc_host_admit). LC_E_ARGUMENT for an address that its link can't use, or of a
  * link that isn't there. */

@@ -189,6 +189,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
         lc_record_put(payload + (size_t)(k + 1) * LC_RECORD_BYTES, &p->records[k].record);
     lc_header header = {.session = h->session,
                         .group = n ? p->records[0].group : 0,
+                        .op = lc_records_check(payload, n + 1),
                         .time_us = (uint32_t)(h->now / 1000),
                         .sender = h->config.process,
                         .receiver = p->number,

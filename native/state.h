@@ -126,8 +126,10 @@ typedef struct {
     int done_told;
     int ack_due;
     uint64_t heard_ns;
-    uint64_t data_ns;    /* when a packet of some stream last came, */
-    uint64_t data_order; /* and of which: its operation's order, and its slot */
+    atomic_uchar pulse_asked;  /* somebody wants a sign of life, */
+    _Atomic uint64_t pulse_ns; /* and when there was one, as of the question before */
+    uint64_t data_ns;          /* when a packet of some stream last came, */
+    uint64_t data_order;       /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
     uint64_t back_ns; /* when it was heard again after it had been still */
     uint8_t *held;    /* a datagram that injection delays */
@@ -331,6 +333,7 @@ struct lc_host {
     atomic_int caller_sleeps; /* one that drives */
     pthread_mutex_t pool_lock;
     lc_pool pool;
+    uint64_t pool_aged_ns; /* when that was last done */
 };
 
 /* ---- by name ---- */

@@ -5,6 +5,8 @@
 
 static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
 static const uint64_t QUIET_AFTER_NS = 20000000;
+static const uint64_t POOL_AGE_NS = 2000000000; /* how long memory that none wants is kept, and as
+                                                  long again at most */
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t EMPTY_ROUNDS = 256;
@@ -277,10 +279,23 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
     lc_release_held(h, p);
     if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
         p->ack_due = 1;
+    if (atomic_load_explicit(&p->pulse_asked, memory_order_relaxed)) {
+        atomic_store(&p->pulse_asked, 0);
+        atomic_store(&p->pulse_ns, p->heard_ns);
+        lc_tell_probe(p);
+    }
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
         p->probe_ns = backoff(h, p, 1);
     }
+}
+
+/* To free takes time: not while something is under way. */
+static void tick_pool(lc_host *h) {
+    if (h->active || h->now - h->pool_aged_ns < POOL_AGE_NS)
+        return;
+    h->pool_aged_ns = h->now;
+    lc_pool_age(&h->pool, &h->pool_lock);
 }
 
 void lc_tick(lc_host *h) {
@@ -294,5 +309,6 @@ void lc_tick(lc_host *h) {
     for (lc_group *g = h->groups; g; g = g->next)
         tick_group(g, &next);
     tick_late_fins(h);
+    tick_pool(h);
     h->tick_ns = next;
 }

@@ -24,6 +24,7 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
+from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret, find_secret
@@ -76,8 +77,7 @@ class Group:
             # Options and interfaces don't know whose they are, or only the rank in the job.
             reason = error.reason if isinstance(error, OptionError) else error
             raise type(error)(f"rank {place.rank}/{place.size}: {reason}") from error
-        # Threads that still run when the interpreter ends would bring it down.
-        atexit.register(self.close)
+        close_at_exit(self.close)
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send."""

@@ -386,6 +386,7 @@ class Dispatcher:
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
         inner = call.kind.gloo(gloo, call, detached, opts)
         numbered.submitted = numbered.operations
+        self._gloo.under_way(inner)
         work = GlooWork(self._endpoint, numbered, inner, call.writes)
         staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
         if staged:

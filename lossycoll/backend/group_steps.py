@@ -361,6 +361,7 @@ def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined
     """Starts a new cohort's plane, now that this rank has the group's engine."""
     if met.cohort is not None:
         return Joined(membership, None)
+    met.plane.cohort.pulse = host.pulse
     met.plane.start(met.token, met.endpoints)
     place = making.place
     founded = Cohort(met.session, place.rank, place.global_ranks, met.plane, host, met.network)

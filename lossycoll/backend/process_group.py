@@ -39,12 +39,13 @@ from .elsewhere import OtherBackends, handing_on
 from .extensions import Extensions
 from .making import Place
 from .monitored_barrier import monitored_barrier
+from .overloads import overloaded
 from .point_to_point import PointToPoint
 from .thread_scopes import ByTorch
 from .totals import Counted, total
 from .work import ManyWork
 
-_c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
+_c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
 _serials = count()
 _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValueDictionary()
@@ -60,7 +61,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
     What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
     CUDA device, and all tensors of a call have one dtype; ranks agree on it and on the number of
-    elements.
+    elements. The methods also take torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.
@@ -680,6 +681,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._dispatcher.lanes.give_back()
 
 
+overloaded(LossyProcessGroup)
 handing_on(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())

@@ -260,7 +260,10 @@ class GlooWork(LossyWork):
             except RuntimeError as next_error:
                 error = next_error
         if "Operation timed out!" in str(error):  # the slice's end, and then it completed
-            return self._inner.wait()
+            try:
+                return self._inner.wait()
+            except RuntimeError as next_error:
+                error = next_error
         raise self._explained(error) from error
 
     def _explained(self, error: RuntimeError) -> LossyError:

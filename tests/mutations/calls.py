@@ -399,4 +399,19 @@ CALLS = (
         "QUANTILE_PERCENT = 100",
         "native:test_limits",
     ),
+    mutation(
+        "what lingered is over before its figures are published",
+        "native/operations.c",
+        "    add_rest(&g->live,",
+        "    lc_linger_over(op);\n    op->lingers = 0;\n    add_rest(&g->live,",
+        "native:test_linger_threads",
+    ),
+    mutation(
+        "a group is freed on top of the frame that a signal's handler has interrupted",
+        "lossycoll/runtime/engine/users.py",
+        "if self._closing and not self._inside and",
+        "if self._closing and",
+        "tests/runtime/engine/test_users.py"
+        "::test_a_handler_that_closes_on_top_of_any_instruction_frees_once_when_all_are_out",
+    ),
 )

@@ -469,4 +469,11 @@ LINKS = (
         "        if (0)",
         "native:test_limits",
     ),
+    mutation(
+        "records that changed on their way are believed",
+        "native/datagrams.c",
+        "        header.op != lc_records_check(payload, header.count))",
+        "        0)",
+        "native:test_small",
+    ),
 )

@@ -79,7 +79,7 @@ class Host:
         self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
     ) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._users = 1
         self.options = host_options(options)
         self._options = options
@@ -190,6 +190,18 @@ class Host:
         with self._lock:
             if self.handle != ffi.NULL:
                 lib.lc_host_rekey(self.handle)
+
+    def pulse(self, process: int) -> float:
+        """Asks another process's engine for a sign of life, which it gives whatever Python does
+        there: a call into C may hold the GIL for long.
+
+        Returns:
+            When one last came, as of the call before, by time.monotonic(); 0: never.
+        """
+        with self._lock:
+            if self.handle == ffi.NULL:
+                return 0.0
+            return int(lib.lc_host_pulse(self.handle, process)) * 1e-9
 
     def start(
         self,

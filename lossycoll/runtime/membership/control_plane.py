@@ -74,7 +74,7 @@ class ControlPlane:
         """The thread's, apart from plain reads."""
         self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
         """What seals in this process, and takes new keys when anybody asks for them."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -259,7 +259,7 @@ class ControlPlane:
 def _abandon() -> None:
     for plane in list(_here):
         plane._over = plane._stopping = True
-        plane._lock = threading.Lock()  # another thread may have had it
+        plane._lock = threading.RLock()  # another thread may have had it
         plane._sockets.abandon()
     _here.clear()
 

@@ -76,7 +76,7 @@ class Health:
         """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed = threading.Event()
         self._all_left = threading.Event()
         self._left: dict[int, int] = {}

@@ -126,6 +126,11 @@ typedef struct {
     int done_told;
     int ack_due;
     uint64_t heard_ns;
+    uint64_t sent_ns;           /* when a datagram last went there */
+    uint64_t reached_ns;        /* when the peer last heard one, as it says, */
+    uint64_t unreached_ns;      /* when the first one went that it may not have heard, */
+    uint32_t unreached;         /* how many of them there are, */
+    uint64_t unreached_told_ns; /* and when it last spoke of it */
     uint64_t data_ns;    /* when a packet of some stream last came, */
     uint64_t data_order; /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
@@ -148,6 +153,10 @@ typedef struct {
     uint64_t empty_ns;  /* the first round's end since data of the group last came; 0: none has */
     uint64_t empty_packets; /* that the peer says it has sent in rounds since then */
     uint32_t empty_rounds;
+    uint8_t silence;         /* lc_silence: an operation has given it up for that, */
+    uint64_t silence_ns;     /* the latest one then, */
+    uint64_t silent_from_ns; /* and nothing had come since then; */
+    uint32_t silences;       /* times that one was the first to */
     int dead;
     atomic_int reported_dead; /* dead as soon as the loop takes notice; any thread sets it */
     atomic_int left;          /* the same of one that left in order */
@@ -409,6 +418,8 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
+/* How long it takes to answer what is asked every 100 ms. */
+uint64_t lc_answer_ns(const lc_path *p);
 /* The process has sent what comes before `next`, the last of which is here if `came`. Returns
  * whether that is news. */
 int lc_link_seen(lc_path *p, uint32_t next, int came);

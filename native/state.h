@@ -131,8 +131,8 @@ typedef struct {
     uint64_t unreached_ns;      /* when the first one went that it may not have heard, */
     uint32_t unreached;         /* how many of them there are, */
     uint64_t unreached_told_ns; /* and when it last spoke of it */
-    uint64_t data_ns;    /* when a packet of some stream last came, */
-    uint64_t data_order; /* and of which: its operation's order, and its slot */
+    uint64_t data_ns;           /* when a packet of some stream last came, */
+    uint64_t data_order;        /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
     uint64_t back_ns; /* when it was heard again after it had been still */
     uint8_t *held;    /* a datagram that injection delays */

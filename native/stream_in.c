@@ -32,7 +32,8 @@ static uint64_t excused_until(const lc_in *in) {
 static int has_silent_link(const lc_in *in) {
     const lc_host *h = host_of(in);
     uint64_t patience = lc_patience(in->slot->op, in->peer);
-    if (h->now - lc_later(in->excused_ns, h->awake_ns) <= patience || h->now - in->last_ns <= patience)
+    if (h->now - lc_later(in->excused_ns, h->awake_ns) <= patience ||
+        h->now - in->last_ns <= patience)
         return 0;
     enum lc_silence found = lc_find_silence(in->slot->op, in->peer);
     return found == LC_SILENT_TO || (found && h->now - excused_until(in) > patience);

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import lossycoll
 from tests.support.deaf_sockets import drop_from
 from tests.support.failure_cases import SLACK, Caught, catch, good
 from tests.support.harness import init, run_ranks
+from tests.support.sharded_cases import network, sharded
+from tests.support.waiting import until
 
 WORLD, FLOATS, CALLS = 3, 100_000, 4
 DEADLINE, LIVENESS = 1.0, 3.0
@@ -61,9 +69,10 @@ def call(seen: list[int]) -> float:
 
 def await_figures(silent: bool) -> None:
     """The control plane's thread looks at them every eighth of liveness."""
-    end = time.monotonic() + LIVENESS
-    while any(p.silence for p in lossycoll.stats().peers) != silent and time.monotonic() < end:
-        time.sleep(0.05)
+    until(
+        lambda: any(peer.silence for peer in lossycoll.stats().peers) == silent,
+        "the link's state in stats()",
+    )
     time.sleep(LIVENESS / 4)
 
 
@@ -132,7 +141,9 @@ def check_job(found: list[Seen], both: bool) -> None:
 
 
 def check_lines(seen: Seen, rank: int, text: str) -> None:
-    warned = [line for level, line in seen.lines if level == "WARNING" and f" rank {3 - rank} " in line]
+    warned = [
+        line for level, line in seen.lines if level == "WARNING" and f" rank {3 - rank} " in line
+    ]
     assert len(warned) == 1, seen.lines
     for part in (f"rank {rank}/3: ", text, "does a firewall drop UDP", "LOSSYCOLL_PORT_RANGE"):
         assert part in warned[0], warned[0]
@@ -148,6 +159,7 @@ def test_a_link_that_is_dead_both_ways_is_said_once_and_costs_one_deadline() -> 
     assert any(seen.caught and seen.caught.kind == "LinkError" for seen in found)
 
 
+@pytest.mark.long
 def test_a_direction_that_is_dead_is_named_by_both_ends() -> None:
     found = good(run_ranks(use_one, WORLD, ENV, 60))
     check_job(found, False)
@@ -155,5 +167,72 @@ def test_a_direction_that_is_dead_is_named_by_both_ends() -> None:
     assert any("hears nothing of this rank" in line for _, line in found[1].lines)
     check_lines(found[2], 2, "nothing comes from rank 1 (127.0.0.1:")
     text = " ".join(seen.caught.text for seen in found if seen.caught)
-    assert "the link from rank 1 (127.0.0.1:" in text and "to rank 2 (127.0.0.1:" in text
+    assert re.search(r"the link from rank 1 \(127.0.0.1:\d+\) to rank 2 \(127.0.0.1:", text)
     assert "the link from rank 2" not in text
+
+
+# ---- methods that need the link ----
+
+
+def bound(model: nn.Module, group: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lossycoll.DriftBound(model, optimizer, period=1000, group=group)
+    return optimizer
+
+
+METHODS: dict[str, Callable[[nn.Module, Any], torch.optim.Optimizer]] = {
+    "drift": bound,
+    "sharded": lambda model, group: sharded(model.parameters(), torch.optim.SGD, group, lr=0.1),
+}
+
+
+def train(rank: int, world: int) -> dict[str, Caught]:
+    """Each method trains in a thread and a group of its own."""
+    init(TIMEOUT)
+    groups = {name: dist.new_group() for name in METHODS}
+    models = {name: network() for name in METHODS}
+    optimizers = {name: METHODS[name](models[name], groups[name]) for name in METHODS}
+    store = dist.distributed_c10d._get_default_store()
+    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
+    ended: dict[str, Caught] = {}
+
+    def step(name: str) -> None:
+        models[name](torch.ones(4, next(models[name].parameters()).shape[1])).sum().backward()
+        optimizers[name].step()
+
+    def steps(name: str) -> None:
+        end = time.monotonic() + TIMEOUT
+        while time.monotonic() < end:
+            step(name)
+
+    def run(name: str) -> None:
+        ended[name] = catch(lambda: steps(name))
+
+    for name in METHODS:
+        for _ in range(3):
+            step(name)
+    store.set(f"warm{rank}", "1")
+    store.wait([f"warm{one}" for one in range(world)])
+    begin = time.monotonic()
+    if rank == 1:
+        assert drop_from([ports[0]])
+    threads = [threading.Thread(target=run, args=(name,)) for name in METHODS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for caught in ended.values():
+        caught.when -= begin
+    store.set(f"end{rank}", "1")
+    store.wait([f"end{one}" for one in range(world)])
+    return ended
+
+
+@pytest.mark.long
+def test_methods_that_need_a_dead_link_end_in_bounded_time() -> None:
+    found = good(run_ranks(train, 2, ENV, 60))
+    for name in METHODS:
+        for ended in found:
+            assert ended[name].kind in ("LinkError", "AbortedError"), ended[name]
+            assert ended[name].when < 2 * LIVENESS + 2 * DEADLINE + SLACK
+        assert "LinkError" in [ended[name].kind for ended in found]

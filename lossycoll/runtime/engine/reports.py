@@ -204,6 +204,11 @@ class PeerStats:
     silent_ns: int = 0
     silent_packets: int = 0
 
+    @property
+    def link_is_dead(self) -> bool:
+        """Whether nothing passes in a direction between this rank and the peer."""
+        return self.silence in (1, 2)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:

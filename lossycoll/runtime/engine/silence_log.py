@@ -51,8 +51,8 @@ def sentence(peer: PeerStats, where: Where) -> str:
             f"answer to {peer.silent_packets} datagrams; {seen}"
         )
     return (
-        f"{where}: {what}. Lossy calls go on without what is missing, and reliable ones end with "
-        f"LinkError. Repair the link: {remedy}"
+        f"{where}: {what}. Lossy calls continue without what is missing, and reliable ones end "
+        f"with LinkError. Repair the link: {remedy}"
     )
 
 

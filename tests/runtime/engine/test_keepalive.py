@@ -7,11 +7,13 @@ import time
 import pytest
 
 from lossycoll.runtime.engine.binding import EngineGroup
-from lossycoll.runtime.engine.reports import EngineStats
+from tests.support.waiting import until
 
 from .test_admission import Swarm
 
 ENOUGH = 5
+QUIET = 0.3
+"""Seconds in which all has come that the calls before have left behind."""
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["clear", "sealed"])
@@ -24,27 +26,20 @@ def test_a_path_on_which_nothing_is_sent_is_kept_alive(sealed: bool, keepalive: 
     group = EngineGroup(
         swarm.hosts[0], 0, 2, number=9, fault_group=9, options=swarm.options, members=[0, 1]
     )
+    counts = [group.stats().control_received]
 
-    def received() -> EngineStats:
-        return group.stats()
-
-    def settled() -> int:
-        """What the mean left behind has come once nothing comes for a while."""
-        while True:
-            before = received().control_received
-            time.sleep(0.3)
-            if keepalive or received().control_received == before:
-                return received().control_received
+    def is_quiet() -> bool:
+        time.sleep(QUIET)
+        counts.append(group.stats().control_received)
+        return counts[-1] == counts[-2]
 
     try:
-        before, end = settled(), time.monotonic() + (20.0 if keepalive else 0.5)
-        while received().control_received < before + ENOUGH and time.monotonic() < end:
-            time.sleep(0.02)
-        after = received()
+        if keepalive:
+            until(lambda: group.stats().control_received >= counts[0] + ENOUGH, "datagrams")
+        else:
+            until(is_quiet, "silence")
+        after = group.stats()
     finally:
         group.close()
         swarm.close()
-    assert (after.control_received - before >= ENOUGH) if keepalive else (
-        after.control_received == before
-    )
     assert after.forged == after.replayed == after.malformed == after.foreign == 0

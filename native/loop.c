@@ -192,12 +192,14 @@ static void start_queued(lc_host *h) {
 /* ---- figures ---- */
 
 static void show_silence(lc_peer_stats *to, const lc_group *g, const lc_member *m) {
-    int no_data = lc_silence_of(m) == LC_NO_DATA;
-    to->silence = (uint8_t)lc_silence_of(m);
+    enum lc_silence silence = lc_silence_of(g, m);
+    to->silence = (uint8_t)silence;
     to->silences = m->silences;
-    to->silent_packets = no_data ? m->empty_packets : m->path->unreached;
-    if (to->silence)
-        to->silent_ns = g->host->now - (no_data ? m->empty_ns : m->silent_from_ns);
+    to->silent_packets = silence == LC_NO_DATA ? m->empty_packets : m->path->unreached;
+    if (silence)
+        to->silent_ns = g->host->now - (silence == LC_NO_DATA     ? m->empty_ns
+                                        : silence == LC_SILENT_TO ? m->path->unreached_ns
+                                                                  : m->silent_from_ns);
 }
 
 static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {

@@ -37,10 +37,14 @@ uint64_t lc_unheard_ns(const lc_member *m, uint64_t begin) {
                                                                     : 0;
 }
 
-enum lc_silence lc_silence_of(const lc_member *m) {
+enum lc_silence lc_silence_of(const lc_group *g, const lc_member *m) {
     if (m->silence == LC_SILENT_FROM && m->heard_ns <= m->silence_ns)
         return LC_SILENT_FROM;
-    if (m->silence == LC_SILENT_TO && m->path->reached_ns <= m->silence_ns)
+    /* What is heard again may say that nothing arrives there. */
+    uint64_t unheard = lc_unheard_ns(m, 0);
+    int again = m->silence == LC_SILENT_TO || unheard > lc_answer_ns(m->path);
+    if (unheard > g->config.deadline_max_ns ||
+        (m->silence && m->path->reached_ns <= m->silence_ns && again))
         return LC_SILENT_TO;
     int no_data = m->empty_rounds >= EMPTY_ROUNDS && m->empty_packets >= EMPTY_PACKETS;
     return no_data ? LC_NO_DATA : LC_HEARD;
@@ -49,12 +53,12 @@ enum lc_silence lc_silence_of(const lc_member *m) {
 uint64_t lc_patience(const lc_op *op, uint16_t peer) {
     const lc_member *m = &op->group->members[peer];
     uint64_t most = op->group->config.deadline_max_ns, answer = lc_answer_ns(m->path);
-    enum lc_silence known = lc_silence_of(m);
+    enum lc_silence known = lc_silence_of(op->group, m);
     return (known == LC_SILENT_FROM || known == LC_SILENT_TO) && answer < most ? answer : most;
 }
 
 static void note(lc_op *op, lc_member *m, enum lc_silence silence, uint64_t from) {
-    if (lc_silence_of(m) != silence) {
+    if (lc_silence_of(op->group, m) != silence) {
         m->silences++;
         m->silent_from_ns = from;
     }
@@ -62,10 +66,10 @@ static void note(lc_op *op, lc_member *m, enum lc_silence silence, uint64_t from
     m->silence_ns = op->group->host->now;
 }
 
-enum lc_silence lc_find_silence(lc_op *op, uint16_t peer) {
+enum lc_silence lc_find_silence(lc_op *op, uint16_t peer, uint64_t patience) {
     lc_member *m = &op->group->members[peer];
     const lc_host *h = op->group->host;
-    uint64_t patience = lc_patience(op, peer), begin = lc_later(op->started_ns, h->awake_ns);
+    uint64_t begin = lc_later(op->started_ns, h->awake_ns);
     enum lc_silence found = LC_HEARD;
     uint64_t from = lc_later(m->heard_ns, begin);
     if (h->now - from > patience)

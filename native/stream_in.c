@@ -35,7 +35,7 @@ static int has_silent_link(const lc_in *in) {
     if (h->now - lc_later(in->excused_ns, h->awake_ns) <= patience ||
         h->now - in->last_ns <= patience)
         return 0;
-    enum lc_silence found = lc_find_silence(in->slot->op, in->peer);
+    enum lc_silence found = lc_find_silence(in->slot->op, in->peer, patience);
     return found == LC_SILENT_TO || (found && h->now - excused_until(in) > patience);
 }
 
@@ -57,8 +57,11 @@ int lc_overdue(const lc_in *in) {
     }
     if (!in->started_ns)
         return 0;
-    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)
+    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns) {
+        /* The link has been silent for hardly less, if it is why. */
+        (void)lc_find_silence(in->slot->op, in->peer, config->deadline_max_ns / 2);
         return 1;
+    }
     lc_path *p = lc_path_from(in);
     if (lc_still(h, p))
         return 0;

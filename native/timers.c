@@ -52,7 +52,7 @@ static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
         else if (in->close_ns < *next)
             *next = in->close_ns;
     } else if (in->reporting) {
-        if (lc_find_silence(in->slot->op, in->peer))
+        if (lc_find_silence(in->slot->op, in->peer, lc_patience(in->slot->op, in->peer)))
             lc_told(in);
         else if (now >= in->nack_ns)
             ask_for_missing(in);
@@ -77,7 +77,7 @@ static void tick_out(lc_out *out, const lc_host *h) {
         lc_member *m = &op->group->members[out->peer];
         m->heard_ns = lc_later(m->heard_ns, m->path->heard_ns);
     }
-    if (!out->slot->level->reliable && lc_find_silence(op, out->peer)) {
+    if (!out->slot->level->reliable && lc_find_silence(op, out->peer, lc_patience(op, out->peer))) {
         lc_out_suspend(out);
         return;
     }

@@ -12,6 +12,7 @@
 #include "message.h"
 #include "operations.h"
 #include "path.h"
+#include "silence.h"
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;
@@ -191,6 +192,17 @@ static void start_queued(lc_host *h) {
 
 /* ---- figures ---- */
 
+static void show_silence(lc_peer_stats *to, const lc_group *g, const lc_member *m) {
+    enum lc_silence silence = lc_silence_of(g, m);
+    to->silence = (uint8_t)silence;
+    to->silences = m->silences;
+    to->silent_packets = silence == LC_NO_DATA ? m->empty_packets : m->path->unreached;
+    if (silence)
+        to->silent_ns = g->host->now - (silence == LC_NO_DATA     ? m->empty_ns
+                                        : silence == LC_SILENT_TO ? m->path->unreached_ns
+                                                                  : m->silent_from_ns);
+}
+
 static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     uint64_t total = m->packets_received + m->packets_missing;
     lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
@@ -205,7 +217,9 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     s.rate = p->pace.rate * p->pace.packet_bytes;
     s.window = lc_pace_window(&p->pace, p->tx_window);
     s.queue_ns = lc_pace_queue(&p->pace);
-    s.link_loss = lc_loss_share(&p->loss);
+    show_silence(&s, g, m);
+    int dead = s.silence == LC_SILENT_FROM || s.silence == LC_SILENT_TO;
+    s.link_loss = dead ? 1 : lc_loss_share(&p->loss);
     s.link_burst = lc_loss_burst(&p->loss);
     s.expected_missing = m->recovery.expected;
     s.max_missing = m->max_missing;

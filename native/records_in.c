@@ -6,6 +6,7 @@
 
 #include "fair_share.h"
 #include "message.h"
+#include "silence.h"
 
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
 
@@ -354,6 +355,7 @@ static void jump(lc_path *p, const lc_record *r) {
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
+    lc_note_reached(h, p, r->slot);
     p->tx_window = p->units_at && r->b > LC_UNITS ? LC_UNITS : r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
         jump(p, r);

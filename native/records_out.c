@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "batch.h"
+#include "silence.h"
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
@@ -124,6 +125,7 @@ void lc_tell_more(lc_in *in) {
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
     lc_record r = {.kind = LC_R_ACK,
+                   .slot = lc_heard_age(h, p),
                    .a = p->rx_next,
                    .b = p->interface->window,
                    .d = (uint64_t)p->rx_runs.count << 32 | p->rx_taken};
@@ -166,7 +168,8 @@ static void note_told(const lc_host *h, lc_path *p) {
 }
 
 /* The acknowledgement and the first n records are on their way. */
-static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
+static void control_went(lc_host *h, lc_path *p, uint32_t n) {
+    lc_note_sent(h, p);
     if (n)
         note_told(h, p);
     p->rx_echo_ns = 0;

@@ -128,8 +128,13 @@ typedef struct {
     uint64_t heard_ns;
     atomic_uchar pulse_asked;  /* somebody wants a sign of life, */
     _Atomic uint64_t pulse_ns; /* and when there was one, as of the question before */
-    uint64_t data_ns;          /* when a packet of some stream last came, */
-    uint64_t data_order;       /* and of which: its operation's order, and its slot */
+    uint64_t sent_ns;           /* when a datagram last went there */
+    uint64_t reached_ns;        /* when the peer last heard one, as it says, */
+    uint64_t unreached_ns;      /* when the first one went that it may not have heard, */
+    uint32_t unreached;         /* how many of them there are, */
+    uint64_t unreached_told_ns; /* and when it last spoke of it */
+    uint64_t data_ns;           /* when a packet of some stream last came, */
+    uint64_t data_order;        /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
     uint64_t back_ns; /* when it was heard again after it had been still */
     uint8_t *held;    /* a datagram that injection delays */
@@ -150,6 +155,10 @@ typedef struct {
     uint64_t empty_ns;  /* the first round's end since data of the group last came; 0: none has */
     uint64_t empty_packets; /* that the peer says it has sent in rounds since then */
     uint32_t empty_rounds;
+    uint8_t silence;         /* lc_silence: an operation has given it up for that, */
+    uint64_t silence_ns;     /* the latest one then, */
+    uint64_t silent_from_ns; /* and nothing had come since then; */
+    uint32_t silences;       /* times that one was the first to */
     int dead;
     atomic_int reported_dead; /* dead as soon as the loop takes notice; any thread sets it */
     atomic_int left;          /* the same of one that left in order */
@@ -412,6 +421,8 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
+/* How long it takes to answer what is asked every 100 ms. */
+uint64_t lc_answer_ns(const lc_path *p);
 /* The process has sent what comes before `next`, the last of which is here if `came`. Returns
  * whether that is news. */
 int lc_link_seen(lc_path *p, uint32_t next, int came);

@@ -8,6 +8,7 @@
 #include "choice.h"
 #include "fair_share.h"
 #include "payload.h"
+#include "silence.h"
 
 /* The parity of a window goes when all of its packets have been sent. */
 static int sends_parity(const lc_out *out) {
@@ -68,7 +69,8 @@ void lc_out_drop(lc_out *out) {
 static uint32_t eager_room(const lc_out *out) {
     const lc_group *g = out->slot->op->group;
     const lc_path *p = lc_path_to(out);
-    int may = g->members[out->peer].met && lc_may_go_ahead(out->slot, p);
+    int may = g->members[out->peer].met && lc_may_go_ahead(out->slot, p) &&
+              !lc_may_be_forgotten(g->host, p);
     uint32_t most = may ? p->interface->eager : 0;
     uint32_t used = p->tx_eager;
     return used < most ? most - used : 0;
@@ -364,6 +366,7 @@ static int serve(lc_host *h, lc_path *p) {
     if (!p->interface->link->local)
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
+    lc_note_sent(h, p);
     list_remove(p, out);
     if (!has_more(out))
         lc_out_check(out);

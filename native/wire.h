@@ -106,7 +106,9 @@ enum lc_verdict {
  *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in
  *                                                 flight, c time echo and its age, d packets taken
  *                                                 and (high half) runs of lost ones seen, op the
- *                                                 receiver's clock (us) at that packet
+ *                                                 receiver's clock (us) at that packet, slot
+                                                 milliseconds since anything came to it (0xFFFF:
+                                                 nothing has, or that is longer)
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?

@@ -192,8 +192,9 @@ class Options:
     deadline_max: float = option(
         30.0,
         number(1e-3, 3600, "s"),
-        "How long a stream, or all that comes from a rank, may be silent before it is given up; in "
-        "reliable calls that is a LinkError, after twice `liveness` if that is longer.",
+        "How long a stream, or a link in either direction, may be silent before it is given up; in "
+        "reliable calls that is a LinkError, after twice `liveness` if that is longer. Later lossy "
+        "calls wait 0.25 s and two round trips for a link that was found dead.",
         enters=Enters.GROUP,
     )
     reorder_min: float = option(
@@ -250,6 +251,13 @@ class Options:
         0.0,
         number(0, 1e12, "bytes/s"),
         "Fixed sending rate per rank; 0 is none.",
+        enters=Enters.HOST,
+    )
+    keepalive: float = option(
+        10.0,
+        number(0, 3600, "s"),
+        "A path by the network on which nothing was sent for so long gets a datagram, so that "
+        "no firewall or NAT forgets it while ranks compute; 0 sends none (engine.md).",
         enters=Enters.HOST,
     )
     inject: str = option(

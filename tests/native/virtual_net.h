@@ -24,6 +24,7 @@ typedef struct {
     uint16_t size, payload;
     uint32_t capacity; /* packets that a rank's receive buffer holds */
     uint32_t eager_bytes;
+    uint64_t keepalive_ns;
     uint64_t delay_ns;     /* of each way */
     double loss;           /* of each way, control as well */
     uint8_t paced;         /* 1: congestion control has a part in it */
@@ -47,7 +48,8 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
                             .process = i,
                             .processes = how->size,
                             .payload_bytes = how->payload,
-                            .eager_bytes = how->eager_bytes};
+                            .eager_bytes = how->eager_bytes,
+                            .keepalive_ns = how->keepalive_ns};
         lc_link *link = memory_link_open(v->net, i);
         lc_setting setting = {memory_clock(v->net), &link, 1};
         v->host[i] = lc_host_open_in(&c, &setting, &failure);

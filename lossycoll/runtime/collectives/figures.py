@@ -13,6 +13,7 @@ from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.recovery_log import RecoveryLog
 from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
+from lossycoll.runtime.engine.silence_log import SilenceLog
 
 from .operations import Operations
 from .parts import Parts
@@ -66,6 +67,7 @@ class Figures:
         self._strangers_warned = False
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
+        self._silence_log = SilenceLog()
 
     def stats(self) -> Stats:
         """This rank's since the group was made."""
@@ -108,7 +110,9 @@ class Figures:
             try:
                 sums = self._engine.stats()
                 self._link_log.tell(self._engine.event, self._where)
-                self._recovery_log.tell(map(self.peer, range(self._where.world)), self._where)
+                peers = [self.peer(rank) for rank in range(self._where.world)]
+                self._recovery_log.tell(peers, self._where)
+                self._silence_log.tell(peers, self._where)
             except ClosedError:
                 return out
             self._warn_of_missing(sums)

@@ -43,7 +43,8 @@ class Code(IntEnum):
 class Failure:
     """lc_failure of native/lossycoll.h. ``op``: of a message (``of_message``) its own number, which
     is no operation's. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds. For
+    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds, and
+    ``theirs`` the packets that were sent to a peer which hears nothing. For
     MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
     the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
     this size, ``mine`` has that, and ``theirs`` the most that it takes and its number."""
@@ -211,10 +212,17 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
         )
     else:
         by_rdma = "(RDMA " in where.peer(failure.peer)
+        why = RDMA_SILENT if by_rdma else UDP_SILENT
         seen = (
             f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
-            f"the time and isn't lost; {RDMA_SILENT if by_rdma else UDP_SILENT}"
+            f"the time and isn't lost; {why}"
         )
+        if unheard := failure.theirs[0]:
+            back = f"the link from {where.peer(where.rank)} to {where.peer(failure.peer)}"
+            seen = (
+                f"{back} is dead: of {unheard} packets that were sent over it in {seconds} none "
+                f"has arrived, as that rank says, whose own packets come here; {why}"
+            )
     return LinkError(
         f"{where}: {seen} 'lossycoll doctor --peer HOST', run at both ends, checks the network; "
         f"repair the link, or start the job without that rank",

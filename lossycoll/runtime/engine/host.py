@@ -35,6 +35,7 @@ HOST_OPTIONS: Final = (
     "disable",
     "eager",
     "pace",
+    "keepalive",
     "link",
     "verbs_device",
     "verbs_gid",
@@ -69,7 +70,7 @@ class Host:
         address: The numeric address to bind.
         payload_bytes: Data bytes per packet; equal everywhere.
         options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
-            ``eager``, ``pace``.
+            ``eager``, ``pace``, ``keepalive``.
 
     Raises:
         EngineError: The socket can't be opened; no port of the range is free.
@@ -101,6 +102,7 @@ class Host:
         config.disable = fast_path_bits(options.disabled)
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
+        config.keepalive_ns = math.ceil(options.keepalive * 1e9)
         self._wakers: Wakers | None = None
         self._asides: Asides | None = None
         self._verbs_link = 0

@@ -359,7 +359,12 @@ class DriftBound:
         now = time.monotonic()
         self._silent.note(arrived, now)
         lost = self._collectives.known_lost()
-        for peer in self._silent.dead(now, group.lossy_options().link_timeout):
+        known = (
+            [p.rank for p in group.lossy_stats().peers if p.link_is_dead]
+            if any(self._silent.steps)
+            else []
+        )
+        for peer in self._silent.dead(now, group.lossy_options().link_timeout, known):
             if peer not in lost:
                 raise self._dead_link(peer, now)
 

@@ -147,6 +147,7 @@ typedef struct {
     double pace_bytes_per_s; /* of all that is sent; 0: no fixed rate, congestion window only */
     uint64_t keepalive_ns;   /* a network path on which nothing was sent for so long gets a
                                 datagram; 0: it gets none */
+    uint8_t paces_port;      /* all paths of an interface are paced together, as one flow */
 } lc_host_config;
 
 /* Where finished tickets come out. */

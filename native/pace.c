@@ -429,7 +429,7 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
     set_gate(pace, now);
 }
 
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share) {
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns) {
     pace->heard_ns = ack->now;
     pace->share = share;
     pace->least_share = share < pace->least_share ? share : pace->least_share;
@@ -437,7 +437,8 @@ void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share) {
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
-        int64_t queue = lc_measure_sample(&pace->measure, ack);
+        pace->queue_ns = lc_measure_sample(&pace->measure, ack);
+        int64_t queue = pace->queue_ns > common_ns ? pace->queue_ns - common_ns : 0;
         double rate = lc_measure_rate(&pace->measure, ack, pace->rate, pace->window);
         pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
         pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;

@@ -60,6 +60,8 @@ typedef struct {
     uint32_t untold;  /* rounds in a row of which they don't tell what the rate is */
     double far_tries; /* trials that may send FAR_TRIAL times as much */
     /* this round */
+    int64_t queue_ns;  /* that the latest packet met */
+    uint32_t renewed;  /* lc_port.renewed when its least delays were last forgotten */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;
     double best_rate; /* of the samples in it */
@@ -88,9 +90,10 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share);
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-/* share: of its rate that it may go on with beside others of this host; above 1 if they have more.
+/* common_ns: queue that isn't for this law, since all paths of the port meet it.
+ * share: of its rate that it may go on with beside others of this host; above 1 if they have more.
  */
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share);
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

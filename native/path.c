@@ -59,8 +59,10 @@ int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
         return code;
     p->pace.packet_bytes = lc_wire_bytes_max(p->interface);
     p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
-    if (p->number != h->config.process)
-        p->interface->paths[p->interface->n_paths++] = p;
+    if (p->number == h->config.process)
+        return LC_OK;
+    p->interface->paths[p->interface->n_paths++] = p;
+    p->interface->n_far += !p->pace.same_host;
     return LC_OK;
 }
 
@@ -85,6 +87,7 @@ static void take_off(lc_interface *via, const lc_path *p) {
     for (uint16_t i = 0; i < via->n_paths; i++)
         if (via->paths[i] != p)
             via->paths[n++] = via->paths[i];
+    via->n_far -= n < via->n_paths && !p->pace.same_host;
     via->n_paths = n;
     via->turn = 0;
 }

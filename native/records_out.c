@@ -265,6 +265,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
         control_went(h, p, records_in_one(p, via->control_bytes));
+        if (lc_is_paced_by_port(p))
+            lc_port_spend(&via->port, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;
     }
     if (sent)

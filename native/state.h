@@ -29,6 +29,7 @@
 #include "loss.h"
 #include "mailbox.h"
 #include "pace.h"
+#include "port.h"
 #include "recovery.h"
 #include "seal.h"
 #include "shared_rate.h"
@@ -47,7 +48,8 @@ enum {
     LC_EVENTS = 16,      /* of links, until a caller takes them */
     LC_UNITS = 1024,     /* packets on a path whose units are remembered; more than are in flight */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
-    LC_ACK_NS = 1000000,
+    LC_ACK_NS = 1000000, /* at least, or half of the path's round trip, */
+    LC_ACK_MAX_NS = 10000000,
     LC_FIN_AGAIN_NS = 1000000,   /* an end that is lost costs no round trips: it is told twice */
     LC_AGAIN_MAX_NS = 100000000, /* what is repeated to a silent peer is so far apart in the end */
     LC_HOLD_NS = 500000,         /* how long a record that isn't urgent waits for company */
@@ -126,8 +128,8 @@ typedef struct {
     int done_told;
     int ack_due;
     uint64_t heard_ns;
-    atomic_uchar pulse_asked;  /* somebody wants a sign of life, */
-    _Atomic uint64_t pulse_ns; /* and when there was one, as of the question before */
+    atomic_uchar pulse_asked;   /* somebody wants a sign of life, */
+    _Atomic uint64_t pulse_ns;  /* and when there was one, as of the question before */
     uint64_t sent_ns;           /* when a datagram last went there */
     uint64_t reached_ns;        /* when the peer last heard one, as it says, */
     uint64_t unreached_ns;      /* when the first one went that it may not have heard, */
@@ -180,6 +182,10 @@ struct lc_interface {
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
     uint16_t turn;              /* the path that sends first in this turn of the loop */
+    lc_port port;               /* what its paths to other hosts may send together, */
+    int paces_port;             /* if that is bounded */
+    uint16_t n_far;             /* paths to other hosts */
+    uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
     double level;               /* packets/s beyond which none of them goes (fair_share.h), */
     uint64_t level_ns;          /* as of then */
@@ -410,6 +416,16 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
+/* Whether it leaves by a port that is paced, with other paths. */
+static inline int lc_is_paced_by_port(const lc_path *p) {
+    return p->interface->paces_port && p->interface->n_far > 1 && !p->pace.same_host;
+}
+/* How long packets that came may wait for an acknowledgement. On a slow path each would else have
+ * one of its own, and they share the port with data. */
+static inline uint64_t lc_ack_ns(const lc_path *p) {
+    uint64_t part = p->pace.measure.rtt_ns / 2;
+    return part < LC_ACK_NS ? LC_ACK_NS : part < LC_ACK_MAX_NS ? part : LC_ACK_MAX_NS;
+}
 /* Bytes of a stream's datagrams. */
 static inline uint32_t lc_wire_bytes(const lc_out *out) {
     return LC_HEADER_BYTES + lc_path_to(out)->interface->tag_bytes + out->slot->packet_bytes;

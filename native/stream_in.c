@@ -231,7 +231,7 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
     uint32_t unreported = p->rx_next - p->rx_reported;
     uint32_t most = (via->window + 3) / 4;
     if (unreported >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) || p->rx_units >= most ||
-        (unreported >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
+        (unreported >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= lc_ack_ns(p)))
         p->ack_due = 1;
 }
 

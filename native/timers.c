@@ -296,7 +296,7 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
         *next = held;
     lc_release_held(h, p);
     lc_keep_alive(h, p);
-    if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
+    if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= lc_ack_ns(p))
         p->ack_due = 1;
     if (atomic_load_explicit(&p->pulse_asked, memory_order_relaxed)) {
         atomic_store(&p->pulse_asked, 0);

@@ -253,6 +253,14 @@ class Options:
         "Fixed sending rate per rank; 0 is none.",
         enters=Enters.HOST,
     )
+    pacing: str = option(
+        "path",
+        choice("path", "port"),
+        "What keeps to a rate of its own: each path; or, on trial, also the port that a host's paths "
+        "share. With `port` a network of steady rates loses nothing to its hosts; calls are slow "
+        "where rates rise or delays wander (congestion.md).",
+        enters=Enters.HOST,
+    )
     keepalive: float = option(
         10.0,
         number(0, 3600, "s"),

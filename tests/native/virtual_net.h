@@ -27,6 +27,7 @@ typedef struct {
     uint64_t keepalive_ns;
     uint64_t delay_ns;     /* of each way */
     double loss;           /* of each way, control as well */
+    uint8_t paces_port;    /* as of lc_host_config */
     uint8_t paced;         /* 1: congestion control has a part in it */
     uint64_t seed;         /* of the network's chance; 0: some */
     lc_group_config group; /* number, rank and size are set */
@@ -49,6 +50,7 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
                             .processes = how->size,
                             .payload_bytes = how->payload,
                             .eager_bytes = how->eager_bytes,
+                            .paces_port = how->paces_port,
                             .keepalive_ns = how->keepalive_ns};
         lc_link *link = memory_link_open(v->net, i);
         lc_setting setting = {memory_clock(v->net), &link, 1};

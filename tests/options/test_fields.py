@@ -46,6 +46,7 @@ from lossycoll.plan.sets import Code
         ("disable", "gso, gro", "gso,gro"),
         ("pace", "1e9", 1e9),
         ("keepalive", "2.5", 2.5),
+        ("pacing", "port", "port"),
         ("inject", "loss=0.1,burst=8,seed=7", "loss=0.1,burst=8,seed=7"),
         ("seed", str((1 << 64) - 1), (1 << 64) - 1),
         ("futures", "in_order", "in_order"),

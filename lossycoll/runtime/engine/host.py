@@ -35,6 +35,7 @@ HOST_OPTIONS: Final = (
     "disable",
     "eager",
     "pace",
+    "pacing",
     "keepalive",
     "link",
     "verbs_device",
@@ -70,7 +71,7 @@ class Host:
         address: The numeric address to bind.
         payload_bytes: Data bytes per packet; equal everywhere.
         options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
-            ``eager``, ``pace``, ``keepalive``.
+            ``eager``, ``pace``, ``pacing``, ``keepalive``.
 
     Raises:
         EngineError: The socket can't be opened; no port of the range is free.
@@ -102,6 +103,7 @@ class Host:
         config.disable = fast_path_bits(options.disabled)
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
+        config.paces_port = options.pacing == "port"
         config.keepalive_ns = math.ceil(options.keepalive * 1e9)
         self._wakers: Wakers | None = None
         self._asides: Asides | None = None

@@ -15,7 +15,18 @@ from lossycoll.runtime.membership.definition import compare_options, compare_ver
 
 NOT_SHARED = {
     *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),
-    *("socket_buffer", "disable", "pace", "log", "link", "host", "site", "libcrypto", "rekey"),
+    *(
+        "socket_buffer",
+        "disable",
+        "pace",
+        "pacing",
+        "log",
+        "link",
+        "host",
+        "site",
+        "libcrypto",
+        "rekey",
+    ),
     "keepalive",
     *("verbs_device", "verbs_gid", "libibverbs"),
 }

@@ -400,7 +400,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     h->session = session;
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
-        via->turn = begins_with(h, via);
+        via->turn = via->paces_port ? begins_with(h, via) : 0;
         lc_share_credits(via);
         share_cells(h, via, come_and_go);
         for (uint16_t k = 0; k < via->n_paths; k++)

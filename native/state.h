@@ -423,7 +423,7 @@ static inline int lc_is_paced_by_port(const lc_path *p) {
 /* How long packets that came may wait for an acknowledgement. On a slow path each would else have
  * one of its own, and they share the port with data. */
 static inline uint64_t lc_ack_ns(const lc_path *p) {
-    uint64_t part = p->pace.measure.rtt_ns / 2;
+    uint64_t part = p->interface->paces_port ? p->pace.measure.rtt_ns / 2 : 0;
     return part < LC_ACK_NS ? LC_ACK_NS : part < LC_ACK_MAX_NS ? part : LC_ACK_MAX_NS;
 }
 /* Bytes of a stream's datagrams. */

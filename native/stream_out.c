@@ -409,9 +409,12 @@ static int send_by(lc_host *h, lc_interface *via) {
             if (!serve(h, via->paths[k]))
                 continue;
             more = 1;
-            via->turn = (uint16_t)((k + 1) % n);
+            if (via->paces_port) /* whoever is next, however often nothing may go */
+                via->turn = (uint16_t)((k + 1) % n);
         }
     }
+    if (!via->paces_port)
+        via->turn = (uint16_t)((via->turn + 1) % n);
     if (!via->n_runs)
         return 0;
     via->moved_ns = h->now;

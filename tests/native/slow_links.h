@@ -15,7 +15,7 @@ typedef struct {
     uint64_t seed;
     double hosts, mbit, rtt_ms, queue_ms, loss, burst; /* of the network */
     double capacity;                                   /* packets of a receive buffer */
-    int paces_port;                                    /* hosts pace their ports as one */
+    double paces_port;                                 /* 1: hosts pace their ports as one */
     double bytes, ops, deep, pause_ms, delivery;       /* of what is done */
 } slow_scenario;
 
@@ -83,7 +83,7 @@ static inline void slow_open_hosts(slow_run *r) {
                                .delay_ns = (uint64_t)(s->rtt_ms * 0.5e6),
                                .loss = s->loss,
                                .paced = 1,
-                               .paces_port = (uint8_t)s->paces_port,
+                               .paces_port = s->paces_port > 0,
                                .seed = s->seed,
                                .group = {.deadline_min_ns = SECOND,
                                          .deadline_max_ns = 30 * SECOND,

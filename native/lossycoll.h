@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "lossycoll needs a little-endian host: packets and planes of bits are in the host's order"
+#endif
+
 /* cdef begin */
 
 /* ---- element types on the wire ---- */

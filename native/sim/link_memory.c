@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wire.h"
+
 enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000 };
 
 static const uint64_t WANDER_NS = 10000000; /* for so long an ordered path's delay goes one way */
@@ -448,7 +450,8 @@ static int is_here(const lc_link *link, uint16_t peer) {
 }
 
 static void info(const lc_link *link, lc_link_info *info) {
-    *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
+    *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank),
+                           .payload_bytes = (uint16_t)(link->packet_max - LC_HEADER_BYTES)};
 }
 
 /* As a socket that gives memory back at once (link_udp.c): some of the room is for control. */

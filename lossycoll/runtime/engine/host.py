@@ -70,13 +70,22 @@ class Host:
         payload_bytes: Data bytes per packet; equal everywhere.
         options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
             ``eager``, ``pace``.
+        setting: Address of the links and the time that it has (an lc_setting) instead of the
+            system's: then it has no thread, and nothing may wait for it. 0: the system's.
 
     Raises:
         EngineError: The socket can't be opened; no port of the range is free.
     """
 
     def __init__(
-        self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
+        self,
+        process: int,
+        processes: int,
+        address: str,
+        *,
+        payload_bytes: int,
+        options: Options,
+        setting: int = 0,
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -109,7 +118,11 @@ class Host:
         first, last = options.ports
         for port in range(first, last + 1):
             config.port = port
-            self.handle = lib.lc_host_open(config, failure)
+            self.handle = (
+                lib.lc_host_open_in(config, ffi.cast("lc_setting *", setting), failure)
+                if setting
+                else lib.lc_host_open(config, failure)
+            )
             if self.handle != ffi.NULL:
                 return
         found = failure_of(failure)

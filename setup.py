@@ -1,4 +1,4 @@
-"""Builds the engine, the laboratory's switch and the simulation's network; all else stands in pyproject.toml."""
+"""Builds what is written in C; all else stands in pyproject.toml."""
 
 from setuptools import setup
 

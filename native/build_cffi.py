@@ -35,7 +35,7 @@ def flags() -> list[str]:
 
 
 def module(name: str, folder: str, *headers: str) -> FFI:
-    """The extension ``name`` of all C sources in ``folder``, which declares the ``headers`` there."""
+    """The extension ``name`` of all C sources in ``folder``, which declares its ``headers``."""
     made = FFI()
     for header in headers:
         made.cdef(declarations(HERE.parent / folder / header))

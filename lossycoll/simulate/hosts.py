@@ -104,7 +104,7 @@ class Rank:
             rank, world, "memory", payload_bytes=payload, options=options, setting=setting
         )
         mine = topology.members_of_hosts[topology.hosts[rank]]
-        shared = {peer: (0, 0) for peer in mine} if len(mine) > 1 else None
+        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
         self.host.start(SESSION, [("memory", 0)] * world, topology, shared)
         self.group: Final = _Group(
             self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True

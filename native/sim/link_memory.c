@@ -15,11 +15,17 @@ static const uint64_t DAY_NS =
 typedef struct packet {
     struct packet *next; /* free, or received */
     uint64_t at_ns;
-    uint64_t order; /* of those that come at the same time */
     uint32_t bytes;
     uint16_t from;
     uint8_t data[];
 } packet;
+
+/* What a heap compares stands in it: packets are far apart. */
+typedef struct {
+    uint64_t at_ns;
+    uint64_t order; /* of those that come at the same time */
+    packet *packet;
+} under_way;
 
 /* A packet that was handed over: its payload is read when it leaves. */
 typedef struct flight {
@@ -37,9 +43,9 @@ typedef struct {
     memory_net *net;
     uint16_t rank;
     uint64_t full_until_ns;
-    int broken;     /* errno; 0: it works */
-    lc_event event; /* kind 0: none */
-    packet **heap;  /* under way to this rank, the next one first */
+    int broken;      /* errno; 0: it works */
+    lc_event event;  /* kind 0: none */
+    under_way *heap; /* under way to this rank, the next one first */
     uint32_t n_heap, room;
     packet *port_first, *port_last; /* behind the port, in the order in which they come */
     packet *first, *last;           /* in the receive buffer */
@@ -114,7 +120,7 @@ static int is_lost(memory_net *net, memory_path *path) {
 
 /* ---- packets under way: a heap ---- */
 
-static int before(const packet *a, const packet *b) {
+static int before(const under_way *a, const under_way *b) {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
@@ -125,22 +131,23 @@ static void heap_put(memory_link *l, packet *p) {
         if (!l->heap)
             abort();
     }
+    const under_way one = {p->at_ns, l->net->order++, p};
     uint32_t i = l->n_heap++;
-    while (i && before(p, l->heap[(i - 1) / 2])) {
+    while (i && before(&one, &l->heap[(i - 1) / 2])) {
         l->heap[i] = l->heap[(i - 1) / 2];
         i = (i - 1) / 2;
     }
-    l->heap[i] = p;
+    l->heap[i] = one;
 }
 
 static packet *heap_take(memory_link *l) {
-    packet *top = l->heap[0];
-    packet *last = l->heap[--l->n_heap];
+    packet *top = l->heap[0].packet;
+    under_way last = l->heap[--l->n_heap];
     uint32_t i = 0;
     for (uint32_t child = 1; child < l->n_heap; child = 2 * i + 1) {
-        if (child + 1 < l->n_heap && before(l->heap[child + 1], l->heap[child]))
+        if (child + 1 < l->n_heap && before(&l->heap[child + 1], &l->heap[child]))
             child++;
-        if (!before(l->heap[child], last))
+        if (!before(&l->heap[child], &last))
             break;
         l->heap[i] = l->heap[child];
         i = child;
@@ -175,9 +182,8 @@ static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec
     p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
     p->from = from;
     p->at_ns = at_ns;
-    p->order = net->order++;
     memory_link *l = net->links[to];
-    int first = !l->first && !l->port_first && (!l->n_heap || at_ns < l->heap[0]->at_ns);
+    int first = !l->first && !l->port_first && (!l->n_heap || at_ns < l->heap[0].at_ns);
     heap_put(l, p);
     if (first && net->wake)
         net->wake(net->wake_context, to, at_ns);
@@ -385,7 +391,7 @@ static void pass_port(memory_link *l) {
     memory_net *net = l->net;
     memory_port *down = &net->down[net->place[l->rank]];
     uint64_t now = time_of(net);
-    while (l->n_heap && l->heap[0]->at_ns <= now) {
+    while (l->n_heap && l->heap[0].at_ns <= now) {
         packet *p = heap_take(l);
         p->at_ns = passes_port(down, p->at_ns, p->bytes + net->wire);
         if (p->at_ns) {
@@ -699,8 +705,8 @@ uint64_t memory_next(const memory_net *net, uint16_t rank) {
         next = time_of(net);
     else if (l && l->port_first)
         next = l->port_first->at_ns;
-    if (l && l->n_heap && l->heap[0]->at_ns < next)
-        next = l->heap[0]->at_ns;
+    if (l && l->n_heap && l->heap[0].at_ns < next)
+        next = l->heap[0].at_ns;
     if (l && l->flights && l->flights->leaves_ns < next)
         next = l->flights->leaves_ns;
     if (l && l->full_until_ns > time_of(net) && l->full_until_ns < next)

@@ -7,7 +7,7 @@
 #include "wire.h"
 
 /* A rank that says that it moved so often in a row is never done. */
-enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20 };
+enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20, LOOKS_AGAIN = 5 };
 
 typedef int turn_function(lc_host *host);
 typedef uint64_t idle_function(lc_host *host);
@@ -217,16 +217,21 @@ static void note_end(lc_sim *sim, sim_rank *r) {
     sim->awaited--;
 }
 
+/* A rank that has moved may have more to do, and looks again soon. */
 static void take_turns(lc_sim *sim, uint16_t rank) {
     sim_rank *r = &sim->ranks[rank];
-    uint64_t now = memory_now(sim->net);
-    int turns = 1;
-    while (sim->turn(r->host) && turns < TURNS_MOST)
-        turns++;
+    uint64_t now = memory_now(sim->net), next;
+    int turns = 0, moved;
+    do {
+        moved = sim->turn(r->host);
+        uint64_t idle = sim->idle_ns(r->host);
+        r->timer_ns = idle < UINT64_MAX - now ? now + idle : UINT64_MAX;
+        next = next_of(sim, rank);
+    } while (++turns < TURNS_MOST && moved && next <= now);
     sim->turns += (uint64_t)turns;
     note_end(sim, r);
-    uint64_t idle = sim->idle_ns(r->host);
-    r->timer_ns = idle < UINT64_MAX - now ? now + idle : UINT64_MAX;
+    if (moved && next > now + sim->config.grain_ns * LOOKS_AGAIN)
+        r->timer_ns = now + sim->config.grain_ns * LOOKS_AGAIN;
     r->rests_ns = now + sim->config.grain_ns;
     set_wakes(sim, rank, next_of(sim, rank));
 }

@@ -22,7 +22,11 @@ from .hosts import LONGEST_SECONDS, Counts, Hosts, crossing, opened
 
 CAPACITY: Final = 16_384
 """Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
-GRAIN: Final = 10e-6
+GRAIN: Final = (10e-6, 100e-6)
+"""How long a rank rests between two turns: a 200th of the round trip within these bounds, which are
+those of busy and of idle kernels."""
+MOST_RANKS: Final = 256
+"""Each rank knows all others, in 85 KB."""
 SETTLE: Final = 2
 """Calls after which a group knows its network."""
 
@@ -127,7 +131,7 @@ def simulate_collective(
     gap: float = 0.0,
     changes: Sequence[Change] = (),
     capacity: int = CAPACITY,
-    grain: float = GRAIN,
+    grain: float | None = None,
 ) -> Simulated:
     """Runs a collective some times in a row, by whole engines in virtual time.
 
@@ -144,7 +148,7 @@ def simulate_collective(
         gap: Seconds between the end of a call and the begin of the next, in which ranks compute.
         changes: What happens to the network, in order.
         capacity: Packets that a rank's receive buffer holds.
-        grain: Seconds that a rank rests between two turns at least.
+        grain: Seconds that a rank rests between two turns at least; None: by the round trip.
 
     Returns:
         What became of them.
@@ -158,6 +162,8 @@ def simulate_collective(
     if not 0 <= settle < calls:
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
     topology = _topology(network, hosts, ranks_per_host)
+    if grain is None:
+        grain = min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
@@ -181,6 +187,11 @@ def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topol
     if count < 1 or ranks_per_host < 1 or count * ranks_per_host < 2:
         raise OptionError(
             f"{count} hosts of {ranks_per_host} ranks; wanted 2 ranks at least in all"
+        )
+    if count * ranks_per_host > MOST_RANKS:
+        raise OptionError(
+            f"{count} hosts of {ranks_per_host} ranks are {count * ranks_per_host} ranks; wanted "
+            f"{MOST_RANKS} at most, for memory's sake: simulate fewer hosts, or fewer ranks of each"
         )
     of_ranks = [host for host in range(count) for _ in range(ranks_per_host)]
     sites = [network.shape.site_of(host) if host < known else 0 for host in of_ranks]
@@ -233,7 +244,7 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     first = phases(options.encoding)[0]
     dtype = "f32" if collective in REDUCTIONS or first != "same" else "bytes"
     element = world.payload / elements_of(first, dtype, world.payload)
-    busiest, bound = 0.0, "nothing leaves a host"
+    busiest, bound = 0.0, "no port has a rate"
     for up, elements in zip((True, False), traffic, strict=True):
         for host, count in enumerate(elements):
             port = network.port_of(host) if host < network.total_hosts else network.port
@@ -241,7 +252,7 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
             seconds = count * element * 8e-6 / rate if rate else 0.0
             if seconds > busiest:
                 busiest = seconds
-                bound = f"the port of host {host}, {'up' if up else 'down'}, {rate:g} Mbit/s"
+                bound = f"{rate:g} Mbit/s {'up' if up else 'down'} of host {host}"
     ways = default_algorithm(collective).steps(topology.n_hosts) if topology.n_hosts > 1 else 0
     delay = ways * network.link.delay_ms * 1e-3
     if delay > busiest:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import lossycoll._native
+
 from benchmarks.common.results import ROOT, Result, append, load, source
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Change, simulate_collective

@@ -143,13 +143,12 @@ def cases() -> Iterator[Case]:
 
 def sample() -> list[Case]:
     """Those for the short suite: seconds, not minutes."""
-    wanted = [
+    return [
         Case("clean", 2, 100, 20, 4, calls=3),
         Case("clean", 4, 100, 20, 4, calls=3),
         Case("loss", 4, 100, 20, 4, loss=0.01, calls=3),
         Case("policer", 2, 100, 20, 4, policer_ms=10, calls=3),
     ]
-    return wanted
 
 
 def _clean() -> Iterator[Case]:

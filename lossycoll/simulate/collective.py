@@ -52,8 +52,8 @@ class Call:
 
     Attributes:
         seconds: From its begin, which is that of all ranks, to the end of the last one.
-        limit: What no schedule can beat: the bytes of the busiest port by its rate, and the ways
-            that data must go one after another.
+        limit: The bytes of the busiest port by its rate, headers not counted, and the ways that
+            data goes one after another. Who sends while packets are under way takes less than both.
         missing: The share of packets that was given up, over all ranks.
         resent: Packets that were sent again.
         counts: What the network did.

@@ -21,9 +21,8 @@ from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.parts import Parts
-from ..runtime.engine import binding
 from ..runtime.engine.binding import EngineGroup
-from ..runtime.engine.host import SHARED_LINK, SHARED_PAYLOAD, Host
+from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.reports import Report
 from ..runtime.membership.group_state import Health
 from ..runtime.net.payload import IP_UDP_BYTES, payload_bytes
@@ -86,11 +85,6 @@ class _Group(EngineGroup):
         self.plan = ready.encoded.plan
         self.ticket = super().submit_ready(ready, input, output, owner, gate)
         return self.ticket
-
-    @property
-    def address(self) -> int:
-        """Of the engine's group."""
-        return int(binding.ffi.cast("uintptr_t", self._handle))
 
 
 class Rank:
@@ -187,7 +181,7 @@ class Hosts:
             setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
             one = Rank(rank, topology, payload, options, setting)
             self.ranks.append(one)
-            lib.lc_sim_take(self._sim, rank, _pointer(binding.ffi, one.host.handle))
+            lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
 
     def close(self) -> None:
         """Frees everything."""
@@ -303,20 +297,8 @@ def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list
 
 
 def _engine() -> Any:
-    engine = ffi.new("lc_sim_engine *")
-    for name, function in (
-        ("turn", "lc_host_turn"),
-        ("idle_ns", "lc_host_idle_ns"),
-        ("wait", "lc_group_wait"),
-    ):
-        address = binding.ffi.addressof(binding.lib, function)
-        setattr(engine, name, _pointer(binding.ffi, address))
-    return engine
-
-
-def _pointer(of: Any, pointer: Any) -> Any:
-    """A pointer of another library's as this one's."""
-    return ffi.cast("void *", int(of.cast("uintptr_t", pointer)))
+    turn, idle_ns, wait = (ffi.cast("void *", one) for one in step_functions())
+    return ffi.new("lc_sim_engine *", {"turn": turn, "idle_ns": idle_ns, "wait": wait})
 
 
 def _ns(ms: float) -> int:
@@ -351,6 +333,3 @@ def _link(link: Link) -> Any:
         out.bytes_per_s = _bytes_per_s(link.rate_mbit)
         out.queue_ns = round(queue_bytes(link.rate_mbit, link, 1500) / out.bytes_per_s * 1e9)
     return out
-
-
-assert SHARED_LINK == 1  # the second of lc_sim_setting's links

@@ -110,13 +110,14 @@ def run(options: argparse.Namespace) -> int:
 
 def group_options(texts: Sequence[str]) -> Options:
     """The environment's, and before these what is written. OptionError for what can't be."""
-    table, written = {entry.name: entry for entry in fields(Options)}, {}
+    table = {entry.name: entry for entry in fields(Options)}
+    written: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise OptionError(f"--option {text!r}: wanted NAME=VALUE, as in delivery=reliable")
         written[name] = read(table[name], value) if name in table else value
-    return Options.from_env(**written)
+    return Options.from_env(None, **written)
 
 
 def network_of(options: argparse.Namespace) -> Network:

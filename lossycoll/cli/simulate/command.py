@@ -19,4 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the part that was named; returns the exit status."""
-    return PARTS[options.what].run(options)
+    status: int = PARTS[options.what].run(options)
+    return status

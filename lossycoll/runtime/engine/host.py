@@ -344,6 +344,11 @@ class Host:
             self.close()
 
     @property
+    def address(self) -> int:
+        """Where the engine's host is, for who takes its turns."""
+        return int(ffi.cast("uintptr_t", self.handle))
+
+    @property
     def is_open(self) -> bool:
         """Whether groups can be made on it."""
         return self._users > 0
@@ -361,6 +366,14 @@ class Host:
             self._asides.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
+
+
+def step_functions() -> tuple[int, int, int]:
+    """Addresses of lc_host_turn, lc_host_idle_ns and lc_group_wait: who has made the setting of a
+    host takes its turns by these."""
+    functions = ("lc_host_turn", "lc_host_idle_ns", "lc_group_wait")
+    found = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in functions]
+    return found[0], found[1], found[2]
 
 
 def host_options(options: Options) -> tuple[object, ...]:

@@ -18,8 +18,8 @@ TORCH :=
 CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
-NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
-C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
+NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch]) native/build_cffi.py
+C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \

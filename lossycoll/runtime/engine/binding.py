@@ -319,6 +319,11 @@ class EngineGroup:
         return ticket
 
     @property
+    def address(self) -> int:
+        """Where the engine's group is, for who takes its host's turns."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    @property
     def wakers(self) -> Wakers:
         """What gates of its operations are made with."""
         return self._host.wakers

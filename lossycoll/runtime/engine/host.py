@@ -72,13 +72,22 @@ class Host:
         payload_bytes: Data bytes per packet; equal everywhere.
         options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
             ``eager``, ``pace``, ``pacing``, ``keepalive``.
+        setting: Address of the links and the time that it has (an lc_setting) instead of the
+            system's: then it has no thread, and nothing may wait for it. 0: the system's.
 
     Raises:
         EngineError: The socket can't be opened; no port of the range is free.
     """
 
     def __init__(
-        self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
+        self,
+        process: int,
+        processes: int,
+        address: str,
+        *,
+        payload_bytes: int,
+        options: Options,
+        setting: int = 0,
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -113,7 +122,11 @@ class Host:
         first, last = options.ports
         for port in range(first, last + 1):
             config.port = port
-            self.handle = lib.lc_host_open(config, failure)
+            self.handle = (
+                lib.lc_host_open_in(config, ffi.cast("lc_setting *", setting), failure)
+                if setting
+                else lib.lc_host_open(config, failure)
+            )
             if self.handle != ffi.NULL:
                 return
         found = failure_of(failure)
@@ -347,6 +360,11 @@ class Host:
             self.close()
 
     @property
+    def address(self) -> int:
+        """Where the engine's host is, for who takes its turns."""
+        return int(ffi.cast("uintptr_t", self.handle))
+
+    @property
     def is_open(self) -> bool:
         """Whether groups can be made on it."""
         return self._users > 0
@@ -364,6 +382,14 @@ class Host:
             self._asides.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
+
+
+def step_functions() -> tuple[int, int, int]:
+    """Addresses of lc_host_turn, lc_host_idle_ns and lc_group_wait: who has made the setting of a
+    host takes its turns by these."""
+    functions = ("lc_host_turn", "lc_host_idle_ns", "lc_group_wait")
+    found = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in functions]
+    return found[0], found[1], found[2]
 
 
 def host_options(options: Options) -> tuple[object, ...]:

@@ -139,8 +139,7 @@ def simulate_collective(
         network: What it is like, without gateways. Its seed is that of all chance.
         nbytes: Bytes of the largest buffer that any rank has; of float32.
         collective: Its name: one of ``COLLECTIVES`` below.
-        hosts: How many there are; None: as the network says. Those that it doesn't have are like
-            its first ones.
+        hosts: How many; None: as the network says. Further ones are like its first ones.
         ranks_per_host: How many ranks share each host, and its memory.
         options: Of the group; None: the defaults.
         calls: How many there are.

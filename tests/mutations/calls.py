@@ -373,9 +373,9 @@ CALLS = (
     ),
     mutation(
         "deadline_max of a peer doubled",
-        "native/stream_in.c",
-        "awake_ns) > g->config.deadline_max_ns",
-        "awake_ns) > 2 * g->config.deadline_max_ns",
+        "native/silence.c",
+        "uint64_t most = op->group->config.deadline_max_ns, answer",
+        "uint64_t most = 2 * op->group->config.deadline_max_ns, answer",
         "native:test_limits",
     ),
     mutation(

@@ -36,6 +36,7 @@ FLOORS = (
 USES_FROM_ABOVE = {
     "backend/test_survivors_alike.py": "what training asks the backend, at its most unlucky moment",
     "runtime/engine/test_lossless.py": "packets as large as a group chooses them",
+    "simulate/test_collective.py": "networks as the laboratory and the options describe them",
 }
 """Tests that import what stands above the package that they test, and why."""
 TESTED_ABOVE = {Path("cli/demo/methods")}

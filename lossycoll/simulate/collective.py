@@ -138,9 +138,8 @@ def simulate_collective(
     Args:
         network: What it is like, without gateways. Its seed is that of all chance.
         nbytes: Bytes of the largest buffer that any rank has; of float32.
-        collective: Its name: one of ``COLLECTIVES`` below.
-        hosts: How many there are; None: as the network says. Those that it doesn't have are like
-            its first ones.
+        collective: Its name, one of ``COLLECTIVES``.
+        hosts: How many; None: the network's. Those that it doesn't have are like its first ones.
         ranks_per_host: How many ranks share each host, and its memory.
         options: Of the group; None: the defaults.
         calls: How many there are.
@@ -156,14 +155,13 @@ def simulate_collective(
     Raises:
         OptionError: An argument can't be.
     """
-    options = Options() if options is None else options
     if collective not in COLLECTIVES:
         raise OptionError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
     if not 0 <= settle < calls:
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
+    options = Options() if options is None else options
     topology = _topology(network, hosts, ranks_per_host)
-    if grain is None:
-        grain = min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
+    grain = _grain(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
@@ -179,6 +177,10 @@ def simulate_collective(
             if gap:
                 world.run(world.now + gap)
     return Simulated(tuple(done), min(settle, len(done) - 1), bound)
+
+
+def _grain(network: Network) -> float:
+    return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
 
 
 def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topology:

@@ -134,7 +134,7 @@ versions: $(VENV)/.packages
 	$(BIN)/python -m tools.check_versions $(ARGS)
 
 clean:
-	rm -rf build benchmarks/build *.egg-info lossycoll/_native*.so lossycoll/_lab*.so
+	rm -rf build benchmarks/build *.egg-info lossycoll/_*.abi3.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
 	rm -f $(VENV)/.built
 

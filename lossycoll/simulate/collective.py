@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,15 +18,22 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.core.call import Collective, Terms
 from ..runtime.engine.binding import DType
 from ..runtime.engine.failures import Code
-from .hosts import LONGEST_SECONDS, Counts, Hosts, crossing, opened
+from .hosts import (
+    LONGEST_SECONDS,
+    MOST_KNOWN,
+    Counts,
+    Hosts,
+    crossing,
+    opened,
+    planned_peers,
+)
 
 CAPACITY: Final = 16_384
 """Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
 GRAIN: Final = (10e-6, 100e-6)
 """How long a rank rests between two turns: a 200th of the round trip within these bounds, which are
 those of busy and of idle kernels."""
-MOST_RANKS: Final = 256
-"""Each rank knows all others, in 85 KB."""
+MOST_RANKS: Final = 1024
 SETTLE: Final = 2
 """Calls after which a group knows its network."""
 
@@ -138,8 +145,8 @@ def simulate_collective(
     Args:
         network: What it is like, without gateways. Its seed is that of all chance.
         nbytes: Bytes of the largest buffer that any rank has; of float32.
-        collective: Its name: one of ``COLLECTIVES`` below.
-        hosts: How many; None: as the network says. Further ones are like its first ones.
+        collective: Its name, one of ``COLLECTIVES``.
+        hosts: How many; None: the network's. Those that it doesn't have are like its first ones.
         ranks_per_host: How many ranks share each host, and its memory.
         options: Of the group; None: the defaults.
         calls: How many there are.
@@ -155,29 +162,33 @@ def simulate_collective(
     Raises:
         OptionError: An argument can't be.
     """
-    options = Options() if options is None else options
     if collective not in COLLECTIVES:
         raise OptionError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
     if not 0 <= settle < calls:
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
+    options = options or Options()
     topology = _topology(network, hosts, ranks_per_host)
-    if grain is None:
-        grain = min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
+    grain = _grain(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
+    submit = _submits(collective, nbytes, buffers, options)
+    peers = _peers(network, topology, options, submit)
     done, bound = [], ""
-    with opened(network, topology, options, capacity=capacity, grain=grain) as world:
+    with opened(network, topology, options, capacity=capacity, grain=grain, peers=peers) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
-            call, bound = _run(world, network, collective, nbytes, buffers, options, mine)
+            call, bound = _run(world, network, collective, options, submit, mine)
             network = mine[-1].network if mine else network
             done.append(call)
             if call.code:
                 break
-            if gap:
-                world.run(world.now + gap)
+            world.run(world.now + gap)
     return Simulated(tuple(done), min(settle, len(done) - 1), bound)
+
+
+def _grain(network: Network) -> float:
+    return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
 
 
 def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topology:
@@ -190,26 +201,48 @@ def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topol
     if count * ranks_per_host > MOST_RANKS:
         raise OptionError(
             f"{count} hosts of {ranks_per_host} ranks are {count * ranks_per_host} ranks; wanted "
-            f"{MOST_RANKS} at most, for memory's sake: simulate fewer hosts, or fewer ranks of each"
+            f"{MOST_RANKS} at most"
         )
     of_ranks = [host for host in range(count) for _ in range(ranks_per_host)]
     sites = [network.shape.site_of(host) if host < known else 0 for host in of_ranks]
     return Topology.of_labels(of_ranks, sites)
 
 
+def _submits(
+    collective: str, nbytes: int, buffers: tuple[int, int], options: Options
+) -> Callable[[Endpoint], None]:
+    terms = Terms(options, future=True, encoding=options.encoding)
+    return lambda endpoint: COLLECTIVES[collective](endpoint, nbytes, buffers, terms)
+
+
+def _peers(
+    network: Network, topology: Topology, options: Options, submit: Callable[[Endpoint], None]
+) -> list[frozenset[int]] | None:
+    """Whom each rank has to know, where they are too many to know all."""
+    if topology.world <= MOST_KNOWN:
+        return None
+    peers = planned_peers(network, topology, options, submit)
+    pairs = sum(map(len, peers))
+    if pairs > MOST_KNOWN**2:
+        raise OptionError(
+            f"{topology.n_hosts} hosts with {topology.world} ranks send each other packets in "
+            f"{pairs} ways; wanted {MOST_KNOWN**2} at most, for memory's sake: simulate fewer "
+            f"hosts, or an algorithm whose ranks have fewer partners, as --option algorithm=ring"
+        )
+    return peers
+
+
 def _run(
     world: Hosts,
     network: Network,
     collective: str,
-    nbytes: int,
-    buffers: tuple[int, int],
     options: Options,
+    submit: Callable[[Endpoint], None],
     changes: Sequence[Change],
 ) -> tuple[Call, str]:
     before, begin = world.counts(), world.now
-    terms = Terms(options, future=True, encoding=options.encoding)
     for number, rank in enumerate(world.ranks):
-        COLLECTIVES[collective](rank.endpoint, nbytes, buffers, terms)
+        submit(rank.endpoint)
         world.submitted(number)
     limit, bound = _limit(world, network, collective, options)
     for change in changes:
@@ -266,7 +299,7 @@ def _call(endpoint: Endpoint, name: str, nbytes: int) -> Collective:
 
 
 Buffers = tuple[int, int]
-Submit = Callable[[Endpoint, int, Buffers, Terms], Any]
+Submit = Callable[[Endpoint, int, Buffers, Terms], None]
 
 
 def _all_reduce(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:

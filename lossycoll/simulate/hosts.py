@@ -9,13 +9,13 @@ their buffers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll._sim import ffi, lib
 
-from ..errors import LossyError, OptionError
+from ..errors import EngineError, LossyError, OptionError
 from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from ..options.fields import Options
 from ..plan import Plan, Topology
@@ -23,7 +23,7 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.parts import Parts
 from ..runtime.engine.binding import EngineGroup
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
-from ..runtime.engine.reports import Report
+from ..runtime.engine.reports import LinkInfo, Report
 from ..runtime.membership.group_state import Health
 from ..runtime.net.payload import IP_UDP_BYTES, payload_bytes
 
@@ -32,6 +32,8 @@ SESSION: Final = 9
 MEMORY_BYTES_PER_S: Final = 10e9
 """What a host's memory carries between its ranks: of the order that docs/shared-memory.md has."""
 MEMORY_NS: Final = 1000
+MOST_KNOWN: Final = 256
+"""Ranks that can all know one another: each takes 85 KB for each that it knows."""
 LONGEST_SECONDS: Final = 3600.0
 """Of virtual time, for one call: then it is said to hang."""
 
@@ -71,18 +73,28 @@ class Counts:
 
 
 class _Group(EngineGroup):
-    """One that remembers what was submitted last."""
+    """One that remembers what was submitted last, and refuses plans with strangers."""
 
     plan: Plan | None = None
     ticket = 0
+    known: frozenset[int] = frozenset()
+
+    def _take(self, plan: Plan) -> None:
+        strangers = peers_of(plan) - self.known
+        if strangers:
+            raise EngineError(
+                f"rank {plan.rank} of a simulation needs rank {min(strangers)}, which the first "
+                f"plan of {plan.collective} did not; simulate {MOST_KNOWN} ranks or fewer"
+            )
+        self.plan = plan
 
     def submit(self, encoded: Any, call: Any, owner: Any = None, gate: int = 0) -> int:
-        self.plan = encoded.plan
+        self._take(encoded.plan)
         self.ticket = super().submit(encoded, call, owner, gate)
         return self.ticket
 
     def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
-        self.plan = ready.encoded.plan
+        self._take(ready.encoded.plan)
         self.ticket = super().submit_ready(ready, input, output, owner, gate)
         return self.ticket
 
@@ -91,7 +103,13 @@ class Rank:
     """One rank: its host, its group, and the endpoint that makes collectives of them."""
 
     def __init__(
-        self, rank: int, topology: Topology, payload: int, options: Options, setting: int
+        self,
+        rank: int,
+        topology: Topology,
+        payload: int,
+        options: Options,
+        setting: int,
+        peers: frozenset[int],
     ) -> None:
         world = topology.world
         self.host: Final = Host(
@@ -99,20 +117,13 @@ class Rank:
         )
         mine = topology.members_of_hosts[topology.hosts[rank]]
         shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
-        self.host.start(SESSION, [("memory", 0)] * world, topology, shared)
+        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
+        self.host.start(SESSION, known, topology, shared)
         self.group: Final = _Group(
             self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
         )
-        health = Health(
-            rank,
-            world,
-            addresses=self.host.addresses,
-            liveness=options.liveness,
-            control=None,
-            on_failure=_nothing,
-        )
-        parts = Parts(health, options, GROUP, self.group, None, topology)
-        self.endpoint: Final = Endpoint(parts, timeout=LONGEST_SECONDS)
+        self.group.known = peers | {rank}
+        self.endpoint: Final = _endpoint(rank, topology, options, self.group)
 
     def finish(self) -> None:
         """Takes the operations that have ended."""
@@ -125,8 +136,69 @@ class Rank:
         self.host.close()
 
 
+def _endpoint(rank: int, topology: Topology, options: Options, group: Any) -> Endpoint:
+    health = Health(
+        rank,
+        topology.world,
+        addresses=["memory"] * topology.world,
+        liveness=options.liveness,
+        control=None,
+        on_failure=_nothing,
+    )
+    parts = Parts(health, options, GROUP, group, None, topology)
+    return Endpoint(parts, timeout=LONGEST_SECONDS)
+
+
 def _nothing(error: LossyError) -> None:
     del error
+
+
+class _Planner:
+    """What an endpoint takes for its group, and that only remembers the plan."""
+
+    def __init__(self, payload: int) -> None:
+        self._link = LinkInfo(0, 0, (), 0, payload)
+        self.plan: Plan | None = None
+
+    def link(self) -> LinkInfo:
+        """As of a group."""
+        return self._link
+
+    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+        """Nothing is done; it ends with no ticket."""
+        self.plan = ready.encoded.plan
+        return 0
+
+
+def peers_of(plan: Plan) -> frozenset[int]:
+    """Whom a rank sends to or hears of."""
+    to = {edge.peer for slot in plan.slots for edge in slot.dests}
+    return frozenset(to | {peer for slot in plan.slots for peer in slot.sources})
+
+
+def planned_peers(
+    network: Network, topology: Topology, options: Options, call: Callable[[Endpoint], object]
+) -> list[frozenset[int]]:
+    """:func:`peers_of` each rank, in what ``call`` submits."""
+    payload, topology = _packets(network, topology)
+    found: list[set[int]] = [set() for _ in range(topology.world)]
+    for rank in range(topology.world):
+        planner = _Planner(payload)
+        call(_endpoint(rank, topology, options, planner))
+        assert planner.plan is not None
+        for peer in peers_of(planner.plan):
+            found[rank].add(peer)
+            found[peer].add(rank)
+    return [frozenset(one) for one in found]
+
+
+def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
+    """Bytes that a packet carries, and the topology that says how many make one within a host."""
+    payload = payload_bytes(network.mtu, 4)
+    if not topology.shares_hosts:
+        return payload, topology
+    packets = max(1, SHARED_PAYLOAD // payload)  # as backend/sharing.py
+    return payload, Topology(topology.hosts, topology.sites, packets)
 
 
 class Hosts:
@@ -139,6 +211,8 @@ class Hosts:
         capacity: Packets that a rank's receive buffer holds.
         grain: Seconds that a rank rests between two turns at least, as an operating system's
             wake-ups have it: what comes meanwhile is taken at once.
+        peers: Whom each rank will send to or hear of; the others are unknown to it, which takes
+            less memory. None: all know all.
 
     Raises:
         OptionError: The network has what can't be simulated.
@@ -152,12 +226,9 @@ class Hosts:
         *,
         capacity: int,
         grain: float,
+        peers: Sequence[frozenset[int]] | None = None,
     ) -> None:
-        payload = payload_bytes(network.mtu, 4)
-        if topology.shares_hosts:
-            # As backend/sharing.py.
-            packets = max(1, SHARED_PAYLOAD // payload)
-            topology = Topology(topology.hosts, topology.sites, packets)
+        payload, topology = _packets(network, topology)
         self.topology: Final = topology
         self.payload: Final = payload
         places = ffi.new("uint16_t[]", list(topology.hosts))
@@ -177,9 +248,11 @@ class Hosts:
         for host in range(topology.n_hosts):
             lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
         self.change(network)
+        everyone = frozenset(range(topology.world))
         for rank in range(topology.world):
             setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
-            one = Rank(rank, topology, payload, options, setting)
+            known = everyone if peers is None else peers[rank]
+            one = Rank(rank, topology, payload, options, setting, known)
             self.ranks.append(one)
             lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
 
@@ -272,10 +345,16 @@ class Hosts:
 
 @contextlib.contextmanager
 def opened(
-    network: Network, topology: Topology, options: Options, *, capacity: int, grain: float
+    network: Network,
+    topology: Topology,
+    options: Options,
+    *,
+    capacity: int,
+    grain: float,
+    peers: Sequence[frozenset[int]] | None = None,
 ) -> Iterator[Hosts]:
     """:class:`Hosts`, closed in the end."""
-    hosts = Hosts(network, topology, options, capacity=capacity, grain=grain)
+    hosts = Hosts(network, topology, options, capacity=capacity, grain=grain, peers=peers)
     try:
         yield hosts
     finally:

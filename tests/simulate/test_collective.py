@@ -11,6 +11,7 @@ from lossycoll.errors import OptionError
 from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.runtime.net.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
+from lossycoll.simulate import collective as module
 from lossycoll.simulate.collective import COLLECTIVES, Change, Simulated, simulate_collective
 
 MIB = 1 << 20
@@ -114,6 +115,19 @@ def test_a_cut_link_ends_lossy_calls_with_what_came() -> None:
     assert not found.failed
     assert all(call.counts.lost == call.counts.packets for call in found.calls)
     assert found.missing == 1
+
+
+def test_ranks_that_know_their_partners_alone_do_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_known = simulate_collective(QUIET, MIB, hosts=4, ranks_per_host=2)
+    monkeypatch.setattr(module, "MOST_KNOWN", 7)
+    partners = simulate_collective(QUIET, MIB, hosts=4, ranks_per_host=2)
+    assert not partners.failed
+    assert partners.missing == all_known.missing == 0
+    assert partners.seconds == pytest.approx(all_known.seconds, rel=0.05)
+    with pytest.raises(OptionError, match="in 56 ways; wanted 49 at most"):
+        simulate_collective(QUIET, MIB, hosts=8)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

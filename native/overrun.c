@@ -8,13 +8,9 @@ static const double EXCESS = 0.015; /* share lost beyond the usual that is worth
 static const double BURSTY = 4;     /* variance of what is lost, against single losses */
 static const double FADES = 0.25;   /* share of the way to a lower loss that a window goes */
 
-static void begin(lc_overrun *o, uint64_t from_ns) {
+void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->from_ns = from_ns;
     o->moved = o->taken = 0;
-}
-
-void lc_overrun_pause(lc_overrun *o, uint64_t now) {
-    begin(o, now);
 }
 
 static double noise_of(const lc_overrun *o, double share, double packet) {
@@ -22,10 +18,20 @@ static double noise_of(const lc_overrun *o, double share, double packet) {
     return 2 * sqrt(BURSTY * p * (1 - p) * packet / o->moved);
 }
 
+/* Less was sent in the window that has ended. */
+static lc_overrun_verdict judge(lc_overrun *o, double share) {
+    double own = o->share - o->lost;
+    own = own < 1 - LC_OVERRUN_LESS ? own : 1 - LC_OVERRUN_LESS;
+    if (o->share - share > own / 2)
+        return LC_OVERRUN_OWN;
+    o->lost = share;
+    return LC_OVERRUN_RANDOM;
+}
+
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
                                   double packet, uint64_t rtt_ns) {
     if (!o->from_ns)
-        begin(o, now);
+        lc_overrun_begin(o, now);
     if (now <= o->from_ns)
         return LC_OVERRUN_NONE;
     o->moved += moved;
@@ -33,33 +39,22 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     if (o->moved < PACKETS * packet || now - o->from_ns < RTTS * rtt_ns)
         return LC_OVERRUN_NONE;
     double share = o->taken < o->moved ? 1 - o->taken / o->moved : 0;
-    double delivered = 1e9 * o->taken / (double)(now - o->from_ns);
-    double noise = noise_of(o, share, packet);
-    lc_overrun_verdict verdict = LC_OVERRUN_NONE;
+    double usual = o->lost + EXCESS + noise_of(o, share, packet);
+    lc_overrun_begin(o, now);
     if (o->testing) {
         o->testing = 0;
-        double fell = o->share - share, own = o->share - o->lost;
-        own = own < 1 - LC_OVERRUN_LESS ? own : 1 - LC_OVERRUN_LESS;
-        if (fell > own / 2) {
-            verdict = LC_OVERRUN_OWN;
-        } else {
-            o->lost = share;
-            verdict = LC_OVERRUN_RANDOM;
-        }
-        begin(o, now);
-        return verdict;
+        return judge(o, share);
     }
-    o->delivered = delivered;
-    if (share > o->lost + EXCESS + noise) {
+    if (share > usual) {
         o->share = share;
         o->testing = 1;
         o->clean = 0;
-        begin(o, now + rtt_ns + rtt_ns / 4); /* until then what left before is heard of */
+        lc_overrun_begin(o,
+                         now + rtt_ns + rtt_ns / 4); /* when what left before has been heard of */
         return LC_OVERRUN_TEST;
     }
     o->clean++;
     if (share < o->lost)
         o->lost += FADES * (share - o->lost);
-    begin(o, now);
     return LC_OVERRUN_CLEAN;
 }

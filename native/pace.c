@@ -52,11 +52,14 @@ static const uint32_t RIVAL_DIPS = 6; /* for which the way before is remembered 
 
 /* ---- the law ---- */
 
+double lc_pace_aim_s(double bytes_per_s) {
+    double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
+    return aim > 1e-9 * (double)LC_NOISE_NS ? aim : 1e-9 * (double)LC_NOISE_NS;
+}
+
 /* Seconds of queue that this flow aims at. */
 static double aim_s(const lc_pace *pace, double packets_per_s) {
-    double bytes_per_s = packets_per_s * pace->packet_bytes;
-    double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
-    return pace->modest * (aim > 1e-9 * (double)LC_NOISE_NS ? aim : 1e-9 * (double)LC_NOISE_NS);
+    return pace->modest * lc_pace_aim_s(packets_per_s * pace->packet_bytes);
 }
 
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes) {

@@ -59,9 +59,10 @@ typedef struct {
     double least_before, most_before; /* and in the one before, in which its samples were sent */
     uint32_t untold;  /* rounds in a row of which they don't tell what the rate is */
     double far_tries; /* trials that may send FAR_TRIAL times as much */
+    /* beside a port that is paced */
+    int64_t queue_ns; /* that the latest packet met */
+    uint32_t renewed; /* lc_port.renewed when its least delays were last forgotten */
     /* this round */
-    int64_t queue_ns;  /* that the latest packet met */
-    uint32_t renewed;  /* lc_port.renewed when its least delays were last forgotten */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;
     double best_rate; /* of the samples in it */
@@ -73,6 +74,8 @@ typedef struct {
 /* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at
  * the same moments. */
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes);
+/* Seconds of queue that a flow of such a rate aims at, alone in it. */
+double lc_pace_aim_s(double bytes_per_s);
 /* Packets that may be in flight. peer_window is what the peer's socket buffer holds; what is under
  * way on a long path is not in that buffer. */
 uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);

@@ -1,23 +1,28 @@
 #include "port.h"
 
-#include <math.h>
+#include "pace.h"
 
-static const double QUEUE_ONE = 11.2; /* as of lc_pace: 1 ms at 1 Gbit/s */
-static const double NOISE_S = 0.001;
+static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
 static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
-static const double CUT_MOST = 0.7, PUSH = 1.0 / 32, GAIN = 0.5;
-static const double STEP = 0.25;
-static const double SLACK = 0.25, CUT_SEEN = 0.5;
-static const uint32_t LONG_EPOCHS = 4;
-static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125;
+static const double LOST_START = 0.3; /* so much lost ends a start */
+static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
+static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
+static const double PUSH = 1.0 / 32;  /* and at most so much more, */
+static const double SLACK = 0.25;     /* or this where paths hold themselves back */
+static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
+static const uint32_t LONG_EPOCHS =
+    4;                              /* with as little as possible, in which a queue must shrink */
+static const double CUT_SEEN = 0.5; /* by so much of what it should */
+static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
+static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6; /* twice as much after so many, so often */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
-static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64;
+static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
 /* Seconds of queue that the port aims at. */
 static double aim_s(const lc_port *port) {
-    double aim = QUEUE_ONE / sqrt(port->rate);
+    double aim = lc_pace_aim_s(port->rate);
     if (port->aim_most > 0 && aim > port->aim_most)
         aim = port->aim_most;
     double least = 3 * 1500 / port->rate; /* a few packets' time isn't a queue */
@@ -59,12 +64,11 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
     if (high < 2 * NOISE_S)
         high = 2 * NOISE_S;
     double lost = 1 - port->taken / port->moved;
-    if (queue > high || lost > 0.3) {
+    if (queue > high || lost > LOST_START) {
         port->rate = taken;
         port->trial = queue > high ? TRIAL_MIN : TRIAL_MAX / 4;
         set_gate(port, now, queue > high ? CUT_MOST * taken : taken);
-        lc_overrun_pause(&port->overrun,
-                         now + 2 * port->rtt_ns); /* what was lost tells of the start */
+        lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
     if (port->held)
@@ -74,7 +78,7 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 
 /* ---- the law ---- */
 
-/* More is tried where no queue stands. Returns whether it brought as much. */
+/* More is tried where no queue stands. */
 static void judge_trial(lc_port *port, double carried) {
     if (port->tried_from <= 0 || ++port->tried < 2)
         return;
@@ -151,32 +155,38 @@ static void end_epoch(lc_port *port, uint64_t now) {
         start(port, now, taken, queue);
 }
 
-static void judge(lc_port *port, const lc_port_ack *ack) {
-    lc_overrun_verdict verdict =
-        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, port->rtt_ns);
+/* The bound rises, faster and faster, as long as nothing is lost for it. */
+static void raise_cap(lc_port *port) {
+    uint32_t times = port->overrun.clean / CAP_TWICE;
+    double step = CAP_STEP * (double)(1u << (times < CAP_TWICE_MOST ? times : CAP_TWICE_MOST));
+    port->cap *= 1 + (step < CAP_STEP_MAX ? step : CAP_STEP_MAX);
+    if (port->cap > 2 * port->rate)
+        port->cap = 0;
+}
+
+static void set_cap(lc_port *port) {
+    double most = 1e-9 * (double)port->most_queue_ns;
+    port->cap = port->rate * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    if (port->rate > port->cap)
+        port->rate = port->cap;
+    if (most > 2 * NOISE_S)
+        port->aim_most = most / 2;
+    uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
+    port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+    port->trial = TRIAL_MIN;
+    port->idle = 0;
+}
+
+static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
     if (port->rate <= 0)
         return;
-    double most = 1e-9 * (double)port->most_queue_ns;
     if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
-        double step =
-            CAP_STEP * (double)(1u << (port->overrun.clean < 24 ? port->overrun.clean / 4 : 6));
-        port->cap *= 1 + (step < CAP_STEP_MAX ? step : CAP_STEP_MAX);
-        if (port->cap > 2 * port->rate)
-            port->cap = 0;
-    }
-    if (verdict == LC_OVERRUN_TEST) {
-        set_gate(port, ack->now, port->rate * LC_OVERRUN_LESS);
+        raise_cap(port);
+    } else if (verdict == LC_OVERRUN_TEST) {
+        set_gate(port, now, port->rate * LC_OVERRUN_LESS);
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
-        port->cap = port->rate * (1 - port->overrun.share) / (1 - port->overrun.lost);
-        if (port->rate > port->cap)
-            port->rate = port->cap;
-        if (most > 2 * NOISE_S)
-            port->aim_most = most / 2;
-        port->patience =
-            port->patience * 2 + 8 < PATIENCE_MAX ? port->patience * 2 + 8 : PATIENCE_MAX;
-        port->trial = TRIAL_MIN;
-        port->idle = 0;
+        set_cap(port);
     }
 }
 
@@ -195,7 +205,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     port->heard_ns = ack->now;
     if (pause > epoch / 2) { /* what comes now left before it */
         begin_epoch(port, ack->now);
-        lc_overrun_pause(&port->overrun, ack->now);
+        lc_overrun_begin(&port->overrun, ack->now);
         return;
     }
     port->moved += ack->moved;
@@ -206,7 +216,9 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
         if (ack->queue_ns > port->most_queue_ns)
             port->most_queue_ns = ack->queue_ns;
     }
-    judge(port, ack);
+    obey(port, ack->now,
+         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                        port->rtt_ns));
     if (ack->now - port->epoch_ns < epoch || port->moved < EPOCH_BYTES)
         return;
     end_epoch(port, ack->now);

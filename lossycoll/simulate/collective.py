@@ -24,7 +24,6 @@ from .hosts import (
     Counts,
     Hosts,
     crossing,
-    opened,
     planned_peers,
 )
 
@@ -175,7 +174,7 @@ def simulate_collective(
     submit = _submits(collective, nbytes, buffers, options)
     peers = _peers(network, topology, options, submit)
     done, bound = [], ""
-    with opened(network, topology, options, capacity=capacity, grain=grain, peers=peers) as world:
+    with Hosts(network, topology, options, capacity=capacity, grain=grain, peers=peers) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
             call, bound = _run(world, network, collective, options, submit, mine)

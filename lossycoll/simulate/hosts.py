@@ -8,8 +8,7 @@ their buffers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -256,6 +255,12 @@ class Hosts:
             self.ranks.append(one)
             lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
 
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Frees everything."""
         for rank in self.ranks:
@@ -341,24 +346,6 @@ class Hosts:
         counts = ffi.new("lc_sim_port_counts *")
         lib.lc_sim_port_counted(self._sim, host, up, counts)
         return counts
-
-
-@contextlib.contextmanager
-def opened(
-    network: Network,
-    topology: Topology,
-    options: Options,
-    *,
-    capacity: int,
-    grain: float,
-    peers: Sequence[frozenset[int]] | None = None,
-) -> Iterator[Hosts]:
-    """:class:`Hosts`, closed in the end."""
-    hosts = Hosts(network, topology, options, capacity=capacity, grain=grain, peers=peers)
-    try:
-        yield hosts
-    finally:
-        hosts.close()
 
 
 def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list[int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -106,19 +108,24 @@ def test_a_rank_that_fails_after_the_meeting_is_heard_by_all() -> None:
 # ---- ranks that have met in the store, and can't reach one another ----
 
 
-def says_another_port(rank: int, world: int) -> None:
-    """Rank 0 says that it listens where nobody does: as a firewall that rejects, or a wrong
-    address."""
-    import socket
-
+@contextlib.contextmanager
+def control_where_nobody_listens(claims: bool, host: str) -> Iterator[None]:
+    """If the rank claims so, it gives others a control address that is taken and doesn't listen."""
     from lossycoll.backend import making
 
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
+        closed.bind((host, 0))
         place = closed.getsockname()
-        if rank == 0:
+        if claims:
             works = making.Ends.to_json
             making.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
+        yield
+
+
+def says_another_port(rank: int, world: int) -> None:
+    """Rank 0 says that it listens where nobody does: as a firewall that rejects, or a wrong
+    address."""
+    with control_where_nobody_listens(rank == 0, "127.0.0.1"):
         init()
 
 
@@ -136,16 +143,7 @@ def test_a_control_port_that_refuses_is_no_process_that_has_ended() -> None:
 
 def says_another_address(rank: int, world: int) -> None:
     """Rank 1 gives an address at which it isn't, and connects from its own: as behind a NAT."""
-    import socket
-
-    from lossycoll.backend import making
-
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.9", 0))
-        place = closed.getsockname()
-        if rank == 1:
-            works = making.Ends.to_json
-            making.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
+    with control_where_nobody_listens(rank == 1, "127.0.0.9"):
         init()
         import torch
         import torch.distributed as dist

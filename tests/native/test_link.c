@@ -426,22 +426,28 @@ static uint32_t charged(const lc_link *link) {
     return of[SK_MEMINFO_RMEM_ALLOC];
 }
 
-/* Beside all data that peers may send, their control finds room: a process that is stopped loses
- * none of it. */
-static void test_credits_leave_room_for_control(void) {
-    enum { LARGE = 8896, SENDERS = 4, CONTROL = 2 * HEADER };
-    static uint8_t large[HEADER + LARGE];
+/* Without fast paths, with the buffer of an untouched Linux; its peer 0 is itself. */
+static lc_link *open_to_itself(uint16_t payload_bytes, lc_link_info *info) {
     lc_host_config c = {.address = "127.0.0.1",
-                        .payload_bytes = LARGE,
+                        .payload_bytes = payload_bytes,
                         .socket_buffer = 106496,
                         .disable = LC_GSO | LC_GRO | LC_MMSG | LC_GATHER};
     lc_failure failure = {0};
     lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
     CHECK(link != NULL);
-    lc_link_info info;
-    lc_link_info_of(link, &info);
-    const lc_address self = {.host = "127.0.0.1", .port = info.port};
+    lc_link_info_of(link, info);
+    const lc_address self = {.host = "127.0.0.1", .port = info->port};
     CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    return link;
+}
+
+/* Beside all data that peers may send, their control finds room: a process that is stopped loses
+ * none of it. */
+static void test_credits_leave_room_for_control(void) {
+    enum { LARGE = 8896, SENDERS = 4, CONTROL = 2 * HEADER };
+    static uint8_t large[HEADER + LARGE];
+    lc_link_info info;
+    lc_link *link = open_to_itself(LARGE, &info);
     struct iovec parts[2] = {{large, HEADER}, {large + HEADER, CONTROL - HEADER}};
     lc_run run = {.iov = parts, .n_packets = 1, .packet_bytes = CONTROL};
     int error = 0;
@@ -488,17 +494,8 @@ static void test_credits(void) {
 static void test_credits_of_what_is_read(void) {
     enum { LARGE = 8896, ROUNDS = 50 };
     static uint8_t large[HEADER + LARGE];
-    lc_host_config c = {.address = "127.0.0.1",
-                        .payload_bytes = LARGE,
-                        .socket_buffer = 106496,
-                        .disable = LC_GSO | LC_GRO | LC_MMSG | LC_GATHER};
-    lc_failure failure = {0};
-    lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
-    CHECK(link != NULL);
     lc_link_info info;
-    lc_link_info_of(link, &info);
-    const lc_address self = {.host = "127.0.0.1", .port = info.port};
-    CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    lc_link *link = open_to_itself(LARGE, &info);
     struct iovec parts[2] = {{large, HEADER}, {large + HEADER, LARGE}};
     lc_run run = {.iov = parts, .n_packets = 1, .packet_bytes = sizeof large};
     uint32_t credits = lc_link_credits(link, sizeof large, 1);

@@ -10,6 +10,7 @@
 static void begin(const lc_host *h, lc_path *p, uint64_t now) {
     uint64_t day = lc_clock_time_of_day(h->clock);
     lc_pace_init(&p->pace, now, day - now, LC_HEADER_BYTES + h->config.payload_bytes);
+    p->sent_ns = now; /* it has been idle for no time: nothing keeps a path alive that is new */
 }
 
 void lc_path_begin(const lc_host *h, lc_path *p, lc_interface *via, uint64_t now) {

@@ -211,8 +211,9 @@ class CohortProtocol:
             for rank, seconds in found.silent.items():
                 self._give_up(rank, seconds, ended=False)
             here = [rank for rank in found.late if not self._succession.is_gone(rank)]
-            for rank in here:
-                self._detector.lives(rank, self.pulse(rank))
+            if self.ready:  # until then an engine's answer hides that control can't get through
+                for rank in here:
+                    self._detector.lives(rank, self.pulse(rank))
             self._sockets.ask(here, interval / 4, now)
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)

@@ -106,6 +106,9 @@ def rate_of(
     too_much = burst * max(0.0, 1 - passed / speed)
     is_policed = growth / 1e9 < QUEUED * too_much / passed
     limit = "policer" if is_policed else "queue"
+    if is_policed:  # a bucket is filled again while it is emptied, for longer on a busy machine
+        last = max((one.came for one in arrivals if one.number < end), default=arrivals[0].came)
+        burst = max(size, burst - int(passed * (last - arrivals[0].came) / 1e9))
     return Rate(_mbit(speed), _mbit(passed), lost, burst, growth / 1e6, limit)
 
 

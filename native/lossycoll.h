@@ -105,7 +105,9 @@ enum lc_fast_path {
     LC_MMSG = 4,
     LC_GATHER = 8,
     LC_SIMD = 16,
-    LC_STAMPS = 32 /* when the kernel got a datagram */
+    LC_STAMPS = 32,  /* when the kernel got a datagram */
+    LC_PATH_MTU = 64 /* packets as large as each path carries: without it, all are sent as they are
+                        (packet_size.h) */
 };
 
 /* ---- sealing (docs/sealing.md) ---- */
@@ -180,8 +182,8 @@ enum lc_code {
     LC_E_ABORTED = -6,  /* lc_group_abort, or a peer's failure */
     LC_E_CLOSED = -7,
     LC_E_LINK = -8, /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
-                      packets of data that the peer said it sent (0: nothing was heard at all), in
-                      how many rounds, and for how many ns */
+                      packets of data that the peer said it sent (0: nothing was heard at all), and
+                      (mine[2]) for how many ns */
     LC_E_MESSAGE = -9, /* a message isn't what its receive expects. mine: tag, elements, type of
                           the receive; theirs: of the message */
     LC_E_MESSAGE_LATE = -10, /* a send or receive wasn't done within its timeout. mine: tag,

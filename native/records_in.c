@@ -354,6 +354,7 @@ static void jump(lc_path *p, const lc_record *r) {
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
+    lc_size_came(&p->size, r->slot, h->now);
     p->tx_window = p->units_at && r->b > LC_UNITS ? LC_UNITS : r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
         jump(p, r);

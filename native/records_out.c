@@ -126,6 +126,7 @@ static lc_record ack_of(const lc_host *h, const lc_path *p) {
     lc_record r = {.kind = LC_R_ACK,
                    .a = p->rx_next,
                    .b = p->interface->window,
+                   .slot = (uint16_t)(p->rx_largest < UINT16_MAX ? p->rx_largest : UINT16_MAX),
                    .d = (uint64_t)p->rx_runs.count << 32 | p->rx_taken};
     if (p->rx_echo_ns) {
         r.c = ((h->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
@@ -134,9 +135,12 @@ static lc_record ack_of(const lc_host *h, const lc_path *p) {
     return r;
 }
 
-/* The records of one packet with so many bytes of payload, besides the acknowledgement: the first
- * ones, as long as they are of one group. */
-static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
+/* The records of one packet that the path carries, besides the acknowledgement: the first ones, as
+ * long as they are of one group. */
+static uint32_t records_in_one(const lc_path *p) {
+    const lc_interface *via = p->interface;
+    uint32_t carried = p->size.size - lc_head_bytes(via);
+    uint32_t payload = carried < via->control_bytes ? carried : via->control_bytes;
     uint32_t room = payload / LC_RECORD_BYTES - 1;
     uint32_t n = 0;
     while (n < p->n_records && n < room && p->records[n].group == p->records[0].group)
@@ -170,6 +174,7 @@ static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
     if (n)
         note_told(h, p);
     p->rx_echo_ns = 0;
+    p->rx_largest = 0;
     p->rx_reported = p->rx_next;
     p->rx_units = 0;
     p->rx_ack_ns = h->now;
@@ -202,7 +207,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
 /* Puts one datagram for a process into a run. */
 static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
     lc_interface *via = p->interface;
-    uint32_t n = records_in_one(p, via->control_bytes);
+    uint32_t n = records_in_one(p);
     size_t first = (size_t)i * LC_RUN_PACKETS;
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
     uint8_t *payload = via->records_out + (size_t)i * lc_control_room(via);
@@ -228,7 +233,7 @@ uint32_t lc_control_bytes(const lc_path *p) {
 uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     if (!has_control(p))
         return 0;
-    uint32_t n = records_in_one(p, p->interface->control_bytes);
+    uint32_t n = records_in_one(p);
     uint16_t length = write_control(h, p, n, to, to + LC_HEADER_BYTES);
     control_went(h, p, n);
     h->live.control_sent++;
@@ -260,7 +265,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     }
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
-        control_went(h, p, records_in_one(p, via->control_bytes));
+        lc_size_sent(&p->size, runs[i].packet_bytes, 1, h->now);
+        control_went(h, p, records_in_one(p));
         *more |= p->n_records > 0;
     }
     if (sent)
@@ -268,6 +274,38 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     h->live.control_sent += (uint64_t)sent;
     via->control_waits = sent < n;
     return sent == n;
+}
+
+/* Probes as large as the packets that they stand for, for those paths on which some are due. */
+static void send_probes(lc_host *h, lc_interface *via, lc_path *p) {
+    static const uint8_t padding[LC_CUT_BYTES];
+    lc_run runs[LC_SIZE_PROBES];
+    uint32_t sizes[LC_SIZE_PROBES];
+    uint32_t n = lc_size_probes(&p->size, h->now, lc_pace_rto(&p->pace), sizes);
+    const lc_record ask = {.kind = LC_R_PROBE, .a = p->tx_next};
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *to = via->records_out + (size_t)i * lc_control_room(via);
+        lc_header header = {.session = h->session,
+                            .time_us = (uint32_t)(h->now / 1000),
+                            .sender = h->config.process,
+                            .receiver = p->number,
+                            .length = (uint16_t)(sizes[i] - lc_head_bytes(via)),
+                            .count = 1,
+                            .type = LC_CONTROL};
+        lc_wire_put(to, &header);
+        lc_record_put(to + LC_HEADER_BYTES, &ask);
+        runs[i] = (lc_run){.iov = &via->iov[2 * (size_t)i * LC_RUN_PACKETS],
+                           .n_packets = 1,
+                           .packet_bytes = sizes[i],
+                           .peer = p->number,
+                           .copied = 1};
+        runs[i].iov[0] = (struct iovec){to, LC_HEADER_BYTES + LC_RECORD_BYTES};
+        runs[i].iov[1] = (struct iovec){(void *)(uintptr_t)padding, header.length - LC_RECORD_BYTES};
+        lc_batch_seal(h, via, &runs[i], (int)i);
+    }
+    int error = 0;
+    if (n && lc_link_send(via->link, runs, (int)n, &error) < 0)
+        lc_fail_interface(h, via, error);
 }
 
 /* Control follows the data that it speaks of: only when no data waits for the link. What the link
@@ -283,6 +321,9 @@ void lc_send_control_by(lc_host *h, lc_interface *via) {
             if (!flush_some(h, via, runs, n, &more))
                 return;
     }
+    for (uint16_t i = 0; via->link->routed && i < via->n_paths; i++)
+        if (via->n_runs == 0 && !via->failed.code && lc_size_is_due(&via->paths[i]->size, h->now))
+            send_probes(h, via, via->paths[i]);
 }
 
 void lc_send_control(lc_host *h) {

@@ -29,6 +29,8 @@
 #include "loss.h"
 #include "mailbox.h"
 #include "pace.h"
+#include "packet_size.h"
+#include "pieces.h"
 #include "recovery.h"
 #include "seal.h"
 #include "shared_rate.h"
@@ -77,6 +79,12 @@ typedef struct {
     uint16_t slot;
 } lc_stream_name;
 
+/* Packets that a peer says it has sent, and of which none has come. */
+typedef struct {
+    uint64_t packets;
+    uint64_t since_ns; /* when the first of them was heard of */
+} lc_emptiness;
+
 typedef struct lc_interface lc_interface;
 typedef struct lc_admission lc_admission;
 
@@ -91,6 +99,7 @@ typedef struct {
     double
         rate; /* bytes/s, of pace as long as it knows one: also when a pause has made it forget */
     lc_deadline deadline;
+    lc_packet_size size;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
     uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */
@@ -113,6 +122,9 @@ typedef struct {
     uint32_t rx_reported;
     uint32_t rx_taken;    /* packets taken, repeated ones included */
     lc_runs rx_runs;      /* of packets that have not come */
+    lc_emptiness rx_empty; /* since one last came, of any group */
+    uint32_t rx_largest;  /* datagram that has come since the peer was last told */
+    lc_pieces *pieces;    /* of packets too large for the path; NULL: there are none by its link */
     uint32_t rx_units;    /* units taken that the peer has not been told of */
     uint32_t rx_echo_us;  /* the sender's clock in the latest packet, and ours when it came */
     uint64_t rx_echo_ns;  /* 0: it has been told */
@@ -145,9 +157,7 @@ typedef struct {
     double inject_loss; /* share of its packets that injection drops here */
     int met;            /* it has the group: packets may go ahead of its READY */
     uint64_t heard_ns;  /* when it last said anything in this group */
-    uint64_t empty_ns;  /* the first round's end since data of the group last came; 0: none has */
-    uint64_t empty_packets; /* that the peer says it has sent in rounds since then */
-    uint32_t empty_rounds;
+    lc_emptiness empty; /* of rounds that have ended since data of the group last came */
     int dead;
     atomic_int reported_dead; /* dead as soon as the loop takes notice; any thread sets it */
     atomic_int left;          /* the same of one that left in order */
@@ -275,7 +285,8 @@ struct lc_host {
     lc_asides *asides; /* NULL: there are none, and what looks like one is malformed */
     double row_rate;   /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;      /* of this turn of the loop */
-    uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
+    uint64_t came_ns;  /* when the kernel got the datagram that is looked at, */
+    uint32_t came_bytes; /* and its size */
     uint64_t tick_ns;  /* when timers are looked at next */
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;
@@ -402,6 +413,10 @@ uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
 static inline uint32_t lc_wire_bytes(const lc_out *out) {
     return LC_HEADER_BYTES + lc_path_to(out)->interface->tag_bytes + out->slot->packet_bytes;
 }
+/* Bytes before the payload of a datagram, and before a piece in one. */
+static inline uint32_t lc_head_bytes(const lc_interface *via) {
+    return LC_HEADER_BYTES + via->tag_bytes;
+}
 static inline uint32_t lc_control_room(const lc_interface *via) {
     return 2 * LC_HEADER_BYTES + via->control_bytes;
 }
@@ -409,6 +424,7 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
+void lc_note_empty(lc_emptiness *e, uint64_t packets, uint64_t now);
 /* The process has sent what comes before `next`, the last of which is here if `came`. Returns
  * whether that is news. */
 int lc_link_seen(lc_path *p, uint32_t next, int came);

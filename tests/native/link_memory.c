@@ -54,7 +54,7 @@ struct memory_net {
     lc_clock clock;
     uint16_t size;
     uint32_t packet_max, capacity;
-    int same_host;
+    int same_host, routed;
     double full;
     uint64_t full_ns;
     uint64_t reads_ns; /* payloads are read so much later */
@@ -195,7 +195,9 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
         net->counts.dropped++;
         return;
     }
-    if (is_lost(net, path) || !net->links[to]) {
+    int vanishes = path->carries && bytes > path->carries;
+    if (vanishes || is_lost(net, path) || !net->links[to]) {
+        net->counts.vanished += (uint64_t)vanishes;
         net->counts.lost++;
         return;
     }
@@ -449,6 +451,7 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     l->ops = memory_ops;
     l->ops.completed = net->reads_ns ? completed : NULL;
     l->link = (lc_link){.ops = &l->ops, .clock = &net->clock, .packet_max = net->packet_max};
+    l->link.routed = net->routed;
     l->net = net;
     l->rank = rank;
     net->links[rank] = l;
@@ -535,6 +538,10 @@ uint64_t memory_flights(const memory_net *net, uint16_t rank) {
 
 void memory_set_same_host(memory_net *net, int same_host) {
     net->same_host = same_host;
+}
+
+void memory_set_routed(memory_net *net, int routed) {
+    net->routed = routed;
 }
 
 void memory_break(memory_net *net, uint16_t rank, int sys_errno) {

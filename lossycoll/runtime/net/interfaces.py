@@ -8,7 +8,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,8 @@ from lossycoll.errors import InterfaceError
 
 SIOCGIFCONF: Final = 0x8912
 SIOCGIFMTU: Final = 0x8921
+IP_MTU: Final = 14
+IPV6_MTU: Final = 24
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
@@ -23,7 +25,11 @@ MAX_ADDRESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One numeric address of this machine, the interface it belongs to and that one's MTU."""
+    """One numeric address of this machine, the interface it belongs to, and the MTU that it has.
+
+    Where a route was asked for, it is the route's if that is smaller: the address may be one of
+    ``lo`` (routed fabrics), whose MTU says nothing of the way to others.
+    """
 
     name: str
     address: str
@@ -102,14 +108,15 @@ def choose(wanted: str, master: str | None) -> Interface:
     if wanted != "auto":
         for one in have:
             if wanted in (one.name, one.address):
-                return one
+                local, mtu = _route(master, one.address) if master else (None, 0)
+                return replace(one, mtu=min(one.mtu, mtu)) if local else one
         raise InterfaceError(
             f"option interface is {wanted!r}, which is neither an interface that is up nor an "
             f"address of this machine; there are: {_listed(have)}"
         )
     # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
     # connect sends nothing.
-    local = _source(master or "192.0.2.1")
+    local, mtu = _route(master or "192.0.2.1")
     if local is None and master is None:
         local = "127.0.0.1"
     if local is None:
@@ -119,7 +126,7 @@ def choose(wanted: str, master: str | None) -> Interface:
         )
     for one in have:
         if one.address == local:
-            return one
+            return replace(one, mtu=min(one.mtu, mtu))
     if ipaddress.ip_address(local).is_loopback:
         return Interface("lo", local, mtu_of("lo"))
     raise InterfaceError(
@@ -128,19 +135,30 @@ def choose(wanted: str, master: str | None) -> Interface:
     )
 
 
-def _source(host: str) -> str | None:
-    """The local address from which packets to ``host`` would go, or None without a route."""
+def _route(host: str, source: str | None = None) -> tuple[str | None, int]:
+    """The local address from which packets to ``host`` would go, and the MTU of their route.
+
+    ``source``: the address that they have to come from. None and 0 without a route.
+    """
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host
         targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return None
+        return None, 0
     for family, kind, protocol, _, address in targets:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            if source is not None:
+                probe.bind((source, 0))
             probe.connect(address)
-            return str(probe.getsockname()[0]).partition("%")[0]
-    return None
+            local = str(probe.getsockname()[0]).partition("%")[0]
+            level, option = (
+                (socket.IPPROTO_IPV6, IPV6_MTU)
+                if family == socket.AF_INET6
+                else (socket.IPPROTO_IP, IP_MTU)
+            )
+            return local, probe.getsockopt(level, option)
+    return None, 0
 
 
 def _listed(have: list[Interface]) -> str:

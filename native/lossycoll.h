@@ -375,8 +375,8 @@ enum lc_event_kind {
     LC_EVENT_LOST = 2,    /* packets to a process are dropped in this machine, which is loss */
     LC_EVENT_FAILING = 3, /* nothing can be sent: tried again, slower and slower */
     LC_EVENT_WORKS = 4,   /* again, after waited_ns */
-    LC_EVENT_SIZE = 5     /* a path carries no packets as large as the host's, but datagrams of so many
-                             bytes */
+    LC_EVENT_SIZE = 5 /* a path carries no packets as large as the host's, but datagrams of so many
+                         bytes */
 };
 
 typedef struct {
@@ -385,7 +385,7 @@ typedef struct {
     int32_t peer;       /* a process, or -1: all */
     uint32_t fast_path; /* which lc_fast_path bit was refused */
     uint64_t waited_ns;
-    uint16_t link; /* its number */
+    uint16_t link;          /* its number */
     uint32_t bytes, wanted; /* of datagrams: that the path carries, and of a full packet */
 } lc_event;
 

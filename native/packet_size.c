@@ -16,8 +16,8 @@ static const uint64_t ANSWER_NS = 10000ull * MS;
 
 /* What networks carry, less 48 bytes of headers of IPv6 and UDP: jumbo frames of several makers,
  * Ethernet, PPPoE, VXLAN, WireGuard and other tunnels, the least of IPv6, and less. */
-static const uint16_t LADDER[] = {8152, 4304, 2000, 1452, 1444, 1402, 1372, 1352,
-                                  1332, 1302, 1232, 1152, 952,  652};
+static const uint16_t LADDER[] = {8152, 4304, 2000, 1452, 1444, 1402, 1372,
+                                  1352, 1332, 1302, 1232, 1152, 952,  652};
 /* The first of them that are tried: more takes longer than it is worth where all are answered. */
 static const uint16_t FIRST[] = {1452, 1232};
 

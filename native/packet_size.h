@@ -18,18 +18,18 @@ typedef struct {
     uint32_t floor; /* 0: the path's size isn't looked for, and is what is wanted */
     uint32_t size;  /* larger ones aren't sent */
     uint32_t tried; /* the largest of those sent since the peer last said that one as large came, */
-    uint32_t n_tried; /* how many of that size, */
-    uint64_t tried_ns;  /* and when the first of them went; 0: none did */
-    uint64_t ask_ns;    /* when larger ones are next tried; 0: not before some data is sent */
-    uint64_t asked_ns;  /* when they last were, */
-    uint32_t attempts;  /* and how often since the size was last given up */
-    uint64_t wait_ns;   /* between attempts, once the first have shown what the path carries */
-    uint64_t fell_ns;   /* when the size was last given up; 0: never, */
-    uint64_t hold_ns;   /* until when none as large */
-    uint32_t vanished;  /* as those that vanished then is believed in */
-    uint8_t wanted;     /* data has been sent since larger ones were last tried */
-    uint8_t is_found;   /* the first attempts are over, or the wanted size has come */
-    uint8_t news;       /* a smaller size than wanted was found, and nobody was told */
+    uint32_t n_tried;  /* how many of that size, */
+    uint64_t tried_ns; /* and when the first of them went; 0: none did */
+    uint64_t ask_ns;   /* when larger ones are next tried; 0: not before some data is sent */
+    uint64_t asked_ns; /* when they last were, */
+    uint32_t attempts; /* and how often since the size was last given up */
+    uint64_t wait_ns;  /* between attempts, once the first have shown what the path carries */
+    uint64_t fell_ns;  /* when the size was last given up; 0: never, */
+    uint64_t hold_ns;  /* until when none as large */
+    uint32_t vanished; /* as those that vanished then is believed in */
+    uint8_t wanted;    /* data has been sent since larger ones were last tried */
+    uint8_t is_found;  /* the first attempts are over, or the wanted size has come */
+    uint8_t news;      /* a smaller size than wanted was found, and nobody was told */
 } lc_packet_size;
 
 /* on: whether it is looked for. */

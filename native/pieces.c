@@ -85,8 +85,8 @@ uint32_t lc_pieces_cut(struct iovec *iov, uint16_t n, const lc_header *like) {
         lc_wire_put(to, &h);
         uint32_t before = i ? 0 : LC_HEADER_BYTES; /* the packet's own header, which lies behind */
         iov[2 * i] = (struct iovec){to, LC_HEADER_BYTES + before};
-        iov[2 * i + 1] = (struct iovec){payload + (i ? offset - LC_HEADER_BYTES : 0),
-                                        h.length - before};
+        iov[2 * i + 1] =
+            (struct iovec){payload + (i ? offset - LC_HEADER_BYTES : 0), h.length - before};
     }
     return LC_HEADER_BYTES + bytes;
 }

@@ -300,7 +300,8 @@ static void send_probes(lc_host *h, lc_interface *via, lc_path *p) {
                            .peer = p->number,
                            .copied = 1};
         runs[i].iov[0] = (struct iovec){to, LC_HEADER_BYTES + LC_RECORD_BYTES};
-        runs[i].iov[1] = (struct iovec){(void *)(uintptr_t)padding, header.length - LC_RECORD_BYTES};
+        runs[i].iov[1] =
+            (struct iovec){(void *)(uintptr_t)padding, header.length - LC_RECORD_BYTES};
         lc_batch_seal(h, via, &runs[i], (int)i);
     }
     int error = 0;

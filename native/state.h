@@ -120,17 +120,17 @@ typedef struct {
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
-    uint32_t rx_taken;    /* packets taken, repeated ones included */
-    lc_runs rx_runs;      /* of packets that have not come */
+    uint32_t rx_taken;     /* packets taken, repeated ones included */
+    lc_runs rx_runs;       /* of packets that have not come */
     lc_emptiness rx_empty; /* since one last came, of any group */
-    uint32_t rx_largest;  /* datagram that has come since the peer was last told */
-    lc_pieces *pieces;    /* of packets too large for the path; NULL: there are none by its link */
-    uint32_t rx_units;    /* units taken that the peer has not been told of */
-    uint32_t rx_echo_us;  /* the sender's clock in the latest packet, and ours when it came */
-    uint64_t rx_echo_ns;  /* 0: it has been told */
-    uint64_t rx_ack_ns;   /* when the peer was last told what came */
-    uint32_t settled;     /* streams */
-    uint64_t late_ns;     /* how late packets come after the end of their stream; fades */
+    uint32_t rx_largest;   /* datagram that has come since the peer was last told */
+    lc_pieces *pieces;     /* of packets too large for the path; NULL: there are none by its link */
+    uint32_t rx_units;     /* units taken that the peer has not been told of */
+    uint32_t rx_echo_us;   /* the sender's clock in the latest packet, and ours when it came */
+    uint64_t rx_echo_ns;   /* 0: it has been told */
+    uint64_t rx_ack_ns;    /* when the peer was last told what came */
+    uint32_t settled;      /* streams */
+    uint64_t late_ns;      /* how late packets come after the end of their stream; fades */
     lc_stream_name last;  /* the stream that settled last, if some of it was missing: its packets */
     uint64_t last_fin_ns; /* may come when the operation has gone */
     lc_stream_name done;  /* the stream whose DONE went out before its FIN had come, if done_told:
@@ -281,14 +281,14 @@ struct lc_host {
     lc_path *paths;          /* by process */
     uint64_t session;
     lc_sealing sealing;
-    uint8_t *unsealed; /* a datagram that was sealed; NULL: none are */
-    lc_asides *asides; /* NULL: there are none, and what looks like one is malformed */
-    double row_rate;   /* bytes/s of a row of parity, while all processes here make some */
-    uint64_t now;      /* of this turn of the loop */
-    uint64_t came_ns;  /* when the kernel got the datagram that is looked at, */
+    uint8_t *unsealed;   /* a datagram that was sealed; NULL: none are */
+    lc_asides *asides;   /* NULL: there are none, and what looks like one is malformed */
+    double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
+    uint64_t now;        /* of this turn of the loop */
+    uint64_t came_ns;    /* when the kernel got the datagram that is looked at, */
     uint32_t came_bytes; /* and its size */
-    uint64_t tick_ns;  /* when timers are looked at next */
-    uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
+    uint64_t tick_ns;    /* when timers are looked at next */
+    uint64_t awake_ns;   /* when the thread last came back from being stopped or starved */
     lc_rate rate;
     uint64_t busy_ns;          /* when something last happened */
     uint64_t crowded_until_ns; /* others want the core: nobody yields to them before. UINT64_MAX:

@@ -192,11 +192,10 @@ static int has_shape(const uint8_t *src, const lc_header *header, size_t payload
     switch (header->type) {
     case LC_CONTROL:
         return header->count && !src[38] && !src[39] && !header->eager && !header->encoding &&
-               (header->length == (uint32_t)header->count * LC_RECORD_BYTES ||
-                is_probe(header));
+               (header->length == (uint32_t)header->count * LC_RECORD_BYTES || is_probe(header));
     case LC_PIECE:
-        return header->length && header->count > 1 && header->slot < header->count &&
-               !src[38] && !src[39] && !header->eager && !header->encoding;
+        return header->length && header->count > 1 && header->slot < header->count && !src[38] &&
+               !src[39] && !header->eager && !header->encoding;
     case LC_DATA:
         return header->count && header->group && has_round(src, header);
     case LC_PARITY:

@@ -16,7 +16,7 @@ typedef struct {
     double hosts, mbit, rtt_ms, queue_ms, loss, burst; /* of the network */
     double capacity;                                   /* packets of a receive buffer */
     double bytes, ops, deep, pause_ms, delivery;       /* of what is done */
-    double routed, payload; /* 1: what paths carry is looked for; 0 bytes: SLOW_PAYLOAD */
+    double routed, payload;    /* 1: what paths carry is looked for; 0 bytes: SLOW_PAYLOAD */
     double lost_here, disable; /* share of data that injection drops; lc_fast_path bits */
 } slow_scenario;
 

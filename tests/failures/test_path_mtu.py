@@ -61,7 +61,7 @@ def routed(request: pytest.FixtureRequest) -> Iterator[Routed]:
 
 
 def rank_routed(rank: int, world: int) -> Any:
-    """Returns whether a reliable sum was right, what lossy ones lack, and what was said of paths."""
+    """Whether a reliable sum was right, what lossy ones lack, and what was said of paths."""
     _enter(os.environ["NAMESPACE"])
     import torch
     import torch.distributed as dist

@@ -43,7 +43,8 @@ class Code(IntEnum):
 class Failure:
     """lc_failure of native/lossycoll.h. ``op``: of a message (``of_message``) its own number, which
     is no operation's. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, and (``mine[2]``) nanoseconds. For MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
+    LINK ``mine`` has the packets that the peer sent, and (``mine[2]``) nanoseconds. For MESSAGE
+    they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
     the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
     this size, ``mine`` has that, and ``theirs`` the most that it takes and its number."""
 

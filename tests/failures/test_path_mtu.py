@@ -85,6 +85,7 @@ def rank_routed(rank: int, world: int) -> Any:
     end = time.monotonic() + PATIENCE
     while not said and time.monotonic() < end:
         dist.all_reduce(t.fill_(1))
+        lossycoll.group_stats()  # which takes the engine's events, as the control thread does
     with lossycoll.reliable():
         dist.broadcast(t, 0)
     dist.destroy_process_group()

@@ -81,7 +81,7 @@ def sentence(event: LinkEvent, where: Where) -> str:
             "without it, and it is tried again later"
         )
     if event.kind == LinkEventKind.SIZE:
-        to = where.peer(event.peer)
+        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         return (
             f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
             f"{event.wanted} (a tunnel or a router has a smaller MTU), so packets go there in "

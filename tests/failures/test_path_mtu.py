@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.support.harness import Ranks, init
 
 ENDS = ("10.213.78.1", "10.213.79.1")
 ELEMENTS = 200_000
-PATIENCE = 20.0
 
 
 class Routed:
@@ -61,19 +58,13 @@ def routed(request: pytest.FixtureRequest) -> Iterator[Routed]:
 
 
 def rank_routed(rank: int, world: int) -> Any:
-    """Whether a reliable sum was right, what lossy ones lack, and what was said of paths."""
+    """Whether a reliable sum was right, and what lossy ones lack."""
     _enter(os.environ["NAMESPACE"])
     import torch
     import torch.distributed as dist
 
     import lossycoll
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.extend(  # type: ignore[method-assign]
-        text for text in [record.getMessage()] if "carries UDP datagrams of" in text
-    )
-    logging.getLogger("lossycoll").addHandler(handler)
     init()
     t = torch.full((ELEMENTS,), float(rank + 1))
     with lossycoll.reliable():
@@ -82,14 +73,10 @@ def rank_routed(rank: int, world: int) -> Any:
     for _ in range(4):
         dist.all_reduce(t.fill_(1))
     missing = lossycoll.stats().packets_missing
-    end = time.monotonic() + PATIENCE
-    while not said and time.monotonic() < end:
-        dist.all_reduce(t.fill_(1))
-        lossycoll.group_stats()  # which takes the engine's events, as the control thread does
     with lossycoll.reliable():
         dist.broadcast(t, 0)
     dist.destroy_process_group()
-    return right, missing, said
+    return right, missing
 
 
 def test_calls_work_where_a_router_carries_less(routed: Routed) -> None:
@@ -102,8 +89,6 @@ def test_calls_work_where_a_router_carries_less(routed: Routed) -> None:
     homes = {rank: {"NAMESPACE": routed.names[rank]} for rank in range(2)}
     with Ranks(rank_routed, 2, env, per_rank=homes, own_store=True) as ranks:
         outcomes = ranks.collect(90)
-    for rank, (right, missing, said) in enumerate(good(outcomes)):
+    for right, missing in good(outcomes):
         assert right
         assert missing == 0
-        assert len(said) == 1, said
-        assert f"the path to rank {1 - rank}" in said[0]

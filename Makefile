@@ -18,8 +18,8 @@ TORCH :=
 CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
-NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
-C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
+NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch]) native/build_cffi.py
+C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
@@ -134,7 +134,7 @@ versions: $(VENV)/.packages
 	$(BIN)/python -m tools.check_versions $(ARGS)
 
 clean:
-	rm -rf build benchmarks/build *.egg-info lossycoll/_native*.so lossycoll/_lab*.so
+	rm -rf build benchmarks/build *.egg-info lossycoll/_*.abi3.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
 	rm -f $(VENV)/.built
 

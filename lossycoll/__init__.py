@@ -164,20 +164,24 @@ def __getattr__(name: str) -> Any:
 
 
 def stats(group: ProcessGroup | None = None) -> Stats:
-    """This rank's figures since a group was made.
+    """This rank's figures, in all groups of the process or in one.
+
+    Groups that a mesh, DeepSpeed or FSDP makes count as well; the default group may be of another
+    backend. A group that was destroyed counts no more.
 
     Args:
-        group: A group of this backend; None for the default group.
+        group: A group of this backend; None for all of them.
 
     Returns:
-        The sums over all operations, and per peer.
+        The sums over all operations since each group was made, and per peer. Those of all groups
+        have each group's in ``groups``, and number ranks as the job does.
 
     Raises:
-        UnsupportedError: The group is one of another backend.
+        UnsupportedError: The group is one of another backend, or there is none of this one.
     """
-    from .backend.process_group import of
+    from .backend.process_group import of, stats_of_all
 
-    return of(group).lossy_stats()
+    return stats_of_all() if group is None else of(group).lossy_stats()
 
 
 def topology(group: ProcessGroup | None = None) -> Topology:

@@ -1,5 +1,5 @@
 """Builds the C sources beside this file with cffi (API mode): ``lossycoll._native`` is the engine,
-``lossycoll._lab`` the laboratory's switch.
+``lossycoll._lab`` the laboratory's switch, ``lossycoll._sim`` the network of simulations.
 
 ``LOSSYCOLL_WERROR=1`` turns warnings into errors and ``LOSSYCOLL_CFLAGS`` adds
 compiler flags; both are for developers.
@@ -34,21 +34,23 @@ def flags() -> list[str]:
     return out + shlex.split(os.environ.get("LOSSYCOLL_CFLAGS", ""))
 
 
-def module(name: str, folder: str, header: str) -> FFI:
-    """The extension ``name`` of all C sources in ``folder``, which declares ``header``."""
+def module(name: str, folder: str, *headers: str) -> FFI:
+    """The extension ``name`` of all C sources in ``folder``, which declares its ``headers``."""
     made = FFI()
-    made.cdef(declarations(HERE.parent / folder / header))
+    for header in headers:
+        made.cdef(declarations(HERE.parent / folder / header))
     made.set_source(
         name,
-        f'#include "{header}"',
+        "\n".join(f'#include "{header}"' for header in headers),
         # setuptools wants paths relative to setup.py, which runs one folder up.
         sources=sorted(f"{folder}/{path.name}" for path in (HERE.parent / folder).glob("*.c")),
-        include_dirs=[folder],
+        include_dirs=[folder, "native"],
         extra_compile_args=flags(),
         extra_link_args=["-pthread"],
     )
     return made
 
 
-ffi = module("lossycoll._native", "native", "lossycoll.h")
+ffi = module("lossycoll._native", "native", "lossycoll.h", "step.h")
 lab = module("lossycoll._lab", "native/lab", "lab.h")
+sim = module("lossycoll._sim", "native/sim", "sim.h")

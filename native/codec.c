@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "float_mode.h"
+
 /* ---- same: elements travel as they are ---- */
 
 static size_t same_bytes(const lc_codec *c, size_t n) {
@@ -241,7 +243,9 @@ int lc_encode(int encoding, int dtype, int simd, void *dst, const void *src, uin
     lc_codec c;
     if (!lc_codec_make(&c, encoding, dtype, simd))
         return LC_E_ARGUMENT;
+    uint64_t floats = lc_floats_exact();
     (void)c.encode(&c, dst, src, n, 1.0, seed);
+    lc_floats_as_before(floats);
     return LC_OK;
 }
 
@@ -249,7 +253,9 @@ int lc_decode(int encoding, int dtype, int simd, void *dst, const void *src, uin
     lc_codec c;
     if (!lc_codec_make(&c, encoding, dtype, simd))
         return LC_E_ARGUMENT;
+    uint64_t floats = lc_floats_exact();
     c.decode(&c, dst, src, n);
+    lc_floats_as_before(floats);
     return LC_OK;
 }
 
@@ -258,6 +264,8 @@ int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own,
     lc_codec c;
     if (!lc_codec_make(&c, encoding, dtype, simd) || !c.add)
         return LC_E_ARGUMENT;
+    uint64_t floats = lc_floats_exact();
     c.first_weighted(&c, acc, own, x, factor, n);
+    lc_floats_as_before(floats);
     return LC_OK;
 }

@@ -1,5 +1,6 @@
 /* libcrypto, opened at run time. Its headers aren't needed: what is used of it has kept its form
  * since OpenSSL 1.1, and its types stay opaque. */
+#define _GNU_SOURCE
 #include "crypto.h"
 
 #include <dlfcn.h>

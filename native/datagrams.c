@@ -89,6 +89,7 @@ static void piece(lc_host *h, lc_path *p, const lc_header *header, const uint8_t
 static void control(lc_host *h, lc_path *p, const lc_header *header, const uint8_t *payload) {
     lc_group *g = header->group ? lc_find_group(h, header->group) : NULL;
     lc_release_held(h, p);
+    lc_size_came(&p->size, header->slot, h->now);
     uint16_t peer = g ? g->rank_of_process[p->number] : 0xFFFF;
     if (g && peer == 0xFFFF) {
         h->live.foreign++;
@@ -120,6 +121,9 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
                        const uint8_t *packet, uint32_t n, const uint8_t *payload) {
     lc_header header;
     enum lc_verdict verdict = lc_wire_get(packet, n, &via->expect, &header);
+    if (verdict == LC_GOOD && header.type == LC_CONTROL &&
+        header.op != lc_records_check(payload, header.count))
+        verdict = LC_MALFORMED;
     if (verdict == LC_GOOD && !is_from(h, via, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {

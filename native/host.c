@@ -290,6 +290,13 @@ void lc_host_rekey(lc_host *h) {
     atomic_fetch_add(&h->sealing.rekeys, 1);
 }
 
+uint64_t lc_host_pulse(lc_host *h, uint16_t process) {
+    if (process >= h->config.processes || process == h->config.process)
+        return 0;
+    atomic_store(&h->paths[process].pulse_asked, 1);
+    return atomic_load(&h->paths[process].pulse_ns);
+}
+
 /* ---- starting ---- */
 
 /* Signals are Python's to handle: the thread takes none. */
@@ -363,12 +370,27 @@ void lc_host_crowded(lc_host *h) {
     h->crowded_until_ns = UINT64_MAX;
 }
 
+/* Anew, after a start that failed. */
+static void begin_interface(const lc_host *h, lc_interface *via) {
+    via->n_paths = via->n_far = 0;
+    via->paces_port = h->config.paces_port;
+    lc_port_init(&via->port, lc_clock_now(h->clock));
+}
+
+/* Each host begins with another one, so that no receiver has all of them at once. */
+static uint16_t begins_with(const lc_host *h, const lc_interface *via) {
+    uint16_t lower = 0;
+    while (lower < via->n_paths && via->paths[lower]->number < h->config.process)
+        lower++;
+    return lower < via->n_paths ? lower : 0;
+}
+
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     int code = LC_OK, come_and_go = 0;
     if (h->running)
         return LC_E_ARGUMENT;
     for (uint16_t i = 0; i < h->n_interfaces; i++)
-        h->interfaces[i].n_paths = 0; /* of a start that failed */
+        begin_interface(h, &h->interfaces[i]);
     for (uint16_t i = 0; i < h->config.processes && code == LC_OK; i++) {
         come_and_go |= processes[i].absent;
         code = set_address(h, &h->paths[i], &processes[i]);
@@ -378,6 +400,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     h->session = session;
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
+        via->turn = via->paces_port ? begins_with(h, via) : 0;
         lc_share_credits(via);
         share_cells(h, via, come_and_go);
         for (uint16_t k = 0; k < via->n_paths; k++)

@@ -282,7 +282,17 @@ static const lc_link_ops udp_ops = {.name = "udp",
                                     .say = say,
                                     .source = source};
 
-static const lc_udp_calls system_calls = {sendmmsg, sendmsg, recvmmsg, recvmsg};
+/* C libraries differ on the signs of these two's arguments. */
+static int send_many(int fd, struct mmsghdr *messages, unsigned n, int flags) {
+    return sendmmsg(fd, messages, n, flags);
+}
+
+static int receive_many(int fd, struct mmsghdr *messages, unsigned n, int flags,
+                        struct timespec *timeout) {
+    return recvmmsg(fd, messages, n, flags, timeout);
+}
+
+static const lc_udp_calls system_calls = {send_many, sendmsg, receive_many, recvmsg};
 
 lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const lc_udp_calls *calls,
                      lc_failure *failure) {

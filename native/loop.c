@@ -5,12 +5,14 @@
 #include <sched.h>
 
 #include "batch.h"
+#include "float_mode.h"
 #include "forks.h"
 #include "gate.h"
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
 #include "path.h"
+#include "silence.h"
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;
@@ -190,6 +192,17 @@ static void start_queued(lc_host *h) {
 
 /* ---- figures ---- */
 
+static void show_silence(lc_peer_stats *to, const lc_group *g, const lc_member *m) {
+    enum lc_silence silence = lc_silence_of(g, m);
+    to->silence = (uint8_t)silence;
+    to->silences = m->silences;
+    to->silent_packets = silence == LC_NO_DATA ? m->empty.packets : m->path->unreached;
+    if (silence)
+        to->silent_ns = g->host->now - (silence == LC_NO_DATA     ? m->empty.since_ns
+                                        : silence == LC_SILENT_TO ? m->path->unreached_ns
+                                                                  : m->silent_from_ns);
+}
+
 static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     uint64_t total = m->packets_received + m->packets_missing;
     lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
@@ -204,7 +217,9 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     s.rate = p->pace.rate * p->pace.packet_bytes;
     s.window = lc_pace_window(&p->pace, p->tx_window);
     s.queue_ns = lc_pace_queue(&p->pace);
-    s.link_loss = lc_loss_share(&p->loss);
+    show_silence(&s, g, m);
+    int dead = s.silence == LC_SILENT_FROM || s.silence == LC_SILENT_TO;
+    s.link_loss = dead ? 1 : lc_loss_share(&p->loss);
     s.link_burst = lc_loss_burst(&p->loss);
     s.expected_missing = m->recovery.expected;
     s.max_missing = m->max_missing;
@@ -283,6 +298,8 @@ static uint64_t gate_delay_by(const lc_host *h, const lc_interface *via) {
         if (!p->outs || !lc_window_room(p, lc_wire_bytes(p->outs)))
             continue;
         uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
+        if (lc_is_paced_by_port(p))
+            delay = lc_later(delay, lc_port_delay(&via->port, h->now, bytes));
         if (delay < least)
             least = delay;
     }
@@ -415,6 +432,7 @@ int lc_turn(lc_host *h) {
 
 void *lc_progress(void *argument) {
     lc_host *h = argument;
+    (void)lc_floats_exact();
     pthread_mutex_lock(&h->driving);
     h->now = lc_clock_now(h->clock);
     while (!atomic_load(&h->stop))
@@ -479,12 +497,13 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
         return;
     }
     atomic_fetch_add(&h->drives, 1);
-    uint64_t begin = lc_clock_now(h->clock);
+    uint64_t begin = lc_clock_now(h->clock), floats = lc_floats_exact();
     h->busy_ns = begin;
     do {
         if (!lc_turn(h) && !op->finished && !(is_hot_for_caller(h) && yield(h)))
             doze(h, begin + longest_ns > h->now ? begin + longest_ns - h->now : 0);
     } while (!op->finished && h->now - begin < longest_ns && !atomic_load(&h->stop));
+    lc_floats_as_before(floats);
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = !op->finished || h->active || h->n_late_fins || h->queued || h->held_ns > h->now ||
                  atomic_load(&h->stop) || leave_links(h);
@@ -505,7 +524,9 @@ void lc_kick(lc_host *h) {
         return;
     }
     atomic_fetch_add(&h->drives, 1);
+    uint64_t floats = lc_floats_exact();
     lc_turn(h);
+    lc_floats_as_before(floats);
     int soon = waits_for_answers(h) && atomic_load(&h->standing_by);
     int needed = (h->active || leave_links(h)) && !soon;
     pthread_mutex_unlock(&h->driving);

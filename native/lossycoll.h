@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "lossycoll needs a little-endian host: packets and planes of bits are in the host's order"
+#endif
+
 /* cdef begin */
 
 /* ---- element types on the wire ---- */
@@ -143,6 +147,9 @@ typedef struct {
     uint64_t eager_bytes;   /* memory for packets of processes that are ahead; 0: none is sent
                                ahead. Equal in all processes */
     double pace_bytes_per_s; /* of all that is sent; 0: no fixed rate, congestion window only */
+    uint64_t keepalive_ns;   /* a network path on which nothing was sent for so long gets a
+                                datagram; 0: it gets none */
+    uint8_t paces_port;      /* all paths of an interface are paced together, as one flow */
 } lc_host_config;
 
 /* Where finished tickets come out. */
@@ -182,8 +189,9 @@ enum lc_code {
     LC_E_ABORTED = -6,  /* lc_group_abort, or a peer's failure */
     LC_E_CLOSED = -7,
     LC_E_LINK = -8, /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
-                      packets of data that the peer said it sent (0: nothing was heard at all), and
-                      (mine[2]) for how many ns */
+                       packets of data that the peer said it sent (0: nothing was heard at all), and
+                       (mine[2]) for how many ns. theirs[0]: packets that were sent to the peer,
+                       which says that it hears nothing; 0: the other direction is dead */
     LC_E_MESSAGE = -9, /* a message isn't what its receive expects. mine: tag, elements, type of
                           the receive; theirs: of the message */
     LC_E_MESSAGE_LATE = -10, /* a send or receive wasn't done within its timeout. mine: tag,
@@ -290,6 +298,14 @@ typedef struct {
     uint8_t data[128];
 } lc_aside;
 
+/* Which direction between two processes that live is dead. */
+enum lc_silence {
+    LC_HEARD = 0,
+    LC_SILENT_FROM = 1, /* nothing comes from the peer */
+    LC_SILENT_TO = 2,   /* the peer says that nothing comes to it */
+    LC_NO_DATA = 3      /* control comes from the peer, and none of the data that it says it sent */
+};
+
 typedef struct {
     uint64_t packets_sent, packets_received, packets_missing;
     uint64_t rtt_ns;      /* smoothed; 0 while unknown */
@@ -307,6 +323,11 @@ typedef struct {
     float max_missing;       /* and that its level allowed; < 0: no means were chosen yet */
     uint16_t code;           /* those means: of its parity, */
     uint8_t rounds;          /* and of resending */
+    uint8_t silence;         /* lc_silence, now: operations have given the peer up */
+    uint32_t silences;       /* times that they began to; the latest: */
+    uint64_t silent_ns;      /* for how long nothing comes, */
+    uint64_t silent_packets; /* and datagrams that were sent there without an answer; of
+                                LC_NO_DATA, packets that the peer sent */
 } lc_peer_stats;
 
 typedef struct {
@@ -504,6 +525,10 @@ void lc_host_crowded(lc_host *host);
 int lc_host_seal(lc_host *host, const lc_seal_config *config, lc_failure *failure);
 /* New keys for whatever is sent from now on. Any thread may call it. */
 void lc_host_rekey(lc_host *host);
+/* Asks another process's engine for a sign of life, whatever its callers do. Returns when one last
+ * came, as of the call before, by CLOCK_MONOTONIC in nanoseconds; 0: never. Any thread may call it.
+ */
+uint64_t lc_host_pulse(lc_host *host, uint16_t process);
 /* Makes the processes known (an address for each) and starts the progress thread. Those that are
  * absent are to come (lc_host_admit). LC_E_ARGUMENT for an address that its link can't use, or of a
  * link that isn't there. */

@@ -93,19 +93,23 @@ typedef uint8_t lc_bytes16 __attribute__((vector_size(16)));
 typedef uint16_t lc_pairs8 __attribute__((vector_size(16)));
 typedef uint32_t lc_quads4 __attribute__((vector_size(16)));
 
-#define LOW_HALVES(a, b)                                                                           \
-    __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define HIGH_HALVES(a, b)                                                                          \
-    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#define LOW_PAIRS(a, b)                                                                            \
-    (lc_bytes16) __builtin_shufflevector((lc_pairs8)(a), (lc_pairs8)(b), 0, 8, 1, 9, 2, 10, 3, 11)
-#define HIGH_PAIRS(a, b)                                                                           \
-    (lc_bytes16) __builtin_shufflevector((lc_pairs8)(a), (lc_pairs8)(b), 4, 12, 5, 13, 6, 14, 7, 15)
+/* GCC has clang's builtin from version 12 on, and this one of its own in all. */
+#ifdef __clang__
+#define SHUFFLE(kind, a, b, ...) __builtin_shufflevector((kind)(a), (kind)(b), __VA_ARGS__)
+#else
+#define SHUFFLE(kind, a, b, ...) __builtin_shuffle((kind)(a), (kind)(b), (kind){__VA_ARGS__})
+#endif
 
-#define LOW_QUADS(a, b)                                                                            \
-    (lc_bytes16) __builtin_shufflevector((lc_quads4)(a), (lc_quads4)(b), 0, 4, 1, 5)
-#define HIGH_QUADS(a, b)                                                                           \
-    (lc_bytes16) __builtin_shufflevector((lc_quads4)(a), (lc_quads4)(b), 2, 6, 3, 7)
+#define LOW_HALVES(a, b)                                                                           \
+    SHUFFLE(lc_bytes16, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_HALVES(a, b)                                                                          \
+    SHUFFLE(lc_bytes16, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define EVEN_BYTES(a, b)                                                                           \
+    SHUFFLE(lc_bytes16, a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define LOW_PAIRS(a, b)  (lc_bytes16) SHUFFLE(lc_pairs8, a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH_PAIRS(a, b) (lc_bytes16) SHUFFLE(lc_pairs8, a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define LOW_QUADS(a, b)  (lc_bytes16) SHUFFLE(lc_quads4, a, b, 0, 4, 1, 5)
+#define HIGH_QUADS(a, b) (lc_bytes16) SHUFFLE(lc_quads4, a, b, 2, 6, 3, 7)
 
 static inline void lc_nibbles_put(uint8_t *plane, const uint8_t *indices, size_t n) {
     size_t i = 0;
@@ -117,8 +121,7 @@ static inline void lc_nibbles_put(uint8_t *plane, const uint8_t *indices, size_t
         b &= 0x0F0F;
         a |= a >> 4;
         b |= b >> 4;
-        lc_bytes16 both = __builtin_shufflevector((lc_bytes16)a, (lc_bytes16)b, 0, 2, 4, 6, 8, 10,
-                                                  12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        lc_bytes16 both = EVEN_BYTES(a, b);
         memcpy(plane + i / 2, &both, 16);
     }
     lc_plane_put(plane + i / 2, indices + i, n - i, 4, 0);
@@ -201,6 +204,8 @@ static inline
 #undef HIGH_HALVES
 #undef LOW_PAIRS
 #undef HIGH_PAIRS
+#undef EVEN_BYTES
+#undef SHUFFLE
 #undef EACH_BYTE
 
 #endif

@@ -135,6 +135,11 @@ int64_t lc_measure_sample(lc_measure *path, const lc_measure_ack *ack) {
     return queue;
 }
 
+void lc_measure_forget(lc_measure *path) {
+    path->way.known = path->rtt.known = 0;
+    path->rtt_ns = 0;
+}
+
 void lc_measure_watch(lc_measure *path) {
     path->watched = 1;
     path->watched_way = path->watched_rtt = (lc_least){0};

@@ -54,6 +54,8 @@ double lc_measure_rtt_s(const lc_measure *path);
 int64_t lc_measure_way_ns(const lc_measure *path);
 /* From sending to hearing of it, without any queue, s. */
 double lc_measure_loop_s(const lc_measure *path);
+/* The path is another: its delays are measured from here on. */
+void lc_measure_forget(lc_measure *path);
 /* From here on it is watched, without the queue of those who share it. */
 void lc_measure_watch(lc_measure *path);
 /* What was seen since is the path now. Returns 0 if nothing was; *longer_ns: by how much it has

@@ -211,6 +211,8 @@ static void forget(lc_op *op) {
     if (g->last.op == op->number)
         g->last = op->report;
     show_figures(g);
+    lc_linger_over(
+        op); /* not before the figures, which are read by who sees that nothing lingers */
     op->lingers = 0;
     int released = op->released;
     pthread_mutex_unlock(&h->lock);
@@ -229,10 +231,10 @@ static void finish(lc_op *op) {
         g->host->active--;
         g->host->collectives--;
     }
-    lc_linger_over(op);
     if (lc_is_lingering(op)) {
         forget(op);
     } else {
+        lc_linger_over(op);
         op->lingers = 0;
         hand_back(op);
     }

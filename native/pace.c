@@ -52,11 +52,14 @@ static const uint32_t RIVAL_DIPS = 6; /* for which the way before is remembered 
 
 /* ---- the law ---- */
 
+double lc_pace_aim_s(double bytes_per_s) {
+    double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
+    return aim > 1e-9 * (double)LC_NOISE_NS ? aim : 1e-9 * (double)LC_NOISE_NS;
+}
+
 /* Seconds of queue that this flow aims at. */
 static double aim_s(const lc_pace *pace, double packets_per_s) {
-    double bytes_per_s = packets_per_s * pace->packet_bytes;
-    double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
-    return pace->modest * (aim > 1e-9 * (double)LC_NOISE_NS ? aim : 1e-9 * (double)LC_NOISE_NS);
+    return pace->modest * lc_pace_aim_s(packets_per_s * pace->packet_bytes);
 }
 
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes) {
@@ -429,7 +432,7 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
     set_gate(pace, now);
 }
 
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share) {
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns) {
     pace->heard_ns = ack->now;
     pace->share = share;
     pace->least_share = share < pace->least_share ? share : pace->least_share;
@@ -437,7 +440,8 @@ void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share) {
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
-        int64_t queue = lc_measure_sample(&pace->measure, ack);
+        pace->queue_ns = lc_measure_sample(&pace->measure, ack);
+        int64_t queue = pace->queue_ns > common_ns ? pace->queue_ns - common_ns : 0;
         double rate = lc_measure_rate(&pace->measure, ack, pace->rate, pace->window);
         pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
         pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;

@@ -59,6 +59,9 @@ typedef struct {
     double least_before, most_before; /* and in the one before, in which its samples were sent */
     uint32_t untold;  /* rounds in a row of which they don't tell what the rate is */
     double far_tries; /* trials that may send FAR_TRIAL times as much */
+    /* beside a port that is paced */
+    int64_t queue_ns; /* that the latest packet met */
+    uint32_t renewed; /* lc_port.renewed when its least delays were last forgotten */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;
@@ -71,6 +74,8 @@ typedef struct {
 /* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at
  * the same moments. */
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes);
+/* Seconds of queue that a flow of such a rate aims at, alone in it. */
+double lc_pace_aim_s(double bytes_per_s);
 /* Packets that may be in flight. peer_window is what the peer's socket buffer holds; what is under
  * way on a long path is not in that buffer. */
 uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
@@ -88,9 +93,10 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share);
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-/* share: of its rate that it may go on with beside others of this host; above 1 if they have more.
+/* common_ns: queue that isn't for this law, since all paths of the port meet it.
+ * share: of its rate that it may go on with beside others of this host; above 1 if they have more.
  */
-void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share);
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

@@ -10,6 +10,7 @@
 static void begin(const lc_host *h, lc_path *p, uint64_t now) {
     uint64_t day = lc_clock_time_of_day(h->clock);
     lc_pace_init(&p->pace, now, day - now, LC_HEADER_BYTES + h->config.payload_bytes);
+    p->sent_ns = now; /* it has been idle for no time: nothing keeps a path alive that is new */
 }
 
 void lc_path_begin(const lc_host *h, lc_path *p, lc_interface *via, uint64_t now) {
@@ -69,8 +70,10 @@ int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
     lc_size_begin(&p->size, want,
                   p->interface->link->routed && !p->pace.same_host &&
                       !(h->config.disable & LC_PATH_MTU) && want <= LC_CUT_BYTES);
-    if (p->number != h->config.process)
-        p->interface->paths[p->interface->n_paths++] = p;
+    if (p->number == h->config.process)
+        return LC_OK;
+    p->interface->paths[p->interface->n_paths++] = p;
+    p->interface->n_far += !p->pace.same_host;
     return LC_OK;
 }
 
@@ -95,6 +98,7 @@ static void take_off(lc_interface *via, const lc_path *p) {
     for (uint16_t i = 0; i < via->n_paths; i++)
         if (via->paths[i] != p)
             via->paths[n++] = via->paths[i];
+    via->n_far -= n < via->n_paths && !p->pace.same_host;
     via->n_paths = n;
     via->turn = 0;
 }

@@ -35,8 +35,23 @@ void lc_pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t byte
     void *out = pool->block[at];
     pool->block[at] = block;
     pool->bytes[at] = bytes;
+    pool->aged[at] = 0;
     pthread_mutex_unlock(lock);
     free(out);
+}
+
+void lc_pool_age(lc_pool *pool, pthread_mutex_t *lock) {
+    void *out[LC_POOL_BLOCKS];
+    pthread_mutex_lock(lock);
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        out[i] = pool->aged[i] ? pool->block[i] : NULL;
+        if (out[i])
+            pool->block[i] = NULL;
+        pool->aged[i] = pool->block[i] != NULL;
+    }
+    pthread_mutex_unlock(lock);
+    for (int i = 0; i < LC_POOL_BLOCKS; i++)
+        free(out[i]);
 }
 
 void lc_pool_clear(lc_pool *pool) {

@@ -31,6 +31,8 @@ uint32_t lc_rate_room(const lc_rate *rate, uint64_t now, uint32_t want, uint32_t
     if (rate->bytes_per_s <= 0)
         return want;
     double room = tokens_at(rate, now) / packet_bytes;
+    if (room < 0)
+        return 0; /* what may not wait has gone ahead of it */
     return room < want ? (uint32_t)room : want;
 }
 

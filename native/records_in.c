@@ -6,6 +6,7 @@
 
 #include "fair_share.h"
 #include "message.h"
+#include "silence.h"
 
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
 
@@ -352,9 +353,27 @@ static void jump(lc_path *p, const lc_record *r) {
     p->probe_ns = 0;
 }
 
+/* The path's own law leaves the queue that all paths meet to the port's. taken: packets that came,
+ * with late ones. */
+static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+    lc_port *port = &p->interface->port;
+    double bytes = p->pace.packet_bytes;
+    if (p->pace.renewed != port->renewed) {
+        p->pace.renewed = port->renewed;
+        lc_measure_forget(&p->pace.measure);
+    }
+    lc_pace_acked(&p->pace, ack, 1, port->common_ns);
+    lc_port_acked(port, &(lc_port_ack){.now = ack->now,
+                                       .rtt_ns = (uint64_t)lc_measure_rtt_ns(&p->pace.measure),
+                                       .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
+                                       .moved = bytes * ack->moved,
+                                       .taken = bytes * taken,
+                                       .packet = bytes});
+}
+
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
-    lc_size_came(&p->size, r->slot, h->now);
+    lc_note_reached(h, p, r->slot);
     p->tx_window = p->units_at && r->b > LC_UNITS ? LC_UNITS : r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
         jump(p, r);
@@ -382,10 +401,14 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
-    if (!p->pace.same_host)
-        lc_shared_rate_add(&p->interface->rate, h->now, ack.taken, p->pace.measure.rtt_ns,
-                           p->pace.limited);
-    lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now));
+    if (lc_is_paced_by_port(p)) {
+        tell_port(p, &ack, (int32_t)taken);
+    } else {
+        if (!p->pace.same_host)
+            lc_shared_rate_add(&p->interface->rate, h->now, ack.taken, p->pace.measure.rtt_ns,
+                               p->pace.limited);
+        lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now), 0);
+    }
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "batch.h"
+#include "silence.h"
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
@@ -124,9 +125,9 @@ void lc_tell_more(lc_in *in) {
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
     lc_record r = {.kind = LC_R_ACK,
+                   .slot = lc_heard_age(h, p),
                    .a = p->rx_next,
                    .b = p->interface->window,
-                   .slot = (uint16_t)(p->rx_largest < UINT16_MAX ? p->rx_largest : UINT16_MAX),
                    .d = (uint64_t)p->rx_runs.count << 32 | p->rx_taken};
     if (p->rx_echo_ns) {
         r.c = ((h->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
@@ -170,7 +171,8 @@ static void note_told(const lc_host *h, lc_path *p) {
 }
 
 /* The acknowledgement and the first n records are on their way. */
-static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
+static void control_went(lc_host *h, lc_path *p, uint32_t n) {
+    lc_note_sent(h, p);
     if (n)
         note_told(h, p);
     p->rx_echo_ns = 0;
@@ -194,6 +196,8 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
         lc_record_put(payload + (size_t)(k + 1) * LC_RECORD_BYTES, &p->records[k].record);
     lc_header header = {.session = h->session,
                         .group = n ? p->records[0].group : 0,
+                        .op = lc_records_check(payload, n + 1),
+                        .slot = (uint16_t)(p->rx_largest < UINT16_MAX ? p->rx_largest : UINT16_MAX),
                         .time_us = (uint32_t)(h->now / 1000),
                         .sender = h->config.process,
                         .receiver = p->number,
@@ -267,6 +271,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
         lc_path *p = &h->paths[runs[i].peer];
         lc_size_sent(&p->size, runs[i].packet_bytes, 1, h->now);
         control_went(h, p, records_in_one(p));
+        if (lc_is_paced_by_port(p))
+            lc_port_spend(&via->port, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;
     }
     if (sent)
@@ -292,8 +298,9 @@ static void send_probes(lc_host *h, lc_interface *via, lc_path *p) {
                             .length = (uint16_t)(sizes[i] - lc_head_bytes(via)),
                             .count = 1,
                             .type = LC_CONTROL};
-        lc_wire_put(to, &header);
         lc_record_put(to + LC_HEADER_BYTES, &ask);
+        header.op = lc_records_check(to + LC_HEADER_BYTES, 1);
+        lc_wire_put(to, &header);
         runs[i] = (lc_run){.iov = &via->iov[2 * (size_t)i * LC_RUN_PACKETS],
                            .n_packets = 1,
                            .packet_bytes = sizes[i],

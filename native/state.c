@@ -93,8 +93,12 @@ int lc_may_go_ahead(const lc_op_slot *s, const lc_path *p) {
                           lc_payload_bytes(s, 0) <= via->cell_payload);
 }
 
+uint64_t lc_answer_ns(const lc_path *p) {
+    return STILL_NS + 2 * p->pace.measure.rtt_ns;
+}
+
 int lc_still(const lc_host *h, const lc_path *p) {
-    return h->now - p->heard_ns > STILL_NS + 2 * p->pace.measure.rtt_ns;
+    return h->now - p->heard_ns > lc_answer_ns(p);
 }
 
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes) {
@@ -113,6 +117,7 @@ void lc_link_lost(lc_path *p, uint32_t link_seq) {
 void lc_note_empty(lc_emptiness *e, uint64_t packets, uint64_t now) {
     if (!e->packets)
         e->since_ns = now;
+    e->times = e->packets ? e->times + 1 : 1;
     e->packets += packets;
 }
 

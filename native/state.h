@@ -31,6 +31,7 @@
 #include "pace.h"
 #include "packet_size.h"
 #include "pieces.h"
+#include "port.h"
 #include "recovery.h"
 #include "seal.h"
 #include "shared_rate.h"
@@ -49,7 +50,8 @@ enum {
     LC_EVENTS = 16,      /* of links, until a caller takes them */
     LC_UNITS = 1024,     /* packets on a path whose units are remembered; more than are in flight */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
-    LC_ACK_NS = 1000000,
+    LC_ACK_NS = 1000000, /* at least, or half of the path's round trip, */
+    LC_ACK_MAX_NS = 10000000,
     LC_FIN_AGAIN_NS = 1000000,   /* an end that is lost costs no round trips: it is told twice */
     LC_AGAIN_MAX_NS = 100000000, /* what is repeated to a silent peer is so far apart in the end */
     LC_HOLD_NS = 500000,         /* how long a record that isn't urgent waits for company */
@@ -82,7 +84,8 @@ typedef struct {
 /* Packets that a peer says it has sent, and of which none has come. */
 typedef struct {
     uint64_t packets;
-    uint64_t since_ns; /* when the first of them was heard of */
+    uint64_t since_ns; /* when the first of them was heard of, */
+    uint32_t times;    /* and how often others were */
 } lc_emptiness;
 
 typedef struct lc_interface lc_interface;
@@ -138,8 +141,15 @@ typedef struct {
     int done_told;
     int ack_due;
     uint64_t heard_ns;
-    uint64_t data_ns;    /* when a packet of some stream last came, */
-    uint64_t data_order; /* and of which: its operation's order, and its slot */
+    atomic_uchar pulse_asked;   /* somebody wants a sign of life, */
+    _Atomic uint64_t pulse_ns;  /* and when there was one, as of the question before */
+    uint64_t sent_ns;           /* when a datagram last went there */
+    uint64_t reached_ns;        /* when the peer last heard one, as it says, */
+    uint64_t unreached_ns;      /* when the first one went that it may not have heard, */
+    uint32_t unreached;         /* how many of them there are, */
+    uint64_t unreached_told_ns; /* and when it last spoke of it */
+    uint64_t data_ns;           /* when a packet of some stream last came, */
+    uint64_t data_order;        /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
     uint64_t back_ns; /* when it was heard again after it had been still */
     uint8_t *held;    /* a datagram that injection delays */
@@ -153,11 +163,15 @@ typedef struct {
 } lc_path;
 
 typedef struct {
-    lc_path *path;      /* NULL: this process */
-    double inject_loss; /* share of its packets that injection drops here */
-    int met;            /* it has the group: packets may go ahead of its READY */
-    uint64_t heard_ns;  /* when it last said anything in this group */
-    lc_emptiness empty; /* of rounds that have ended since data of the group last came */
+    lc_path *path;           /* NULL: this process */
+    double inject_loss;      /* share of its packets that injection drops here */
+    int met;                 /* it has the group: packets may go ahead of its READY */
+    uint64_t heard_ns;       /* when it last said anything in this group */
+    lc_emptiness empty;      /* of rounds that have ended since data of the group last came */
+    uint8_t silence;         /* lc_silence: an operation has given it up for that, */
+    uint64_t silence_ns;     /* the latest one then, */
+    uint64_t silent_from_ns; /* and nothing had come since then; */
+    uint32_t silences;       /* times that one was the first to */
     int dead;
     atomic_int reported_dead; /* dead as soon as the loop takes notice; any thread sets it */
     atomic_int left;          /* the same of one that left in order */
@@ -179,6 +193,10 @@ struct lc_interface {
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
     uint16_t turn;              /* the path that sends first in this turn of the loop */
+    lc_port port;               /* what its paths to other hosts may send together, */
+    int paces_port;             /* if that is bounded */
+    uint16_t n_far;             /* paths to other hosts */
+    uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
     double level;               /* packets/s beyond which none of them goes (fair_share.h), */
     uint64_t level_ns;          /* as of then */
@@ -342,6 +360,7 @@ struct lc_host {
     atomic_int caller_sleeps; /* one that drives */
     pthread_mutex_t pool_lock;
     lc_pool pool;
+    uint64_t pool_aged_ns; /* when that was last done */
 };
 
 /* ---- by name ---- */
@@ -409,6 +428,16 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
+/* Whether it leaves by a port that is paced, with other paths. */
+static inline int lc_is_paced_by_port(const lc_path *p) {
+    return p->interface->paces_port && p->interface->n_far > 1 && !p->pace.same_host;
+}
+/* How long packets that came may wait for an acknowledgement. On a slow path each would else have
+ * one of its own, and they share the port with data. */
+static inline uint64_t lc_ack_ns(const lc_path *p) {
+    uint64_t part = p->interface->paces_port ? p->pace.measure.rtt_ns / 2 : 0;
+    return part < LC_ACK_NS ? LC_ACK_NS : part < LC_ACK_MAX_NS ? part : LC_ACK_MAX_NS;
+}
 /* Bytes of a stream's datagrams. */
 static inline uint32_t lc_wire_bytes(const lc_out *out) {
     return LC_HEADER_BYTES + lc_path_to(out)->interface->tag_bytes + out->slot->packet_bytes;
@@ -425,6 +454,8 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
 void lc_note_empty(lc_emptiness *e, uint64_t packets, uint64_t now);
+/* How long it takes to answer what is asked every 100 ms. */
+uint64_t lc_answer_ns(const lc_path *p);
 /* The process has sent what comes before `next`, the last of which is here if `came`. Returns
  * whether that is news. */
 int lc_link_seen(lc_path *p, uint32_t next, int came);

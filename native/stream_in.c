@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "payload.h"
+#include "silence.h"
 
 static const uint64_t LATE_MAX_NS = 100000000;
 
@@ -13,12 +14,6 @@ static lc_host *host_of(const lc_in *in) {
 }
 
 /* ---- deadlines ---- */
-
-int lc_member_silent(const lc_op *op, uint16_t peer) {
-    const lc_group *g = op->group;
-    uint64_t heard = lc_later(g->members[peer].heard_ns, op->started_ns);
-    return g->host->now - lc_later(heard, g->host->awake_ns) > g->config.deadline_max_ns;
-}
 
 /* Silence before this time is not the network's: the peer waited itself, this process didn't run,
  * or the peer sent packets of an older operation, which go first, or of this one's other streams,
@@ -32,25 +27,41 @@ static uint64_t excused_until(const lc_in *in) {
     return other ? lc_later(excused, p->data_ns) : excused;
 }
 
+/* Nothing comes from the peer, and nothing excuses that. One that hears nothing can only send what
+ * goes ahead, and no other stream's packets are a reason to wait for this one's. */
+static int has_silent_link(const lc_in *in) {
+    const lc_host *h = host_of(in);
+    uint64_t patience = lc_patience(in->slot->op, in->peer);
+    if (h->now - lc_later(in->excused_ns, h->awake_ns) <= patience ||
+        h->now - in->last_ns <= patience)
+        return 0;
+    enum lc_silence found = lc_find_silence(in->slot->op, in->peer, patience);
+    return found == LC_SILENT_TO || (found && h->now - excused_until(in) > patience);
+}
+
 int lc_overdue(const lc_in *in) {
     const lc_op *op = in->slot->op;
     const lc_group_config *config = &op->group->config;
     const lc_host *h = op->group->host;
     if (in->slot->level->reliable)
         return 0;
-    uint64_t excused = excused_until(in);
-    int silent = lc_member_silent(op, in->peer) && h->now - excused > config->deadline_max_ns;
+    if (has_silent_link(in))
+        return 1;
     if (!in->started_ns && !in->fin_ns) /* it may stand in its sender's queue */
-        return silent;
+        return 0;
+    uint64_t excused = excused_until(in);
     if (lc_in_lacks(in)) {
         /* Only a link on which nothing arrives any more is a reason to do without. */
         uint64_t came = lc_later(in->last_ns, op->started_ns);
         return h->now - lc_later(came, excused) > config->deadline_max_ns;
     }
     if (!in->started_ns)
-        return silent;
-    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)
+        return 0;
+    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns) {
+        /* The link has been silent for hardly less, if it is why. */
+        (void)lc_find_silence(in->slot->op, in->peer, config->deadline_max_ns / 2);
         return 1;
+    }
     lc_path *p = lc_path_from(in);
     if (lc_still(h, p))
         return 0;
@@ -218,7 +229,7 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
     uint32_t unreported = p->rx_next - p->rx_reported;
     uint32_t most = (via->window + 3) / 4;
     if (unreported >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) || p->rx_units >= most ||
-        (unreported >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
+        (unreported >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= lc_ack_ns(p)))
         p->ack_due = 1;
 }
 

@@ -26,8 +26,5 @@ void lc_round_ended(lc_in *in);
 void lc_inject_round(lc_in *in);
 /* Whether the deadline of the stream is over. */
 int lc_overdue(const lc_in *in);
-/* Nothing at all has come from the member, in this group, for as long as any stream may be silent.
- */
-int lc_member_silent(const lc_op *op, uint16_t peer);
 
 #endif

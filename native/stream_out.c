@@ -8,6 +8,7 @@
 #include "choice.h"
 #include "fair_share.h"
 #include "payload.h"
+#include "silence.h"
 
 /* The parity of a window goes when all of its packets have been sent. */
 static int sends_parity(const lc_out *out) {
@@ -68,7 +69,8 @@ void lc_out_drop(lc_out *out) {
 static uint32_t eager_room(const lc_out *out) {
     const lc_group *g = out->slot->op->group;
     const lc_path *p = lc_path_to(out);
-    int may = g->members[out->peer].met && lc_may_go_ahead(out->slot, p);
+    int may = g->members[out->peer].met && lc_may_go_ahead(out->slot, p) &&
+              !lc_may_be_forgotten(g->host, p);
     uint32_t most = may ? p->interface->eager : 0;
     uint32_t used = p->tx_eager;
     return used < most ? most - used : 0;
@@ -350,7 +352,8 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
  * while the others had nothing to send. */
 static void begin_anew(const lc_host *h, lc_path *p) {
     if (lc_pace_rests(&p->pace, h->now) && !lc_units_flying(p))
-        lc_pace_begin(&p->pace, h->now, lc_fair_share_to_begin(p->interface, p));
+        lc_pace_begin(&p->pace, h->now,
+                      lc_is_paced_by_port(p) ? 1 : lc_fair_share_to_begin(p->interface, p));
 }
 
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
@@ -371,6 +374,8 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
     uint32_t may = lc_pace_room(&p->pace, h->now, most, packet_bytes);
     if (most && !may)
         lc_pace_limited(&p->pace);
+    if (lc_is_paced_by_port(p))
+        may = lc_port_room(&p->interface->port, h->now, may, packet_bytes, p->interface->n_sending);
     return may;
 }
 
@@ -390,6 +395,9 @@ static int serve(lc_host *h, lc_path *p) {
     if (!p->interface->link->local)
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
+    if (lc_is_paced_by_port(p))
+        lc_port_spend(&p->interface->port, h->now, (double)sent * bytes);
+    lc_note_sent(h, p);
     list_remove(p, out);
     if (!has_more(out))
         lc_out_check(out);
@@ -416,12 +424,23 @@ static int send_by(lc_host *h, lc_interface *via) {
     if (via->control_waits) /* READY among it, perhaps, which eager packets must not pass */
         return 0;
     int more = 1, most = batch_runs(via);
+    via->n_sending = 0;
+    for (uint16_t i = 0; i < n && via->paces_port; i++)
+        via->n_sending += via->paths[i]->outs && !via->paths[i]->pace.same_host;
     while (more && via->n_runs < most) {
         more = 0;
-        for (uint16_t i = 0; i < n && via->n_runs < most; i++)
-            more |= serve(h, via->paths[(via->turn + i) % n]);
+        uint16_t first = via->turn;
+        for (uint16_t i = 0; i < n && via->n_runs < most; i++) {
+            uint16_t k = (uint16_t)((first + i) % n);
+            if (!serve(h, via->paths[k]))
+                continue;
+            more = 1;
+            if (via->paces_port) /* whoever is next, however often nothing may go */
+                via->turn = (uint16_t)((k + 1) % n);
+        }
     }
-    via->turn = (uint16_t)((via->turn + 1) % n);
+    if (!via->paces_port)
+        via->turn = (uint16_t)((via->turn + 1) % n);
     if (!via->n_runs)
         return 0;
     via->moved_ns = h->now;

@@ -2,9 +2,12 @@
 #include "timers.h"
 
 #include "message.h"
+#include "silence.h"
 
 static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
 static const uint64_t QUIET_AFTER_NS = 20000000;
+static const uint64_t POOL_AGE_NS = 2000000000; /* how long memory that none wants is kept, and as
+                                                  long again at most */
 /* So many packets in a row of which none came: at 90% loss that happens once in 5e11 times. */
 static const uint64_t EMPTY_PACKETS = 256;
 static const uint32_t SOON = 4; /* times that something is said again soon */
@@ -50,7 +53,7 @@ static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
         else if (in->close_ns < *next)
             *next = in->close_ns;
     } else if (in->reporting) {
-        if (lc_member_silent(in->slot->op, in->peer))
+        if (lc_find_silence(in->slot->op, in->peer, lc_patience(in->slot->op, in->peer)))
             lc_told(in);
         else if (now >= in->nack_ns)
             ask_for_missing(in);
@@ -66,7 +69,7 @@ static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
 }
 
 static void tick_out(lc_out *out, const lc_host *h) {
-    const lc_op *op = out->slot->op;
+    lc_op *op = out->slot->op;
     if (out->state == LC_OUT_DONE)
         return;
     int wants_nack = out->state == LC_OUT_OPEN && out->round && out->n_told < out->slot->n_packets;
@@ -75,7 +78,7 @@ static void tick_out(lc_out *out, const lc_host *h) {
         lc_member *m = &op->group->members[out->peer];
         m->heard_ns = lc_later(m->heard_ns, m->path->heard_ns);
     }
-    if (!out->slot->level->reliable && lc_member_silent(op, out->peer)) {
+    if (!out->slot->level->reliable && lc_find_silence(op, out->peer, lc_patience(op, out->peer))) {
         lc_out_suspend(out);
         return;
     }
@@ -174,6 +177,22 @@ static int is_dead_link(const lc_op *op, uint16_t peer, lc_failure *why) {
     return 1;
 }
 
+/* The same of the link to it, whose far end says so. */
+static int is_unheard_link(const lc_op *op, uint16_t peer, lc_failure *why) {
+    const lc_group *g = op->group;
+    const lc_member *m = &g->members[peer];
+    uint64_t unheard = lc_unheard_ns(m, lc_later(op->started_ns, g->host->awake_ns));
+    if (unheard <= g->config.link_ns || (!awaits_from(op, peer) && !owes_to(op, peer)))
+        return 0;
+    *why = (lc_failure){.code = LC_E_LINK,
+                        .peer = peer,
+                        .op = op->number,
+                        .of_message = op->letter != NULL,
+                        .mine = {0, 0, unheard},
+                        .theirs = {m->path->unreached}};
+    return 1;
+}
+
 static int find_dead_link(const lc_op *op, lc_failure *why) {
     const lc_group_config *config = &op->group->config;
     const lc_host *h = op->group->host;
@@ -181,7 +200,8 @@ static int find_dead_link(const lc_op *op, lc_failure *why) {
     if (!config->link_ns || h->now - begin <= config->link_ns)
         return 0;
     for (uint16_t i = 0; i < config->size; i++)
-        if ((op->peers[i].source || op->peers[i].dest) && is_dead_link(op, i, why))
+        if ((op->peers[i].source || op->peers[i].dest) &&
+            (is_dead_link(op, i, why) || is_unheard_link(op, i, why)))
             return 1;
     return 0;
 }
@@ -280,13 +300,27 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
     if (held > h->now && held < *next)
         *next = held;
     lc_release_held(h, p);
-    if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
+    lc_keep_alive(h, p);
+    if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= lc_ack_ns(p))
         p->ack_due = 1;
+    if (atomic_load_explicit(&p->pulse_asked, memory_order_relaxed)) {
+        atomic_store(&p->pulse_asked, 0);
+        atomic_store(&p->pulse_ns, p->heard_ns);
+        lc_tell_probe(p);
+    }
     lc_size_check(&p->size, h->now, lc_pace_rto(&p->pace), p->heard_ns);
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
         p->probe_ns = backoff(h, p, 1);
     }
+}
+
+/* To free takes time: not while something is under way. */
+static void tick_pool(lc_host *h) {
+    if (h->active || h->now - h->pool_aged_ns < POOL_AGE_NS)
+        return;
+    h->pool_aged_ns = h->now;
+    lc_pool_age(&h->pool, &h->pool_lock);
 }
 
 void lc_tick(lc_host *h) {
@@ -300,5 +334,6 @@ void lc_tick(lc_host *h) {
     for (lc_group *g = h->groups; g; g = g->next)
         tick_group(g, &next);
     tick_late_fins(h);
+    tick_pool(h);
     h->tick_ns = next;
 }

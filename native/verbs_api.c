@@ -17,10 +17,15 @@ static struct {
 } found[LIBRARIES];
 static int n_found;
 
-/* A library may have a function in several versions, of which some take other structures. */
+/* A library may have a function in several versions, of which some take other structures. musl
+ * knows the newest alone. */
 static void *symbol(void *library, const char *name) {
+#ifdef __GLIBC__
     void *at = dlvsym(library, name, "IBVERBS_1.1");
-    return at ? at : dlsym(library, name);
+    if (at)
+        return at;
+#endif
+    return dlsym(library, name);
 }
 
 #define SYMBOL(name) {"ibv_" #name, offsetof(vb_api, name)}

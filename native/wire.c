@@ -40,7 +40,7 @@ static uint64_t get64(const uint8_t *p) {
     return get32(p) | (uint64_t)get32(p + 4) << 32;
 }
 
-/* ---- CRC32C of a header ----
+/* ---- CRC32C of a header, and of records ----
  *
  * It is computed from words, which stay in registers: bytes that were just written one by one can't
  * be read as a word before all that was stored earlier has left the processor, and that is what was
@@ -70,38 +70,41 @@ __attribute__((constructor)) static void make_crc_table(void) {
     }
 }
 
-static uint32_t crc_plain(const uint64_t words[WORDS]) {
-    uint32_t crc = ~0u;
-    for (int i = 0; i < LC_HEADER_BYTES; i++)
+static uint32_t crc_plain(uint32_t crc, const uint64_t *words, int n) {
+    for (int i = 0; i < 8 * n; i++)
         crc = crc >> 8 ^ crc_table[(crc ^ (uint32_t)(words[i / 8] >> (i % 8 * 8))) & 0xFF];
-    return ~crc;
+    return crc;
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc_sse42(const uint64_t words[WORDS]) {
-    uint64_t crc = ~0u;
-    for (int i = 0; i < WORDS; i++)
+__attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t before, const uint64_t *words,
+                                                            int n) {
+    uint64_t crc = before;
+    for (int i = 0; i < n; i++)
         crc = _mm_crc32_u64(crc, words[i]);
-    return ~(uint32_t)crc;
+    return (uint32_t)crc;
 }
 #elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
-static uint32_t crc_arm(const uint64_t words[WORDS]) {
-    uint32_t crc = ~0u;
-    for (int i = 0; i < WORDS; i++)
+static uint32_t crc_arm(uint32_t crc, const uint64_t *words, int n) {
+    for (int i = 0; i < n; i++)
         crc = __crc32cd(crc, words[i]);
-    return ~crc;
+    return crc;
 }
 #endif
 
 /* The processor is asked once, when the program loads; here it is a load and a predicted branch. */
-static uint32_t crc_of(const uint64_t words[WORDS]) {
+static uint32_t crc_on(uint32_t crc, const uint64_t *words, int n) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("sse4.2"))
-        return crc_sse42(words);
+        return crc_sse42(crc, words, n);
 #elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
-    return crc_arm(words);
+    return crc_arm(crc, words, n);
 #endif
-    return crc_plain(words);
+    return crc_plain(crc, words, n);
+}
+
+static uint32_t crc_of(const uint64_t words[WORDS]) {
+    return ~crc_on(~0u, words, WORDS);
 }
 
 /* Of a header as if its checksum were 0. */
@@ -273,6 +276,17 @@ void lc_record_put(uint8_t *dst, const lc_record *record) {
     put32(dst + 12, record->b);
     put64(dst + 16, record->c);
     put64(dst + 24, record->d);
+}
+
+uint32_t lc_records_check(const uint8_t *records, uint32_t n) {
+    uint32_t crc = ~0u;
+    for (uint32_t i = 0; i < n; i++, records += LC_RECORD_BYTES) {
+        uint64_t words[LC_RECORD_BYTES / 8];
+        for (int k = 0; k < LC_RECORD_BYTES / 8; k++)
+            words[k] = get64(records + (size_t)k * 8);
+        crc = crc_on(crc, words, LC_RECORD_BYTES / 8);
+    }
+    return ~crc;
 }
 
 enum lc_verdict lc_record_get(const uint8_t *from, lc_record *record) {

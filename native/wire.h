@@ -17,7 +17,8 @@
  * Parity packet j of a stream of n packets has `packet` = n + j (sets.h), the length of the first
  * packet of its set, and the counts of its set, coded as payloads are, as `count`.
  *
- * In control packets `round` and `format` are 0.
+ * In control packets `round` and `format` are 0, `op` is the crc32c of their records, and `slot`
+ * the bytes of the largest datagram that has come from there since the last one (packet_size.h).
  *
  * A control packet carries `count` records of 32 bytes:
  *
@@ -52,7 +53,7 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 7,
+    LC_WIRE_VERSION = 8,
     LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
     LC_MAX_ENCODING = 8,     /* the largest number of an lc_encoding */
     LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
@@ -113,7 +114,8 @@ enum lc_verdict {
  *                                                 flight, c time echo and its age, d packets taken
  *                                                 and (high half) runs of lost ones seen, op the
  *                                                 receiver's clock (us) at that packet, slot
- *                                                 bytes of the largest datagram since the last ACK
+ *                                                 milliseconds since anything came to it (0xFFFF:
+ *                                                 nothing has, or that is longer)
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?
@@ -173,6 +175,9 @@ uint64_t lc_wire_number(const uint8_t *src, uint16_t *epoch);
 void lc_wire_seal(uint8_t *header, uint16_t filter, uint16_t epoch, uint64_t number);
 void lc_wire_unseal(uint8_t *header, uint64_t session);
 void lc_record_put(uint8_t *dst, const lc_record *record);
+/* What the header's `op` must be for n records: changed ones would be believed where UDP's checksum
+ * isn't looked at, or was made anew on the way. */
+uint32_t lc_records_check(const uint8_t *records, uint32_t n);
 /* LC_GOOD or LC_MALFORMED (unknown kind). */
 enum lc_verdict lc_record_get(const uint8_t *from, lc_record *record);
 

@@ -52,6 +52,7 @@ SECONDS = {
     "train/compress/test_arc_topk_ranks.py": 32,
     "train/dropcompute/test_loss.py": 31,
     "cli/doctor/test_command.py": 31,
+    "cli/doctor/peer/test_peer.py": 25,
     "lab/test_life.py": 30,
     "train/sharded/test_optimizer.py": 14,
     "train/drift/test_sharded_models.py": 25,

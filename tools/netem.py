@@ -33,12 +33,12 @@ HANDLE: Final = "1055:"
 """Of the queue that ``apply`` puts at the root, by which ``clear`` knows it."""
 CHILD: Final = "1056:"
 FIELDS: Final = {
-    "loss": "fraction of packets lost",
+    "loss": "share of packets lost, as in 0.01 or 1%%",
     "burst": "mean number of packets lost in a row",
     "delay_ms": "added to what is sent",
     "jitter_ms": "by which the delay differs to both sides; it reorders",
-    "reorder": "fraction of packets sent ahead of the delayed ones",
-    "duplicate": "fraction of packets sent twice",
+    "reorder": "share of packets sent ahead of the delayed ones",
+    "duplicate": "share of packets sent twice",
     "rate_mbit": "at most",
 }
 
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one = actions.add_parser(action)
         one.add_argument("interface")
         if action == "apply":
-            add_numbers(one, FIELDS, float)
+            add_numbers(one, FIELDS)
         if action != "show":
             one.add_argument("--yes", action="store_true", help="do it; without, only say what")
     chosen = parser.parse_args(arguments)

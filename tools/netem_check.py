@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.dry_run:
         print(script(), end="")
         return 0
-    lacking = netem_guest.lacking()
+    lacking = netem_guest.lacking({**netem_guest.LABORATORY, "cc": "gcc"})
     if lacking:
         netem_guest.say(lacking)
         return 2

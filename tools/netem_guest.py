@@ -23,21 +23,26 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
+from types import MappingProxyType
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-NEEDED: Final = (
-    "qemu-system-x86_64",
-    "busybox",
-    "cpio",
-    "modprobe",
-    "depmod",
-    "dpkg-deb",
-    "apt-get",
-)
+NEEDED: Final = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
+    "cpio": "cpio",
+    "modprobe": "kmod",
+    "depmod": "kmod",
+    "dpkg-deb": "dpkg",
+    "apt-get": "apt",
+}
+"""Programs without which there is no guest, and Debian's packages that have them."""
+LABORATORY: Final = {"ip": "iproute2", "tc": "iproute2", "ethtool": "ethtool"}
+"""What the laboratory's backend runs in the guest, which has this machine's programs."""
 FIRST: Final = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 """Modules for the root file system; the others are loaded when it is there."""
 THEN: Final = (
@@ -237,12 +242,15 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
-def lacking() -> str:
-    """What this machine lacks for a guest, as a sentence; empty if it has it all."""
-    absent = [name for name in NEEDED if shutil.which(name) is None]
-    if absent or os.geteuid():
-        return f"it needs root, and {', '.join(absent) or 'nothing else'}; see netem_guest.py"
-    return ""
+def lacking(more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What this machine lacks for a guest, as a sentence; empty if it has it all. ``more``: further
+    programs, by the package that has them."""
+    packages = {name: package for name, package in {**NEEDED, **more}.items() if not which(name)}
+    root = [] if os.geteuid() == 0 else ["root"]
+    if not packages:
+        return "it needs root" if root else ""
+    install = " ".join(sorted({*packages.values()}))
+    return f"it needs {', '.join([*root, *packages])}: apt-get install {install}"
 
 
 def run(
@@ -284,8 +292,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("words", nargs="*", metavar="COMMAND")
     chosen = parser.parse_args()
-    if lacking():
-        say(lacking())
+    if absent := lacking({} if chosen.words else LABORATORY):
+        say(absent)
         return 2
     python = shlex.quote(sys.executable)
     check = CHECK.replace("{tool}", TOOL).replace("{python}", python)

@@ -11,11 +11,11 @@ static int set(slow_scenario *s, const char *text) {
     const struct {
         const char *name;
         double *field;
-    } fields[] = {
-        {"hosts", &s->hosts},       {"mbit", &s->mbit},         {"rtt_ms", &s->rtt_ms},
-        {"queue_ms", &s->queue_ms}, {"loss", &s->loss},         {"burst", &s->burst},
-        {"capacity", &s->capacity}, {"bytes", &s->bytes},       {"ops", &s->ops},
-        {"deep", &s->deep},         {"pause_ms", &s->pause_ms}, {"delivery", &s->delivery}};
+    } fields[] = {{"hosts", &s->hosts},           {"mbit", &s->mbit},   {"rtt_ms", &s->rtt_ms},
+                  {"queue_ms", &s->queue_ms},     {"loss", &s->loss},   {"burst", &s->burst},
+                  {"capacity", &s->capacity},     {"bytes", &s->bytes}, {"ops", &s->ops},
+                  {"paces_port", &s->paces_port}, {"deep", &s->deep},   {"pause_ms", &s->pause_ms},
+                  {"delivery", &s->delivery}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         size_t n = strlen(fields[i].name);
         if (strncmp(text, fields[i].name, n) == 0 && text[n] == '=') {

@@ -47,10 +47,11 @@ def build(folder: Path) -> Path:
     program = folder / "slow_links"
     sources = [
         ROOT / "benchmarks" / "micro" / "slow_links.c",
-        ROOT / "tests" / "native" / "link_memory.c",
+        ROOT / "native" / "sim" / "link_memory.c",
         *sorted((ROOT / "native").glob("*.c")),
     ]
-    flags = ["-std=gnu11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
+    folders = ("native", "native/sim", "tests/native")
+    flags = ["-std=gnu11", "-O2", *(f"-I{ROOT / folder}" for folder in folders)]
     command = ["cc", *flags, *map(str, sources), "-lm", "-lpthread", "-o", str(program)]
     subprocess.run(command, check=True)
     return program

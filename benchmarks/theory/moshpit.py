@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import ROOT, source
-from lossycoll.cli.simulate.plot import draw
+from lossycoll.cli.simulate.moshpit_plot import draw
 from lossycoll.plan.grid import Grid
 from lossycoll.simulate.averaging import METHODS, rounds_to
 from tests.support.moshpit_published import COLUMNS, published

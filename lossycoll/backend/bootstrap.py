@@ -24,6 +24,7 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
+from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret, find_secret
@@ -76,8 +77,7 @@ class Group:
             # Options and interfaces don't know whose they are, or only the rank in the job.
             reason = error.reason if isinstance(error, OptionError) else error
             raise type(error)(f"rank {place.rank}/{place.size}: {reason}") from error
-        # Threads that still run when the interpreter ends would bring it down.
-        atexit.register(self.close)
+        close_at_exit(self.close)
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send."""
@@ -151,7 +151,7 @@ class Group:
         assert cohort is not None
         numbers = dict(zip(place.global_ranks, met.members, strict=True))
         self.as_parent = Parent(cohort, numbers)
-        tell_ready(self.endpoint.health, met, data)
+        tell_ready(self.endpoint.health, met, data, place.global_ranks)
 
     def _mesh(self, place: Place, address: str, *, sealed: bool) -> GlooMesh:
         return GlooMesh(
@@ -181,9 +181,15 @@ class Group:
             control=control,
             on_failure=self._end,
             outlive=options.continues,
+            group=place.name,
         )
         parts = Parts(health, options, number, engine, control, self.topology)
         return Endpoint(parts, timeout=place.timeout.total_seconds())
+
+    @property
+    def socket(self) -> object:
+        """What groups that send by one socket have in common; None in a world of one."""
+        return self._host
 
     def rekey(self) -> None:
         """New keys for all that the processes of this one's cohort send from now on."""

@@ -17,11 +17,12 @@ from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
+from lossycoll.runtime.core.logfmt import log
 
 from . import checks
 from .coalescing import Coalescing
 from .collectives import ALL_REDUCE, submit_barrier
-from .description import Description, Staged, Submission
+from .description import Description, Loss, Staged, Submission
 from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .gloo_mesh import GlooMesh
@@ -31,7 +32,7 @@ from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
 from .tensors import WIDER, contiguous, spread
-from .ways import ChosenWay, Way, choose, reliable_version
+from .ways import ChosenWay, Way, adds_activations, choose, reliable_version
 from .widening import then, widened
 from .work import EngineWork, GlooWork, ManyWork
 
@@ -64,6 +65,8 @@ class Dispatcher:
         self._group_failure = endpoint.operations.group_failure
         self.fail: Final = endpoint.fail
         self._options = endpoint.options
+        self._says_lossy = endpoint.options.is_given("delivery")
+        self._told_of_activations = self._told_of_one_host = False
         self._asked: list[Recovered] = []
         self._collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
@@ -128,6 +131,9 @@ class Dispatcher:
         around, options = scope(), self._options
         if around is None:
             choice = choose(call, reduction, options, None, self.where.world)
+            if choice.way is Way.LOSSY and self._is_exact(call):
+                exact = reliable_version(options)
+                choice = choose(call, reduction, exact, None, self.where.world)
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around, self.where.world)
@@ -136,7 +142,9 @@ class Dispatcher:
             if work is not None:
                 return work
         numbered = self.named(call, choice)
-        if self._endpoint.one_host:  # only what leaves a host is encoded
+        if self._endpoint.one_host and choice.encoding != "same":
+            asked = choice.options.wire
+            self._tell_of_one_host(choice.encoding if asked == "same" else asked)
             choice = choice._replace(encoding="same")
         try:
             if choice.way is Way.GLOO:
@@ -147,6 +155,33 @@ class Dispatcher:
             self._recover(numbered, error)
             raise
         return work
+
+    def _tell_of_one_host(self, wire: str) -> None:
+        """Once: only what leaves a host is encoded."""
+        if not self._told_of_one_host and self.where.rank == 0:
+            log.info(
+                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
+                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
+                self.where,
+                wire,
+            )
+        self._told_of_one_host = True
+
+    def _is_exact(self, call: Description) -> bool:
+        """Whether a sum is of activations, as far as can be seen, and nobody has said that it may
+        lose packets (docs/backend.md)."""
+        if call.kind.loss is not Loss.REDUCTION or self._says_lossy or not adds_activations():
+            return False
+        if not self._told_of_activations and self.where.rank == 0:
+            log.info(
+                "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
+                "activations up and is reliable; with lossycoll.lossy() around it, or "
+                "Options(delivery='lossy'), it may lose packets",
+                self.where,
+                call.kind.name,
+            )
+        self._told_of_activations = True
+        return True
 
     def _encoded_there(
         self, call: Description, encoding: str, reduction: Reduction | None, opts: Any
@@ -351,6 +386,7 @@ class Dispatcher:
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
         inner = call.kind.gloo(gloo, call, detached, opts)
         numbered.submitted = numbered.operations
+        self._gloo.under_way(inner)
         work = GlooWork(self._endpoint, numbered, inner, call.writes)
         staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
         if staged:

@@ -34,6 +34,8 @@ class Extensions:
     _endpoint: Endpoint
     _dispatcher: Dispatcher
     _topology: Topology
+    _name: str
+    _description: str
     _rekey: Callable[[], None]
 
     # ---- figures and options ----
@@ -41,8 +43,12 @@ class Extensions:
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
         found = self._endpoint.figures.stats()
-        there = self._dispatcher.device_wire.nan_groups()
-        return replace(found, nan_groups=found.nan_groups + there) if there else found
+        return replace(
+            found,
+            nan_groups=found.nan_groups + self._dispatcher.device_wire.nan_groups(),
+            group=self._name,
+            description=self._description,
+        )
 
     def lossy_has_left(self, rank: int) -> bool:
         """Whether a rank has said goodbye: its process may live.
@@ -96,7 +102,12 @@ class Extensions:
         Returns:
             A function that takes it back.
         """
+        self.lossy_made_up_for()
         return self._dispatcher.recover(Recovered(repair, max_missing))
+
+    def lossy_made_up_for(self) -> None:
+        """A method looks after what is missing in this group, which needn't be warned of."""
+        self._endpoint.figures.made_up_for = True
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -68,7 +69,8 @@ class GlooMesh:
         self._size = size
         self._timeout = timeout
         self._address = address
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come on top of who has it
+        self._works: deque[Any] = deque()
         self._making: Future[Any] | None = None
         self._maker: threading.Thread | None = None
         self._over = threading.Event()
@@ -113,6 +115,13 @@ class GlooMesh:
         if (made := self._made()) is not None:
             made._set_default_timeout(timeout)
 
+    def under_way(self, work: Any) -> None:
+        """Notes a call of gloo's, which :meth:`close` would end."""
+        with self._lock:
+            while self._works and self._works[0].is_completed():
+                self._works.popleft()
+            self._works.append(work)
+
     def cut(self) -> None:
         """Shuts the connections down: every call that waits, here and at the peers, fails now."""
         self._over.set()
@@ -120,7 +129,10 @@ class GlooMesh:
             shut(self._listeners)
 
     def close(self) -> None:
-        """Lets go of the mesh, if there is one, or of its making. Idempotent."""
+        """Lets go of the mesh, if there is one, or of its making. Idempotent.
+
+        A call that is under way fails: gloo's threads would wait for its end.
+        """
         self._over.set()
         # A thread that is in the store or in gloo when the interpreter ends aborts the process.
         if self._maker is not None:
@@ -128,6 +140,9 @@ class GlooMesh:
             if self._maker.is_alive():
                 self.cut()
                 self._maker.join(CLOSE_SECONDS)
+        if any(not work.is_completed() for work in list(self._works)):
+            self.cut()
+        self._works.clear()
         if (made := self._made()) is not None:
             made.shutdown()
 

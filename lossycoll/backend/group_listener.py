@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.membership.group_state import Health
 
@@ -37,3 +39,26 @@ class GroupListener(HealthListener):
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:
         self._endpoint.health.on_lost(rank, silent, ended)
         return self._endpoint.lose(rank)
+
+
+class MeetingListener(GroupListener):
+    """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
+    loss, but one that can't be reached.
+
+    Args:
+        endpoint: The group's.
+        has_met: Whether all have been heard.
+    """
+
+    def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
+        super().__init__(endpoint)
+        self._has_met = has_met
+        self.unmet: dict[int, tuple[float, bool]] = {}
+        """How long each such rank was silent, and whether its host refuses connections."""
+        self.on_dead = self._on_dead
+
+    def _on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        if self._has_met():
+            self._endpoint.health.on_dead(rank, silent, ended)
+        else:
+            self.unmet.setdefault(rank, (silent, ended))

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import LossyError, OptionError, RendezvousError
+from lossycoll.errors import LossyError, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -28,29 +27,28 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.definition import Definition
-from lossycoll.runtime.membership.error_kinds import kind_of_unmade
-from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.rendezvous import (
+from lossycoll.runtime.membership.definition import (
+    Definition,
     compare_options,
     compare_versions,
 )
+from lossycoll.runtime.membership.error_kinds import kind_of_unmade
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.reachability import common_version, compare_machines
 from lossycoll.runtime.net.cores import core_limit
-from lossycoll.runtime.net.interfaces import Interface, choose
+from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 
 from .cohorts import COHORTS, Cohort, with_liveness_of
-from .group_listener import GroupListener
+from .group_listener import GroupListener, MeetingListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
+from .meeting import Meeting
 from .packet_size import attachment
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sealing import fields_of_seal, warn_of_clear
 from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
-
-SLICE_SECONDS: Final = 0.5
-"""How often a rank 0 that waits for the others looks whether they have followed another one."""
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -64,10 +62,12 @@ def prepare(making: Making, pg_options: object) -> PreparedRank:
     wanted = host_options(options)
     shared = [cohort.network for cohort in making.cohorts if cohort.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
-        return PreparedRank(options, shared[0], None)
+        return PreparedRank(options, shared[0], None, interfaces=[shared[0].interface])
     check_descriptors(place.rank, place.size)
-    interface = choose(options.interface, _master(place.store))
-    mine = PreparedRank(options, attachment(making.place, options, interface), None)
+    found = candidates(options.interface, _master(place.store))
+    interface = found[0]
+    network = attachment(making.place, options, interface)
+    mine = PreparedRank(options, network, None, interfaces=found)
     if making.cohorts:
         return mine
     rdma = open_rdma(options, interface)
@@ -105,7 +105,8 @@ def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
     making.undo.callback(host.close)
     sharing = open_sharing(mine.options, place.size)
     making.undo.callback(sharing.close)
-    return Ends(plane, host, (address, port), (address, host.link().port), sharing)
+    device = mine.network.interface.name
+    return Ends(plane, host, (address, port), (address, host.link().port), sharing, device)
 
 
 def meet(making: Making, pg_options: object) -> Met:
@@ -125,10 +126,12 @@ def meet(making: Making, pg_options: object) -> Met:
     compare_versions(place.rank, [entry.get("version") for entry in ranks])
     compare_options(place.rank, [entry["options"] for entry in ranks])
     compare_sites(here, [entry["site"] for entry in ranks])
-    mine = _on_the_network_of(making, mine, [entry["address"] for entry in ranks])
+    mine = _on_the_network_of(making, mine, ranks)
     cohort, members = _common_cohort(making.cohorts, [entry["roots"] for entry in ranks])
     reach = Reach() if cohort is not None else agree(here, rendezvous, mine.rdma, ranks)
     ends, all_ends = (None, []) if cohort is not None else _ends_of_all(making, mine, ranks, reach)
+    if cohort is None:
+        _compare_machines(here, all_ends)
     plane = ends.plane if ends is not None else cohort.plane if cohort is not None else None
     assert plane is not None
     return Met(
@@ -145,6 +148,7 @@ def meet(making: Making, pg_options: object) -> Met:
         host=None if ends is None else ends.host,
         sharing=None if ends is None else ends.sharing,
         endpoints=tuple(_place(one["control"]) for one in all_ends),
+        devices=tuple(str(one.get("device", "")) for one in all_ends),
         links=tuple(_place(one["link"]) for one in all_ends),
         offers=tuple(Offer.from_json(one["offer"]) for one in all_ends),
         rdma=mine.rdma,
@@ -186,6 +190,7 @@ def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
     wanted = host_options(mine.options)
     hello: dict[str, Any] = {
         "address": mine.network.interface.address,
+        "addresses": [one.address for one in mine.interfaces],
         "options": mine.options.shared(),
         "version": [version(), wire_version()],
         "roots": {cohort.session: cohort.rank for cohort in making.cohorts},
@@ -356,6 +361,7 @@ def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined
     """Starts a new cohort's plane, now that this rank has the group's engine."""
     if met.cohort is not None:
         return Joined(membership, None)
+    met.plane.cohort.pulse = host.pulse
     met.plane.start(met.token, met.endpoints)
     place = making.place
     founded = Cohort(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
@@ -370,34 +376,25 @@ def enter(making: Making, met: Met, joined: Joined, endpoint: Endpoint) -> None:
         RendezvousError: The ranks can't reach one another.
     """
     cohort = joined.founded
-    joined.membership.open(GroupListener(endpoint), wait=cohort is not None or not met.all_here)
     if cohort is not None:
-        _await_all(making, cohort.plane, endpoint.health)
+        listener = MeetingListener(endpoint, lambda: cohort.plane.has_met)
+        joined.membership.open(listener)
+        Meeting(making, met, cohort.plane, endpoint.health, listener.unmet).wait()
         COHORTS.add(cohort)
-    elif endpoint.health.failure is not None:
+        return
+    joined.membership.open(GroupListener(endpoint), wait=not met.all_here)
+    if endpoint.health.failure is not None:
         raise endpoint.health.failure
 
 
-def _await_all(making: Making, plane: ControlPlane, health: Health) -> None:
-    """Returns when the planes of a new cohort have met."""
-    seconds = making.place.timeout.total_seconds()
-    end = time.monotonic() + seconds
-    while not plane.meet(min(SLICE_SECONDS, seconds)):
-        # Whoever has followed another rank 0 doesn't come; that is the reason, also of a loss.
-        making.rendezvous.check_followed()
-        if plane.has_met_or_failed or time.monotonic() > end:
-            raise health.failure or RendezvousError(
-                f"{making.who}: no control connection with ranks {plane.missing()} after "
-                f"{seconds:g} s; can all reach one another's TCP ports?"
-            )
-
-
-def tell_ready(health: Health, met: Met, data: DataPath) -> None:
-    """Logs what the group was made with."""
+def tell_ready(health: Health, met: Met, data: DataPath, ranks: Sequence[int]) -> None:
+    """Logs what the group was made with; as debug where an earlier one has the same socket, since
+    a mesh has dozens of those."""
     logfmt.event(
-        logging.INFO,
+        logging.DEBUG if met.shares else logging.INFO,
         health.where,
         "ready",
+        **({"ranks": ",".join(map(str, ranks))} if met.shares else {}),
         address=data.addresses[health.where.rank],
         dev=met.network.interface.name,
         mtu=met.network.mtu,
@@ -450,19 +447,39 @@ def fault_group(name: str) -> int:
 
 
 def _is_mixed(addresses: Sequence[str]) -> bool:
-    """Whether some of the addresses are loopback's, and others not."""
-    return len({Interface("", address, 0).loopback for address in addresses}) > 1
+    """Whether some of the addresses are loopback's or of IPv6, and others not."""
+    found = [Interface("", address, 0) for address in addresses]
+    return len({(one.loopback, one.version) for one in found}) > 1
 
 
 def _on_the_network_of(
-    making: Making, mine: PreparedRank, addresses: Sequence[str]
+    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
 ) -> PreparedRank:
-    """The master's own host may know the master as loopback, where no other host can reach it.
+    """This rank with an address of the family that all have, and that the others can reach.
 
-    Then this rank takes the address that routes to a peer's.
+    The master's name may have addresses of both families, and a host only one of them. The master's
+    own host may know the master as loopback, where no other host can reach it: then this rank takes
+    the address that routes to a peer's.
     """
-    elsewhere = [a for a in addresses if not Interface("", a, 0).loopback]
-    if not (mine.network.interface.loopback and elsewhere and mine.options.interface == "auto"):
+    offered = [entry.get("addresses") or [entry["address"]] for entry in ranks]
+    version = common_version(making.who, offered)
+    alike = [
+        one
+        for one in (Interface("", address, 0) for addresses in offered for address in addresses)
+        if one.version == version and not one.loopback
+    ]
+    interface = next((one for one in mine.interfaces if one.version == version), None)
+    is_inner = interface is None or interface.loopback
+    if is_inner and alike and mine.options.interface == "auto":
+        interface = choose("auto", alike[0].address)
+    if interface is None or interface == mine.network.interface:
         return mine
-    interface = choose("auto", elsewhere[0])
     return replace(mine, network=attachment(making.place, mine.options, interface))
+
+
+def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:
+    """Two machines of one address can't be told apart by it."""
+    offers = [Offer.from_json(one["offer"]) for one in ends]
+    machines = [(m.boot, m.network) if (m := one.machine) else None for one in offers]
+    addresses = [str(one["control"][0]) for one in ends]
+    compare_machines(str(here), addresses, machines, [str(one.get("device", "")) for one in ends])

@@ -21,6 +21,7 @@ from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
+from lossycoll.runtime.net.interfaces import Interface
 
 from .cohorts import Attachment, Cohort, Parent
 from .rdma import Rdma, Reach
@@ -80,12 +81,13 @@ class Making:
 @dataclass(frozen=True)
 class PreparedRank:
     """What this rank has by itself. ``ends`` and ``rdma``: what a new cohort takes, where there may
-    be one."""
+    be one. ``interfaces``: those that it can send through, the one in use first."""
 
     options: Options
     network: Attachment
     ends: Ends | None
     rdma: Rdma | None = None
+    interfaces: Sequence[Interface] = ()
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,16 @@ class Ends:
     control: tuple[str, int]
     link: tuple[str, int]
     sharing: Sharing
+    device: str
 
     def to_json(self) -> dict[str, Any]:
         """Where they are, for the other ranks."""
-        return {"control": self.control, "link": self.link, "offer": self.sharing.offer.to_json()}
+        return {
+            "control": self.control,
+            "link": self.link,
+            "device": self.device,
+            "offer": self.sharing.offer.to_json(),
+        }
 
     def close(self) -> None:
         """They won't be used."""
@@ -127,6 +135,7 @@ class Met:
         host: A new cohort's, to be started.
         sharing: What it offers to others of its machine.
         endpoints: Where the new cohort's planes listen.
+        devices: The interfaces of these addresses.
         links: Where its hosts are.
         offers: What they offer.
         rdma: This rank's port of RDMA for the host.
@@ -146,6 +155,7 @@ class Met:
     host: Host | None = None
     sharing: Sharing | None = None
     endpoints: tuple[tuple[str, int], ...] = ()
+    devices: tuple[str, ...] = ()
     links: tuple[tuple[str, int], ...] = ()
     offers: tuple[Offer, ...] = ()
     rdma: Rdma | None = None

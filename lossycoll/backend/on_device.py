@@ -35,7 +35,7 @@ class Lanes:
     """One group's lanes on the devices that its tensors have lain on."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._lanes: dict[tuple[Device, str], Lane] = {}
 
     def on(self, device: Device, use: str) -> Lane:

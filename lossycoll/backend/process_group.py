@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.options.scopes import carry_by
 from lossycoll.runtime.core.call import bounded
+from lossycoll.runtime.engine.reports import Stats
 
 from . import checks, describe, sparse
 from .bootstrap import Group
@@ -37,12 +39,17 @@ from .elsewhere import OtherBackends, handing_on
 from .extensions import Extensions
 from .making import Place
 from .monitored_barrier import monitored_barrier
+from .overloads import overloaded
 from .point_to_point import PointToPoint
 from .thread_scopes import ByTorch
+from .totals import Counted, total
 from .work import ManyWork
 
-_c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
+_c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
+_serials = count()
+_living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValueDictionary()
+"""The groups of this process that were not destroyed, in the order in which they were made."""
 
 
 class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
@@ -54,7 +61,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
     What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
     CUDA device, and all tensors of a call have one dtype; ranks agree on it and on the number of
-    elements.
+    elements. The methods also take torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.
@@ -106,6 +113,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._register_backend(torch.device("cpu"), custom, inert)
         if torch.version.cuda is not None:
             self._register_backend(torch.device("cuda"), custom, inert)
+        self._serial = next(_serials)
+        _living[self._serial] = self
 
     # ---- what and who this is ----
 
@@ -657,6 +666,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""
+        _living.pop(self._serial, None)
         self._others.close()
         self._group.close()
         self._dispatcher.lanes.give_back()
@@ -665,11 +675,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """Ends the group on all ranks: all that is pending fails with AbortedError."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+        _living.pop(self._serial, None)
         self._others.close(abort=True)
         self._group.close()
         self._dispatcher.lanes.give_back()
 
 
+overloaded(LossyProcessGroup)
 handing_on(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
@@ -697,6 +709,27 @@ def _parent(backend_options: Any) -> Parent | None:
     """What a new group's ranks are all of: the group that is split, or torch's default group."""
     group = getattr(backend_options, "parent", dist.group.WORLD)
     return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
+
+
+def stats_of_all() -> Stats:
+    """This rank's figures in all groups that were not destroyed (``lossycoll.stats``).
+
+    Raises:
+        UnsupportedError: There is none.
+    """
+    groups = list(_living.values())
+    if not groups:
+        of(None)  # which says so
+    if dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    else:
+        rank = groups[0]._global_ranks[groups[0]._where.rank]
+        world = 1 + max(max(each._global_ranks) for each in groups)
+    return total(
+        [Counted(each.lossy_stats(), each._global_ranks, each._group.socket) for each in groups],
+        rank,
+        world,
+    )
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:

@@ -5,9 +5,14 @@ Nothing that may rightly differ between ranks decides it: all of them must take 
 
 from __future__ import annotations
 
+import sys
 from enum import Enum, auto
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
+from types import FrameType
+from typing import Final, NamedTuple
+
+import torch
 
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, within
@@ -16,6 +21,12 @@ from lossycoll.plan import codec
 from .description import CollectiveKind, Description, Loss, Rounding
 from .reduction import Reduction
 from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
+
+OWN_FILES: Final = str(Path(__file__).parents[1])
+OPERATORS: Final = torch._ops.__file__
+FORWARD: Final = torch.nn.Module._call_impl.__code__
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+"""Where frames of the two passes are to be seen."""
 
 
 class Way(Enum):
@@ -79,6 +90,25 @@ def choose(
     if reduction is not None and not (native and kind.submit):
         return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
     return ChosenWay(Way.RELIABLE, exact, encoding)
+
+
+def adds_activations() -> bool:
+    """Whether the present call adds activations up, by where it comes from.
+
+    An operator of ``torch.ops`` is a functional collective, which DTensor calls. Sums in a module's
+    forward are activations as well, those in a backward pass within it are not: DDP's, FSDP's and
+    their hooks'. Code that was compiled to C++ as a whole can't be told from its caller.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == OPERATORS:
+        return True
+    while frame is not None and frame.f_code is not BACKWARD:
+        if frame.f_code is FORWARD:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:

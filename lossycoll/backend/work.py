@@ -104,7 +104,9 @@ class LossyWork(dist.Work):
         """Waits where a future must be complete before anyone has it: when the group is to keep
         its futures in order, and inside a callback, whose thread may be the one that completes
         futures. Errors are the future's."""
-        if endpoint.options.futures == "in_order" or getattr(_thread, "completing", False):
+        in_order = endpoint.options.futures == "in_order"
+        endpoint.health.runs_callbacks |= not in_order
+        if in_order or getattr(_thread, "completing", False):
             with contextlib.suppress(LossyError):
                 self.wait_on_host()
 
@@ -258,7 +260,10 @@ class GlooWork(LossyWork):
             except RuntimeError as next_error:
                 error = next_error
         if "Operation timed out!" in str(error):  # the slice's end, and then it completed
-            return self._inner.wait()
+            try:
+                return self._inner.wait()
+            except RuntimeError as next_error:
+                error = next_error
         raise self._explained(error) from error
 
     def _explained(self, error: RuntimeError) -> LossyError:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from lossycoll.options.ranges import is_whole
+from lossycoll.plan.faults import fraction
 
 
 def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
@@ -44,9 +45,21 @@ def real(least: float, below: float | None = None) -> Callable[[str], float]:
     return parse
 
 
+def share(text: str) -> float:
+    """``0.01`` or ``1%``: a share below 1."""
+    try:
+        value = fraction(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:  # refuses nan as well
+        wanted = "a share of at least 0 and below 1, as in 0.01 or 1%"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return value
+
+
 def shares(text: str) -> tuple[float, ...]:
-    """``0,0.01``: shares of packets, each below 1, in rising order."""
-    found = tuple(real(0, 1)(part) for part in text.split(","))
+    """``0,0.01`` or ``0,1%``: shares of packets, each below 1, in rising order."""
+    found = tuple(share(part) for part in text.split(","))
     if list(found) != sorted(set(found)):
         raise argparse.ArgumentTypeError(f"{text!r} doesn't rise")
     return found

@@ -12,15 +12,17 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.lab import capabilities, leftovers, network_io, verify
+from lossycoll.errors import OptionError
+from lossycoll.lab import backends, capabilities, leftovers, network_io, report, tcp, verify
 from lossycoll.lab.backends import BACKENDS
 from lossycoll.lab.counters import Counters
 from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
@@ -47,12 +49,14 @@ HEADINGS: Final = (
 WIDTH: Final = 110
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     actions = "; ".join(f"{name}: {meaning}" for name, meaning in ACTIONS.items())
-    parser.add_argument(
+    command.add_argument(
         "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions
     )
-    lab_args.add_arguments(parser)
+    lab_args.add_arguments(command)
+    lab_args.add_events(command)
+    parser = command.add_argument_group("the laboratory")
     parser.add_argument(
         "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
     )
@@ -64,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long ranks have to end when one has failed (%(default)g s)",
     )
-    parser.add_argument("--counters", metavar="PATH", help="write what was counted, as JSON")
+    parser.add_argument(
+        "--counters", metavar="PATH", help="write what was counted and what took packets, as JSON"
+    )
     parser.add_argument(
         "--mbit",
         type=float,
@@ -72,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="what verify offers a link at most (%(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print results as JSON, after a job's output its report"
+    )
 
 
 def _action(text: str) -> str:
@@ -87,6 +95,8 @@ def _action(text: str) -> str:
 
 def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
+    if chosen.action != "run" and (chosen.at or chosen.tcp):
+        raise OptionError("--at and --tcp are of a job; they take a command after --")
     return {
         "run": _run,
         "verify": _verify,
@@ -101,25 +111,56 @@ def _run(chosen: argparse.Namespace) -> int:
         print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
         return 2
     network = lab_args.network_of(chosen)
+    steps = lab_args.steps_of(chosen.at, network)
+    tcp.placed(chosen.tcp, network)
     if chosen.counters:
         must_be_writable(Path(chosen.counters))
-    with _stoppable(), Lab(network, backend=chosen.backend) as lab:
-        print(f"lab: {_described(network)}, backend {lab.backend}", file=sys.stderr)
-        ended = lab.run(chosen.words, timeout=chosen.timeout, grace=chosen.grace, on_line=prefixed)
+    backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
+    with _stoppable(), Lab(network, backend=backend) as lab:
+        _say([f"{_described(network)}, backend {lab.backend}", *report.network(network)])
+        changes = [(step[0], partial(_step, lab, *step)) for step in steps]
+        with tcp.running(lab, chosen.tcp) as took:
+            ended = lab.run(
+                chosen.words,
+                timeout=chosen.timeout,
+                grace=chosen.grace,
+                on_line=prefixed,
+                at=changes,
+            )
         counters = lab.counters()
+    data = {
+        "network": network_io.as_data(network),
+        "changes": [{"at": when, "change": text} for when, text, _ in steps],
+        **counters.as_json(),
+        "took": [asdict(row) for row in report.rows(counters)],
+        "tcp": report.tcp_data(took[0]) if took else None,
+    }
     if chosen.counters:
-        text = json.dumps({"network": network_io.as_data(network), **counters.as_json()}, indent=1)
-        Path(chosen.counters).write_text(text + "\n", encoding="utf-8")
-    for line in _traffic(counters) if network.shape.has_levels else ():
-        print(f"lab: {line}", file=sys.stderr)
+        Path(chosen.counters).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if chosen.json:
+        print(json.dumps(data))
+    _say(_traffic(counters) if network.shape.has_levels else ())
+    _say(report.took(counters))
+    _say(report.tcp(took[0]) if took else ())
     unasked = sum(host.unasked for host in counters.hosts)
     if unasked:
-        print(
-            f"lab: {unasked} packets were lost that nobody asked for: the job sent more than this "
-            f"machine carries",
-            file=sys.stderr,
+        _say(
+            [
+                f"{unasked} packets were lost that nobody asked for: the job sent more than this "
+                f"machine carries"
+            ]
         )
     return _worst(ended)
+
+
+def _step(lab: Lab, when: float, text: str, network: Network) -> None:
+    lab.change_to(network)
+    _say([f"after {when:g} s: {text}"])
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"lab: {line}", file=sys.stderr)
 
 
 def _described(network: Network) -> str:
@@ -148,7 +189,7 @@ def _traffic(counters: Counters) -> list[str]:
 def _worst(ended: Sequence[Ended]) -> int:
     for one in ended:
         if one.code:
-            print(f"lab: rank {one.rank} ended with status {one.status}", file=sys.stderr)
+            _say([f"rank {one.rank} ended with status {one.status}"])
     return max(one.status for one in ended)
 
 

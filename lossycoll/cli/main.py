@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
@@ -36,17 +39,46 @@ TAKE_A_COMMAND = ("lab", "try")
 EXIT_INTERRUPTED = 130
 
 
-def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+FIRST_WORDS = f"""\
+usage: lossycoll COMMAND [OPTIONS], where COMMAND is one of {", ".join(COMMANDS)}
+try "lossycoll doctor" first, then "lossycoll demo"; "lossycoll --help" says what each does
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest name, and one that points to help."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
+        if found is not None:
+            message += _did_you_mean(found[1], re.findall(r"[^', ]+", found[2]))
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n'{self.prog} --help' lists its options\n")
+
+    def unrecognized(self, unknown: Sequence[str], remedy: str = "") -> NoReturn:
+        """Ends the program for arguments that it doesn't know."""
+        known = [name for action in self._actions for name in action.option_strings]
+        options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        hint = remedy or (_did_you_mean(options[0], known) if options else "")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def parser() -> Parser:
+    root = Parser(
         prog="lossycoll", description="Collectives for PyTorch that lose packets on purpose."
     )
     root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
-    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
     return root
 
 
@@ -58,13 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]
     root = parser()
-    options, unknown = root.parse_known_args(given, argparse.Namespace(words=words))
+    options, unknown = root.parse_known_args(given, argparse.Namespace(words=words, parser=root))
+    chosen: Parser = options.parser
+    del options.parser
     if unknown:
-        remedy = "; a command to run goes after --" if words is None else ""
-        root.error(
-            f"unrecognized arguments: {' '.join(unknown)}"
-            f"{remedy if options.command in TAKE_A_COMMAND else ''}"
-        )
+        takes = words is None and options.command in TAKE_A_COMMAND
+        chosen.unrecognized(unknown, "; a command to run goes after --" if takes else "")
+    if options.command is None:
+        root.exit(EXIT_USAGE, FIRST_WORDS)
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from lossycoll.errors import OptionError
+
+from .launcher import must_be_writable
 
 
 def drawn(module: str, errors: Console, *what: Any) -> bool:
@@ -28,3 +33,20 @@ def drawn(module: str, errors: Console, *what: Any) -> bool:
         return False
     draw(*what)
     return True
+
+
+def must_be_png(picture: Path | None) -> None:
+    """Refuses a file for a picture that isn't a PNG, or can't be written.
+
+    Args:
+        picture: The file; None: none is asked for.
+
+    Raises:
+        OptionError: It has another suffix.
+        Unwritable: It can't be written.
+    """
+    if picture is None:
+        return
+    if picture.suffix.lower() != ".png":
+        raise OptionError(f"--picture {picture}: not a .png; pictures are PNG")
+    must_be_writable(picture)

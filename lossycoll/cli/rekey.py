@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "place",
         metavar="HOST:PORT",
-        help="where any rank of the job listens: `control=` in its line `event=ready`",
+        help="where any rank of the job listens: control= in its line event=ready",
     )
 
 

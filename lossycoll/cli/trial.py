@@ -30,6 +30,11 @@ NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
 ENDS: Final = r"(?!\w|\.\w|,\d)"
 """What follows a number; without it 0.53s would be 0.5."""
+QUOTE: Final = r"\\?[\"']?"
+WRAPPED: Final = rf"(?:(?:tensor|np\.\w+)\()?{QUOTE}"
+"""What may stand before a number: tensor(0.5), np.float64(0.5), '0.5'."""
+SHOWN: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x08")
+"""Colours and movements of a terminal's cursor."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Trial:
         loss: Share of packets that were dropped.
         seed: Of what was dropped.
         value: The metric's last value at rank 0; None where it printed none.
-        groups: How many groups of the backend "lossy" rank 0 made. Without one nothing is lost.
+        groups: How many groups of the backend "lossy" with a socket of their own rank 0 made.
+            Without one nothing is lost.
         dropped: Packets that injection dropped, over all ranks; None where no group reported it.
         seconds: From the start of the ranks to their end.
         failure: What ended the run; empty if it ended well.
@@ -74,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_metric,
         default="loss",
         metavar="NAME",
-        help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE; the last counts (default loss)",
+        help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
+        "table; the last counts (default loss)",
     )
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
@@ -182,12 +189,15 @@ def _written(folder: Path, name: str) -> str:
 def mentions(text: str, metric: str) -> list[tuple[float | None, str]]:
     """Each place where ``text`` gives a value to ``metric``: the number, or what stands there.
 
-    ``loss=0.5``, ``loss: 0.5`` and ``last loss 0.5`` all say that "loss" is 0.5.
+    ``loss=0.5``, ``loss: 0.5``, ``last loss 0.5``, ``{'loss': '0.5'}`` and a table's
+    ``| loss | 0.5 |`` all say that "loss" is 0.5.
     """
-    name = rf"(?<![\w.-])[\"']?{re.escape(metric)}[\"']?"
-    # A word behind a blank is prose; behind = or : it was meant as the value.
-    value = rf"\s+(?=[-+]?(?:\.?\d|{NOT_FINITE}\b))"
-    found = re.finditer(rf"{name}(?:\s*[=:]\s*|{value})(?:({NUMBER}){ENDS}|(\S*))", text)
+    name = rf"(?<![\w.-]){QUOTE}{re.escape(metric)}{QUOTE}"
+    # A word behind a blank or in a table is prose; behind = or : it was meant as the value.
+    value = rf"(?:\s+|\s*[|│┃]\s*)(?=[-+]?(?:\.?\d|{NOT_FINITE}\b))"
+    number = rf"{WRAPPED}({NUMBER}){ENDS}"
+    said = SHOWN.sub("", text)
+    found = re.finditer(rf"{name}(?:\s*[=:]\s*|{value})(?:{number}|(\S*))", said)
     return [(float(one[1]), "") if one[1] else (None, one[2]) for one in found]
 
 

@@ -1,7 +1,7 @@
 """The thread that waits for calls on devices to end, and gives their memory back.
 
 It also has operations noted as done, or as failed, for which nobody waits. It ends when it has had
-nothing to do for a while.
+nothing to do for a while, and before the interpreter does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.core.logfmt import log
 
 from .bounce import Bounce
@@ -42,6 +43,8 @@ class Retirement:
         self._entries: deque[Entry] = deque()
         self._under_way: Counter[int] = Counter()
         self._thread: threading.Thread | None = None
+        self._stopped = False
+        """The interpreter is about to end: nothing is given back any more."""
 
     def wait_for_room(self, lane: Lane) -> None:
         """Returns when the lane may be given another call; others have the GIL meanwhile.
@@ -49,7 +52,7 @@ class Retirement:
         Args:
             lane: A group's.
         """
-        while self._under_way[id(lane)] >= LANE_PIECES:
+        while self._under_way[id(lane)] >= LANE_PIECES and not self._stopped:
             time.sleep(SWEEP_SECONDS)
 
     def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
@@ -62,16 +65,16 @@ class Retirement:
         with self._lock:
             self._entries.append((bounce, operations))
             self._under_way[id(bounce.lane)] += len(bounce.pieces)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="lossycoll-device", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None and not self._stopped:
+                self._thread = start_thread(self._run, "lossycoll-device", self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _run(self) -> None:
         pending: list[Entry] = []
         idle_since = time.monotonic()
-        while True:
+        while not self._stopped:
             time.sleep(SWEEP_SECONDS)
             with self._lock:
                 pending += self._entries

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from ..errors import LabError, LabPermissionError, OptionError
-from . import leftovers
+from . import leftovers, netem, nft
 from .counters import Counters
 from .netem import Netem
 from .network import Link, Network
@@ -51,27 +51,35 @@ _MAKERS: Final[dict[str, Callable[[Network, dict[str, str]], Backend]]] = {
 }
 
 
+def refusal(name: str, network: Network) -> str:
+    """Why a backend can't make a network, on any machine, as a sentence; empty if it can."""
+    return {"netem": netem, "nft": nft}[name].refusal(network) if name != "switch" else ""
+
+
 def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Backend]:
     """Makes a network by the backend ``name``, or by the first that can, for "auto".
 
     Returns the name and the backend. Raises OptionError for a name there isn't, LabError and
     LabPermissionError for what is missing.
     """
-    if name != "auto" and name not in BACKENDS:
-        raise OptionError(f"no backend is called {name!r}; there are auto, {', '.join(BACKENDS)}")
-    if name == "auto":
-        name = choose(network)
+    name = choose(network, name=name)
     for command in _COMMANDS[name]:
         if shutil.which(command) is None:
             raise LabError(f"the backend {name} needs the command {command}, which isn't there")
     return name, _MAKERS[name](network, environment)
 
 
-def choose(network: Network) -> str:
-    """The first backend that this machine has and that can make the network."""
-    for name in BACKENDS:
-        if (name != "nft" or network.only_loses) and not missing(name):
-            return name
+def choose(*networks: Network, name: str = "auto") -> str:
+    """The backend ``name`` or, for "auto", the first that this machine has, if it can make all of
+    the networks. OptionError for a name there isn't, LabError for a network that it can't make."""
+    if name != "auto" and name not in BACKENDS:
+        raise OptionError(f"no backend is called {name!r}; there are auto, {', '.join(BACKENDS)}")
+    for each in BACKENDS if name == "auto" else (name,):
+        why = next(filter(None, (refusal(each, network) for network in networks)), "")
+        if not why and (each == name or not missing(each)):
+            return each
+        if each == name:
+            raise LabError(why)
     raise LabPermissionError(missing("switch"))
 
 

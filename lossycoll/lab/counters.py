@@ -15,12 +15,16 @@ from .network import Network
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """A rate and the queue before it. ``queue_max`` in bytes; it is 0 where no rate is set."""
+    """A rate and the queue before it, or its policer, which dropped ``policed`` packets.
+
+    ``queue_max`` in bytes, of a policer what was taken out of its bucket; 0 where no rate is set.
+    """
 
     packets: int = 0
     bytes: int = 0
     dropped: int = 0
     queue_max: int = 0
+    policed: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,4 +186,4 @@ def _sum(a: QueueCounts, b: QueueCounts) -> QueueCounts:
 
 
 def _queue(c: Any) -> QueueCounts:
-    return QueueCounts(c.packets, c.bytes, c.dropped, c.queue_max)
+    return QueueCounts(c.packets, c.bytes, c.dropped, c.queue_max, c.policed)

@@ -76,6 +76,7 @@ def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[s
         "MASTER_ADDR": master,
         "MASTER_PORT": str(MASTER_PORT),
         "LOSSYCOLL_INTERFACE": "eth0",
+        "LOSSYCOLL_HOST": f"host{host}",  # so that nobody looks for memory of other hosts
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",
@@ -94,6 +95,7 @@ def run_ranks(
     timeout: float | None = None,
     grace: float = GRACE_SECONDS,
     on_line: Callable[[int, str], None] | None = None,
+    at: Sequence[tuple[float, Callable[[], None]]] = (),
 ) -> list[Ended]:
     """Runs ``command`` as the ranks of one job, on their hosts; returns when all have ended.
 
@@ -108,6 +110,7 @@ def run_ranks(
         timeout: Seconds until all are ended; None for never.
         grace: Seconds that the others have to notice that a rank has failed.
         on_line: Is given (rank, line) as lines are written; without it output is kept and returned.
+        at: What to call when, in seconds from when all ranks were started, as far as the job lasts.
 
     Returns:
         What became of each rank, by rank.
@@ -134,17 +137,23 @@ def run_ranks(
                 errors="replace",
             )
             processes.append(process)
-            sink = on_line or _keep(kept)
-            reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
-            reader.daemon = True  # a rank's child may hold the pipe open for longer
-            reader.start()
-            readers.append(reader)
-        _await(processes, timeout, grace)
+            readers.append(_reader(process, rank, on_line or _keep(kept)))
+        _await(processes, timeout, grace, at)
     finally:
         end(processes)
         for reader in readers:
             reader.join(1.0)
     return [Ended(n, process.returncode, "".join(kept[n])) for n, process in enumerate(processes)]
+
+
+def _reader(
+    process: subprocess.Popen[Any], rank: int, sink: Callable[[int, str], None]
+) -> threading.Thread:
+    assert process.stdout is not None
+    reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
+    reader.daemon = True  # a rank's child may hold the pipe open for longer
+    reader.start()
+    return reader
 
 
 def _keep(kept: list[list[str]]) -> Callable[[int, str], None]:
@@ -156,15 +165,24 @@ def _follow(lines: IO[str], rank: int, on_line: Callable[[int, str], None]) -> N
         on_line(rank, line)
 
 
-def _await(processes: Sequence[subprocess.Popen[Any]], timeout: float | None, grace: float) -> None:
+def _await(
+    processes: Sequence[subprocess.Popen[Any]],
+    timeout: float | None,
+    grace: float,
+    at: Sequence[tuple[float, Callable[[], None]]],
+) -> None:
     """Returns when all have ended, or one failed and the others had their time, or at timeout."""
-    end_at = None if timeout is None else time.monotonic() + timeout
+    start = time.monotonic()
+    end_at = None if timeout is None else start + timeout
     failed = False
+    coming = sorted(at, key=lambda one: one[0])
     while True:
         codes = [process.poll() for process in processes]
         if None not in codes:
             return
         now = time.monotonic()
+        while coming and coming[0][0] <= now - start:
+            coming.pop(0)[1]()
         if not failed and any(codes):
             failed = True
             end_at = now + grace if end_at is None else min(end_at, now + grace)

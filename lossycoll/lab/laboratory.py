@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from ..errors import LabError
+from ..errors import LabError, OptionError
 from . import leftovers
 from .backends import Backend, make
 from .counters import Counters
@@ -131,7 +131,8 @@ class Lab:
             environment: Changes to this process's environment; None takes a variable away. The
                 ranks are given what torchrun would give them besides (:mod:`lossycoll.lab.job`).
             rest: As for :func:`job.run_ranks`: ``ranks``, ``timeout`` and ``grace`` in seconds,
-                ``on_line``.
+                ``on_line``, and ``at``: what to call when, as in ``at=[(5.0, lambda:
+                lab.change_port(up_mbit=10))]``.
 
         Returns:
             What became of each rank, by rank.
@@ -175,6 +176,20 @@ class Lab:
             OptionError: There is no such host or field, or a value can't be.
         """
         self._change(self._network.with_port(host, **changes))
+
+    def change_to(self, network: Network) -> None:
+        """Changes all links, ports and gateways to those of another network.
+
+        Args:
+            network: With the same hosts and sites; its MTU, seed and congestion control are of no
+                account.
+
+        Raises:
+            OptionError: It has other hosts or sites.
+        """
+        if network.shape != self._network.shape:
+            raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
+        self._change(network)
 
     def counters(self) -> Counters:
         """What was counted since the start; after the end, up to the end."""

@@ -28,13 +28,16 @@ FIRST_CLASS: Final = 16
 def link_arguments(link: Link, mtu: int) -> list[str]:
     """What to write behind "netem" for a link. LabError for what netem can't do.
 
-    netem's jitter reorders. Its ``reorder`` sends packets ahead at once rather than hold them back,
-    and only where there is a delay.
+    netem's jitter reorders, as a spread does. Its ``reorder`` sends packets ahead at once rather
+    than hold them back, and only where there is a delay.
     """
+    if why := _lacks(link):
+        raise LabError(why)
     out = ["limit", str(_limit(link, mtu))]
-    if link.delay_ms or link.jitter_ms:
-        jitter = [f"{link.jitter_ms:g}ms"] if link.jitter_ms else []
-        out += ["delay", f"{link.delay_ms:g}ms", *jitter]
+    half = link.spread_ms / 2
+    if link.delay_ms or link.jitter_ms or half:
+        jitter = [f"{link.jitter_ms + half:g}ms"] if link.jitter_ms or half else []
+        out += ["delay", f"{link.delay_ms + half:g}ms", *jitter]
     if link.burst > 1 and 0 < link.loss < 1:
         begin, go_on = chances(link)
         out += ["loss", "gemodel", _percent(begin), _percent(1 - go_on)]
@@ -42,8 +45,6 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
         out += ["loss", "random", _percent(link.loss)]
     if link.duplicate:
         out += ["duplicate", _percent(link.duplicate)]
-    if link.reorder and not link.delay_ms:
-        raise LabError("netem reorders only where there is a delay; set delay_ms, or use switch")
     if link.reorder:
         out += ["reorder", _percent(link.reorder)]
     if link.rate_mbit is not None:
@@ -51,11 +52,27 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
     return out
 
 
+def refusal(network: Network) -> str:
+    """Why netem can't make a network, as a sentence; empty if it can."""
+    parts: list[Link | Port] = [*network.all_ports, *network.all_links]
+    return next(filter(None, map(_lacks, parts)), "")
+
+
+def _lacks(part: Link | Port) -> str:
+    if part.policer_ms is not None:
+        return "netem makes no policers; use the backend switch"
+    if isinstance(part, Link) and part.reorder and not part.delay_ms:
+        return "netem reorders only where there is a delay; set delay_ms, or use switch"
+    if isinstance(part, Link) and part.jitter_ms and part.spread_ms:
+        return "netem makes either a jitter or a spread; set one, or use the backend switch"
+    return ""
+
+
 def rate_arguments(mbit: float | None, port: Port, mtu: int) -> list[str]:
     """What to write behind "netem" for one direction of a port."""
     if mbit is None:
         return ["limit", str(LIMIT)]
-    bytes_ = queue_bytes(mbit, port.queue_packets, port.queue_ms, mtu)
+    bytes_ = queue_bytes(mbit, port, mtu)
     return ["limit", str(max(2, round(bytes_ / (mtu + ETHERNET_BYTES)))), "rate", f"{mbit:g}mbit"]
 
 
@@ -63,8 +80,8 @@ def _limit(link: Link, mtu: int) -> int:
     """netem counts what its delay holds as queued."""
     if link.rate_mbit is None:
         return LIMIT
-    queue = queue_bytes(link.rate_mbit, link.queue_packets, link.queue_ms, mtu)
-    held = link.rate_mbit * 125 * (link.delay_ms + link.jitter_ms)
+    queue = queue_bytes(link.rate_mbit, link, mtu)
+    held = link.rate_mbit * 125 * (link.delay_ms + link.jitter_ms + link.spread_ms)
     return math.ceil((queue + held) / (mtu + ETHERNET_BYTES))
 
 
@@ -95,6 +112,8 @@ class Netem(Bridge):
                 self._tc(host, f"filter add {parent} protocol ip prio 1 {match}")
 
     def apply(self, network: Network) -> None:
+        if why := refusal(network):
+            raise LabError(why)
         mtu = network.mtu
         for ends in self._gateways():
             self._shape(ends, network.gateway, mtu)

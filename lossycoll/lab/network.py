@@ -8,6 +8,7 @@ whatever aggregates the kernel carries them in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -22,10 +23,26 @@ MTU_MIN: Final = 576
 MTU_MAX: Final = 65521
 """What Linux allows a TAP device."""
 ETHERNET_BYTES: Final = 14
-QUEUE_PACKETS: Final = 256
-"""A queue's length where nothing is said: 384 KB of full packets at an MTU of 1500."""
+QUEUE_MS: Final = 25.0
+"""A queue's length where nothing is said, but QUEUE_PACKETS at least: long enough that TCP and
+lossycoll fill the rate without losing much, short of what home routers have."""
+QUEUE_PACKETS: Final = 64
 HOLD_MS: Final = 1.0
 SEED_MAX: Final = (1 << 63) - 1
+
+
+QUEUES: Final = ("queue_packets", "queue_ms", "policer_ms")
+"""What stands before a rate: one of these, or the default queue."""
+CONGESTION_CHARACTERS: Final = 15
+"""Of a name of a congestion control, in Linux."""
+
+
+def check_congestion(name: object) -> None:
+    """Refuses what can't be the name of a congestion control, by OptionError."""
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]+", name)) or (
+        len(name) > CONGESTION_CHARACTERS
+    ):
+        raise wrong("congestion", name, "a name such as cubic, reno or bbr")
 
 
 def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
@@ -33,13 +50,18 @@ def _number(what: str, value: object, low: float, high: float, wanted: str) -> N
         raise wrong(what, value, wanted)
 
 
-def _check_queue(what: str, packets: object, ms: object) -> None:
-    if packets is not None and ms is not None:
-        raise wrong(f"{what} queue_packets", packets, "either queue_packets or queue_ms")
-    if packets is not None and not is_whole(packets, 1, 1_000_000):
-        raise wrong(f"{what} queue_packets", packets, "1 to 1000000 packets")
-    if ms is not None:
-        _number(f"{what} queue_ms", ms, 1e-3, 60_000, "0.001 to 60000 ms")
+def _check_queue(what: str, part: Link | Port, rates: tuple[float | None, ...]) -> None:
+    given = [name for name in QUEUES if getattr(part, name) is not None]
+    if len(given) > 1:
+        wanted = f"either {' or '.join(given)}"
+        raise wrong(f"{what} {given[0]}", getattr(part, given[0]), wanted)
+    if part.queue_packets is not None and not is_whole(part.queue_packets, 1, 1_000_000):
+        raise wrong(f"{what} queue_packets", part.queue_packets, "1 to 1000000 packets")
+    for name in ("queue_ms", "policer_ms"):
+        if getattr(part, name) is not None:
+            _number(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
+    if part.policer_ms is not None and not any(rates):
+        raise wrong(f"{what} policer_ms", part.policer_ms, "a rate that it polices, too")
 
 
 def _check_rate(what: str, mbit: object) -> None:
@@ -58,12 +80,17 @@ class Link:
             Journal 42, 1963).
         delay_ms: One-way delay; a round trip has two.
         jitter_ms: How far the delay wanders to both sides, within some 10 ms; order is kept.
+        spread_ms: Up to how much later each packet comes, drawn uniformly for each by itself:
+            packets overtake each other.
         reorder: Fraction of packets that are held back behind what follows.
         hold_ms: By how much they are.
         duplicate: Fraction of packets that arrive twice.
         rate_mbit: Rate of this link alone, Mbit/s; None for no limit.
-        queue_packets: Length of the queue before the rate, which drops what doesn't fit.
-        queue_ms: The same in time; only one of the two may be set.
+        queue_packets: Length of the queue before the rate, which drops what doesn't fit. By
+            default 25 ms of the rate, and 64 packets at least.
+        queue_ms: The same in time.
+        policer_ms: No queue, but a token bucket of this time of the rate: what finds it empty is
+            dropped. Only one of the three may be set.
 
     Raises:
         OptionError: A value is outside its range, the jitter above the delay, or the burst too
@@ -74,21 +101,24 @@ class Link:
     burst: float = 1.0
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
+    spread_ms: float = 0.0
     reorder: float = 0.0
     hold_ms: float = HOLD_MS
     duplicate: float = 0.0
     rate_mbit: float | None = None
     queue_packets: int | None = None
     queue_ms: float | None = None
+    policer_ms: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("loss", "reorder", "duplicate"):
             _number(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
         _number("link's burst", self.burst, 1, 1e6, "1 or more packets")
-        for name in ("delay_ms", "jitter_ms", "hold_ms"):
+        for name in ("delay_ms", "jitter_ms", "spread_ms", "hold_ms"):
             _number(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
         if self.jitter_ms > self.delay_ms:
-            raise wrong("link's jitter_ms", self.jitter_ms, f"at most delay_ms, {self.delay_ms:g}")
+            wanted = f"at most delay_ms, {self.delay_ms:g}, as it goes to both sides"
+            raise wrong("link's jitter_ms", self.jitter_ms, wanted)
         if self.burst > 1 and self.loss < 1 and self.loss > self.burst / (self.burst + 1) + 1e-9:
             least = self.loss / (1 - self.loss)
             raise wrong(
@@ -98,7 +128,7 @@ class Link:
                 f"many packets",
             )
         _check_rate("link's rate_mbit", self.rate_mbit)
-        _check_queue("link's", self.queue_packets, self.queue_ms)
+        _check_queue("link's", self, (self.rate_mbit,))
 
     @property
     def mean_burst(self) -> float:
@@ -120,22 +150,27 @@ class Port:
     Args:
         up_mbit: Rate to the network, Mbit/s; None for no limit.
         down_mbit: Rate from the network, Mbit/s; None for no limit.
-        queue_packets: Length of the queue before each rate, which drops what doesn't fit.
-        queue_ms: The same in time; only one of the two may be set.
+        queue_packets: Length of the queue before each rate, which drops what doesn't fit. By
+            default 25 ms of the rate, and 64 packets at least.
+        queue_ms: The same in time.
+        policer_ms: No queues, but a token bucket of this time of each rate: what finds it empty is
+            dropped. Only one of the three may be set.
 
     Raises:
-        OptionError: A value is outside its range, or both queues are set.
+        OptionError: A value is outside its range, several queues are set, or a policer without a
+            rate.
     """
 
     up_mbit: float | None = None
     down_mbit: float | None = None
     queue_packets: int | None = None
     queue_ms: float | None = None
+    policer_ms: float | None = None
 
     def __post_init__(self) -> None:
         _check_rate("port's up_mbit", self.up_mbit)
         _check_rate("port's down_mbit", self.down_mbit)
-        _check_queue("port's", self.queue_packets, self.queue_ms)
+        _check_queue("port's", self, (self.up_mbit, self.down_mbit))
 
 
 @dataclass(frozen=True)
@@ -156,6 +191,8 @@ class Network:
             each host.
         wan: What joins each host to each one of another site, in each direction.
         gateway: How each site is connected to the others: rates that its hosts share.
+        congestion: The congestion control that TCP has by default on all hosts, as in "cubic";
+            None for the machine's.
 
     Raises:
         OptionError: A number is out of range, or a link or port is of a host that isn't there.
@@ -172,8 +209,11 @@ class Network:
     ranks: int | tuple[int, ...] = 1
     wan: Link = Link()
     gateway: Port = Port()
+    congestion: str | None = None
 
     def __post_init__(self) -> None:
+        if self.congestion is not None:
+            check_congestion(self.congestion)
         Shape(self.sites, self.hosts, self.ranks)
         check_whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
         check_whole("seed", self.seed, 0, SEED_MAX)
@@ -359,42 +399,52 @@ class Network:
         return replace(self, ports={**self.ports, host: changed(self.port_of(host), **changes)})
 
     @property
+    def all_links(self) -> tuple[Link, ...]:
+        """Each link that is described."""
+        return (self.link, self.wan, *self.links.values())
+
+    @property
+    def all_ports(self) -> tuple[Port, ...]:
+        """Each port and gateway that is described."""
+        return (self.port, self.gateway, *self.ports.values())
+
+    @property
     def only_loses(self) -> bool:
         """Whether loss is all that is asked for, of any link."""
-        links = (self.link, self.wan, *self.links.values())
-        ports = (self.port, self.gateway, *self.ports.values())
-        return all(link.only_loses for link in links) and all(port == Port() for port in ports)
+        return all(link.only_loses for link in self.all_links) and all(
+            port == Port() for port in self.all_ports
+        )
 
 
 def _names(kind: type) -> frozenset[str]:
     return frozenset(entry.name for entry in fields(kind))
 
 
-QUEUE_FIELDS: Final = frozenset({"queue_packets", "queue_ms"})
+QUEUE_FIELDS: Final = frozenset(QUEUES)
 """Of ports, when both links and ports could be meant: that is where rates usually are."""
 LINK_FIELDS: Final = _names(Link) - QUEUE_FIELDS
 PORT_FIELDS: Final = _names(Port)
 
 
 def changed(part: Any, **changes: Any) -> Any:
-    """A Link or Port with other values. A queue given one way replaces one given the other."""
+    """A Link or Port with other values. A queue given one way, or a policer, replaces another."""
     known = _names(type(part))
     for name in changes:
         if name not in known:
             kind = type(part).__name__.lower()
             raise OptionError(f"a {kind} has no {name}; it has {', '.join(sorted(known))}")
-    if changes.get("queue_ms") is not None:
-        changes.setdefault("queue_packets", None)
-    elif changes.get("queue_packets") is not None:
-        changes.setdefault("queue_ms", None)
+    if any(changes.get(name) is not None for name in QUEUES):
+        changes = {**dict.fromkeys(QUEUES), **changes}
     return replace(part, **changes)
 
 
-def queue_bytes(
-    rate_mbit: float, queue_packets: int | None, queue_ms: float | None, mtu: int
-) -> float:
-    """How much may wait, in bytes of frames; two packets at least, or nothing would pass."""
-    frame = mtu + ETHERNET_BYTES
-    if queue_ms is not None:
-        return max(queue_ms * rate_mbit * 125, 2.0 * frame)
-    return max(QUEUE_PACKETS if queue_packets is None else queue_packets, 2) * float(frame)
+def queue_bytes(rate_mbit: float, part: Link | Port, mtu: int) -> float:
+    """How much may wait, in bytes of frames, or is in a policer's bucket; two packets at least, or
+    nothing would pass."""
+    frame = float(mtu + ETHERNET_BYTES)
+    if part.queue_packets is not None:
+        return max(part.queue_packets, 2) * frame
+    for ms in (part.queue_ms, part.policer_ms):
+        if ms is not None:
+            return max(ms * rate_mbit * 125, 2 * frame)
+    return max(QUEUE_MS * rate_mbit * 125, QUEUE_PACKETS * frame)

@@ -13,7 +13,7 @@ from .network import Link, Network, Port, changed
 from .profiles import profile
 from .shape import wrong
 
-PLAIN: Final = ("sites", "hosts", "ranks", "mtu", "seed")
+PLAIN: Final = ("sites", "hosts", "ranks", "mtu", "seed", "congestion")
 PARTS: Final[Mapping[str, type[Link] | type[Port]]] = {
     "link": Link,
     "port": Port,
@@ -21,7 +21,7 @@ PARTS: Final[Mapping[str, type[Link] | type[Port]]] = {
     "gateway": Port,
 }
 SHORT: Final = {
-    **{name: f"{name}_ms" for name in ("delay", "jitter", "hold", "queue")},
+    **{name: f"{name}_ms" for name in ("delay", "jitter", "spread", "hold", "queue", "policer")},
     **{name: f"{name}_mbit" for name in ("up", "down")},
 }
 UNITS: Final[Mapping[str, Mapping[str, float]]] = {
@@ -130,11 +130,15 @@ def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
         if not equals:
             raise wrong("a change", part, "NAME=VALUE")
         for field in rate if name == "rate" else (SHORT.get(name, name),):
-            out[field] = _quantity(name, field, value)
+            out[field] = quantity(name, field, value)
     return out
 
 
-def _quantity(name: str, field: str, text: str) -> float | int | None:
+def quantity(name: str, field: str, text: str) -> float | int | None:
+    """A value of a field of links or ports, whose unit may stand behind it: ``1%``, ``20ms``.
+
+    ``name``: what the error calls it. OptionError for what isn't a number.
+    """
     if text == "none":
         return None
     end = field.rpartition("_")[2]

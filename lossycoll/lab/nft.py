@@ -16,6 +16,16 @@ TABLE: Final = "netdev lab"
 KINDS: Final = ("offered", "lost", "bursts")
 
 
+def refusal(network: Network) -> str:
+    """Why the packet filter can't make a network, as a sentence; empty if it can."""
+    if network.only_loses:
+        return ""
+    return (
+        "the backend nft makes loss alone; delay, jitter, order, doubles and rates take the "
+        "backend switch"
+    )
+
+
 class Nft(Bridge):
     """A chain per sender at every receiver. The same seed loses the same packets."""
 
@@ -24,11 +34,8 @@ class Nft(Bridge):
             self.tool(host, "nft", "-f", "-", text=_table(self.network, host))
 
     def apply(self, network: Network) -> None:
-        if not network.only_loses:
-            raise LabError(
-                "the backend nft makes loss alone; delay, jitter, order, doubles and rates take "
-                "the backend switch"
-            )
+        if why := refusal(network):
+            raise LabError(why)
         for host in range(network.total_hosts):
             rules = [
                 line for sender in network.others(host) for line in _rules(network, sender, host)

@@ -5,21 +5,35 @@
     process.py EXTENSION send ADDRESS PORT COUNT BYTES SEGMENTS BYTES_PER_S
     process.py EXTENSION echo PORT
     process.py EXTENSION ping ADDRESS PORT COUNT
+    process.py EXTENSION pings ADDRESS PORT INTERVAL_MS
+    process.py EXTENSION sink PORT
+    process.py EXTENSION source ADDRESS PORT CONGESTION SHARE
 
 A script that is run by its path, so that it imports the extension and nothing else of the package.
-What listens says "ready" when it does; results go to stdout as JSON.
+What listens says "ready" when it does, and so do pings and source, which end when stdin does;
+results go to stdout as JSON.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+import select
 import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 PING_SECONDS = 2.0
+SINK_SECONDS = 1.0
+CHUNK_BYTES = 1 << 16
+CYCLE_S = 1.0
+"""In each of these a source sends for its share of it, and is silent for the rest."""
+TCP_INFO_RESENT = 100
+"""Where tcpi_total_retrans stands in Linux's tcp_info."""
 
 
 def switch(lab: Any, memory: str, lifeline: str, ready: str) -> None:
@@ -56,22 +70,107 @@ def echo(_: Any, port: str) -> None:
 
 def ping(_: Any, address: str, port: str, count: str) -> None:
     """Round trips one after the other; the times in ms of those that came back."""
-    times = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.connect((address, int(port)))
-        for number in range(int(count)):
-            question = str(number).encode()
-            start = time.monotonic()
-            here.send(question)
-            here.settimeout(PING_SECONDS)
-            try:
-                # An answer to an earlier question that was given up is no answer.
-                while here.recv(2048) != question:
-                    pass
-            except OSError:
-                continue
-            times.append((time.monotonic() - start) * 1e3)
+        times = [time for n in range(int(count)) if (time := _round_trip(here, n)) is not None]
     print(json.dumps({"ms": times}))
+
+
+def _round_trip(here: socket.socket, number: int) -> float | None:
+    """In ms; None if no answer came."""
+    question = str(number).encode()
+    start = time.monotonic()
+    here.send(question)
+    here.settimeout(PING_SECONDS)
+    try:
+        # An answer to an earlier question that was given up is no answer.
+        while here.recv(2048) != question:
+            pass
+    except OSError:
+        return None
+    return (time.monotonic() - start) * 1e3
+
+
+def pings(_: Any, address: str, port: str, interval_ms: str) -> None:
+    """Round trips until stdin ends; the times in ms of those that came back."""
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    times, number = [], 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
+        here.connect((address, int(port)))
+        threading.Thread(target=listen, daemon=True).start()
+        print("ready", flush=True)
+        while not ended.wait(int(interval_ms) / 1e3):
+            time_ms = _round_trip(here, number)
+            number += 1
+            if time_ms is not None:
+                times.append(time_ms)
+    print(json.dumps({"ms": times}), flush=True)
+    os._exit(0)  # the thread reads on
+
+
+def sink(_: Any, port: str) -> None:
+    """Takes what one flow sends, until its connection ends, or stdin does and there is none."""
+    count = 0
+    with socket.create_server(("", int(port))) as here:
+        print("ready", flush=True)
+        if here in select.select([here, sys.stdin], [], [])[0]:
+            connection, _ = here.accept()
+            room = memoryview(bytearray(CHUNK_BYTES))
+            with contextlib.suppress(OSError):  # the source ends by a reset, which may get lost
+                while connection in select.select([connection, sys.stdin], [], [])[0]:
+                    got = connection.recv_into(room)
+                    count += got
+                    if not got:
+                        break
+                connection.settimeout(SINK_SECONDS)
+                while got := connection.recv_into(room):
+                    count += got
+    print(json.dumps({"bytes": count}))
+
+
+def source(_: Any, address: str, port: str, congestion: str, share: str) -> None:
+    """Sends until stdin ends. The status is errno when there is no such congestion control."""
+    on_s = float(share) * CYCLE_S
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as here:
+        try:
+            here.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        except OSError as error:
+            sys.exit(error.errno)
+        # Or it would send on what is queued when it is to be silent.
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
+        print("ready", flush=True)
+        start = time.monotonic()
+        here.setblocking(False)
+        here.connect_ex((address, int(port)))
+        data = bytes(CHUNK_BYTES)
+        while True:
+            phase = (time.monotonic() - start) % CYCLE_S
+            on = phase < on_s
+            left = (on_s if on else CYCLE_S) - phase
+            ended, ready, _ = select.select([sys.stdin], [here] if on else [], [], left)
+            if ended:
+                break
+            if not ready:
+                continue
+            try:
+                here.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                time.sleep(0.1)  # the network lost each try to connect, or the receiver is gone
+                if select.select([sys.stdin], [], [], 0)[0]:
+                    break
+        seconds = time.monotonic() - start
+        info = here.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RESENT + 4)
+        (resent,) = struct.unpack_from("=I", info, TCP_INFO_RESENT)
+        # What is queued is thrown away: the job has ended.
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    print(json.dumps({"seconds": seconds, "resent": resent}))
 
 
 def main(path: str, role: str, *arguments: str) -> None:
@@ -86,6 +185,9 @@ def main(path: str, role: str, *arguments: str) -> None:
         "send": send,
         "echo": echo,
         "ping": ping,
+        "pings": pings,
+        "sink": sink,
+        "source": source,
     }
     roles[role](module, *arguments)
 

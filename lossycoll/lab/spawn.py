@@ -6,9 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from .. import _lab
 from ..errors import LabError
+
+HERE: Final = Path(__file__).resolve().parent
+
+
+def own_process(role: str) -> list[str]:
+    """The command of a process in which nothing but the extension is loaded (process.py)."""
+    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
 
 
 def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:

@@ -11,26 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, Final
 
-from .. import _lab
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import switch_memory
+from . import switch_memory, tcp
 from .counters import Counters, read
 from .network import Network
-from .spawn import spawn
+from .spawn import HERE, own_process, spawn
 
-HERE: Final = Path(__file__).resolve().parent
 START_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
-
-
-def own_process(role: str) -> list[str]:
-    """The command of a process in which nothing but the extension is loaded (process.py)."""
-    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
 
 
 class Switch:
@@ -92,6 +84,8 @@ class Switch:
         if state != lib.LAB_FAILED:
             raise LabError(f"the laboratory's switch ended with status {self._process.wait()}")
         what = ffi.string(self._shared.text).decode()
+        if self.network.congestion is not None and "congestion control" in what:
+            raise tcp.refused(self.network.congestion, self._shared.error)
         raise why(what, self._shared.error)
 
     @property

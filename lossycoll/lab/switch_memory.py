@@ -27,6 +27,7 @@ def chances(link: Link) -> tuple[float, float]:
 
 def write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
+    shared.congestion = (network.congestion or "").encode()
     for host in range(network.total_hosts):
         shared.site_of[host] = network.shape.site_of(host)
         _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
@@ -41,16 +42,16 @@ def write(shared: Any, network: Network) -> None:
         entry.hold_ns = link.hold_ms * 1e6
         entry.delay_ns = link.delay_ms * 1e6
         entry.jitter_ns = link.jitter_ms * 1e6
-        _write_rate(entry.rate, link.rate_mbit, link.queue_packets, link.queue_ms, network.mtu)
+        entry.spread_ns = link.spread_ms * 1e6
+        _write_rate(entry.rate, link.rate_mbit, link, network.mtu)
 
 
 def _write_port(up: Any, down: Any, port: Port, mtu: int) -> None:
     for rate, mbit in ((up, port.up_mbit), (down, port.down_mbit)):
-        _write_rate(rate, mbit, port.queue_packets, port.queue_ms, mtu)
+        _write_rate(rate, mbit, port, mtu)
 
 
-def _write_rate(
-    entry: Any, mbit: float | None, packets: int | None, ms: float | None, mtu: int
-) -> None:
+def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> None:
     entry.bytes_per_s = 0.0 if mbit is None else mbit * 125_000
-    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, packets, ms, mtu)
+    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, part, mtu)
+    entry.polices = part.policer_ms is not None

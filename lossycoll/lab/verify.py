@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import LabError
+from .counters import HostCounts, SiteCounts
 from .job import end
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
-from .switch import own_process
+from .spawn import own_process
 
 PORT: Final = 29399
 UDP_BYTES: Final = 28
@@ -65,7 +66,7 @@ class Flow:
     sending: float = 0.0
     """Seconds from before the first was sent until the last came."""
     queued_out: int = 0
-    """Found a queue of the network full: not what is drawn."""
+    """Found a queue of the network full, or the bucket of a policer empty: not what is drawn."""
 
     @property
     def loss(self) -> float:
@@ -118,10 +119,9 @@ def _longest_ms(network: Network, pair: tuple[int, int]) -> float:
     """The most that a packet can take, from one host to another."""
     link = network.link_of(*pair)
     queues = sum(
-        queue_bytes(mbit, part.queue_packets, part.queue_ms, network.mtu) / mbit / 125
-        for mbit, part in _rates(network, pair)
+        queue_bytes(mbit, part, network.mtu) / mbit / 125 for mbit, part in _rates(network, pair)
     )
-    return link.delay_ms + link.jitter_ms + link.hold_ms + queues
+    return link.delay_ms + link.jitter_ms + link.spread_ms + link.hold_ms + queues
 
 
 def _rates(network: Network, pair: tuple[int, int]) -> list[tuple[float, Port | Link]]:
@@ -141,9 +141,10 @@ def _rates(network: Network, pair: tuple[int, int]) -> list[tuple[float, Port | 
 
 def _queued_out(lab: Lab) -> int:
     counters = lab.counters()
-    hosts = sum(host.up.dropped + host.down.dropped for host in counters.hosts)
-    sites = sum(site.up.dropped + site.down.dropped for site in counters.sites)
-    return hosts + sites + sum(link.queue.dropped for link in counters.links.values())
+    queues = [link.queue for link in counters.links.values()]
+    ports: list[HostCounts | SiteCounts] = [*counters.hosts, *counters.sites]
+    queues += [queue for one in ports for queue in (one.up, one.down)]
+    return sum(queue.dropped + queue.policed for queue in queues)
 
 
 _COUNTED: Final = (

@@ -58,7 +58,8 @@ class Options:
     its changes to those that were written.
 
     Raises:
-        OptionError: A value isn't allowed. The text names option, value and what is allowed.
+        OptionError: A name is unknown, or a value isn't allowed. The text names the nearest option,
+            or option, value and what is allowed.
     """
 
     algorithm: str = option(
@@ -191,8 +192,9 @@ class Options:
     deadline_max: float = option(
         30.0,
         number(1e-3, 3600, "s"),
-        "How long a stream, or all that comes from a rank, may be silent before it is given up; in "
-        "reliable calls that is a LinkError, after twice `liveness` if that is longer.",
+        "How long a stream, or a link in either direction, may be silent before it is given up; in "
+        "reliable calls that is a LinkError, after twice `liveness` if that is longer. Later lossy "
+        "calls wait 0.25 s and two round trips for a link that was found dead.",
         enters=Enters.GROUP,
     )
     reorder_min: float = option(
@@ -249,6 +251,21 @@ class Options:
         0.0,
         number(0, 1e12, "bytes/s"),
         "Fixed sending rate per rank; 0 is none.",
+        enters=Enters.HOST,
+    )
+    pacing: str = option(
+        "path",
+        choice("path", "port"),
+        "What keeps to a rate of its own: each path; or, as an experiment, also the port that the "
+        "paths of a host share. With `port` a network of steady rates loses nothing to its hosts; "
+        "calls are slow where rates rise or delays wander (congestion.md).",
+        enters=Enters.HOST,
+    )
+    keepalive: float = option(
+        10.0,
+        number(0, 3600, "s"),
+        "A path by the network on which nothing was sent for so long gets a datagram, so that "
+        "no firewall or NAT forgets it while ranks compute; 0 sends none (engine.md).",
         enters=Enters.HOST,
     )
     inject: str = option(
@@ -369,6 +386,15 @@ class Options:
     _timeout: ClassVar[None] = None
     """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
 
+    def __new__(cls, *args: Any, **written: Any) -> Options:
+        """Refuses a name that there isn't, with the nearest one, before ``__init__`` would."""
+        del args
+        known = [entry.name for entry in fields(cls)]
+        for name in written:
+            if name not in known:
+                raise unknown("option", name, known)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for entry in fields(self):
             written = getattr(self, entry.name)
@@ -417,15 +443,18 @@ class Options:
         """
         environ = os.environ if environ is None else environ
         table = {entry.name: entry for entry in fields(cls)}
-        for name in explicit:
-            if name not in table:
-                raise unknown("option", name, list(table))
         variables = {variable(name): entry for name, entry in table.items()}
         values = dict(explicit)
         for name, written in environ.items():
             if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue
             entry = variables.get(name)
+            if entry is None and texts.is_of_kubernetes(name):
+                raise refused(
+                    f"unknown variable {name}, which Kubernetes sets for a service whose name "
+                    f"begins with 'lossycoll': write enableServiceLinks: false into the pod's "
+                    f"spec, or give the service another name"
+                )
             if entry is None:
                 raise unknown("variable", name, [*variables, *texts.SECRET_VARIABLES])
             if entry.name not in explicit:

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Final
 
 from lossycoll.errors import OptionError
+from lossycoll.plan import faults
 
 from .ranges import is_real, is_whole
 
@@ -273,13 +274,15 @@ def share(least: float, word: str) -> Values:
     def check(value: Any) -> float | str:
         if value == word:
             return word
+        if isinstance(value, str) and value.rstrip().endswith("%"):
+            value = faults.fraction(value)
         share: float = fraction.check(value)
         if 0 < share < least:
             raise ValueError
         return share
 
     def read(text: str) -> float | str:
-        return word if text.strip() == word else float(text)
+        return word if text.strip() == word else faults.fraction(text)
 
     return Values(f"0, {least:g} to 1, or `{word}`", read, check)
 

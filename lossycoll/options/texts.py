@@ -26,6 +26,16 @@ OTHER_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS", *SEC
 the secret is nothing that ranks tell one another."""
 
 
+_SERVICE_LINK: Final = re.compile(
+    r"LOSSYCOLL\w*?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+
+
+def is_of_kubernetes(variable: str) -> bool:
+    """Whether Kubernetes names variables so that tell a pod of a service."""
+    return _SERVICE_LINK.fullmatch(variable) is not None
+
+
 def check_interface(text: str) -> str:
     if not text:
         raise ValueError
@@ -75,7 +85,7 @@ def check_inject(text: str) -> str:
         # The table has the form in full; here what is wrong has to stand out.
         reason = str(error).replace(f" ({faults.FORM})", "")
         try:
-            float(text)
+            faults.fraction(text)
         except ValueError:
             raise ValueError(reason) from None
         raise ValueError(f"did you mean loss={text}?") from None

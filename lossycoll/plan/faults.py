@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -23,9 +24,11 @@ DUPLICATE: Final = 1
 REORDER: Final = 2
 
 NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
+READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
+"""Of what is no share."""
 
 FORM: Final = (
-    f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1]; "
+    f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1], or as 1%; "
     "link FROM-TO:LOSS, the loss between two ranks, once for each link that differs; "
     "burst >= 1, the mean number of packets lost in a row; seed an integer >= 0; "
     "as in loss=0.1,burst=8,seed=7 or loss=0.1,link=0-1:0.3"
@@ -144,7 +147,7 @@ def parse(text: str) -> Inject:
         if name in found:
             raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice ({FORM})")
         try:
-            found[name] = int(value) if name == "seed" else float(value)
+            found[name] = READERS.get(name, fraction)(value)
         except ValueError:
             kind = "an integer" if name == "seed" else "a number"
             raise ValueError(
@@ -156,12 +159,24 @@ def parse(text: str) -> Inject:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+def fraction(text: str) -> float:
+    """The share that ``"0.01"`` and ``"1%"`` both say. A caller checks its range.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    number, percent, rest = text.strip().partition("%")
+    if rest:
+        raise ValueError(f"{text!r} is no number")
+    return float(number) / 100 if percent else float(number)
+
+
 def _link(value: str, where: str) -> LinkLoss:
     found = re.fullmatch(r"\s*([0-9]+)\s*-\s*([0-9]+)\s*:(.*)", value)
     try:
         if found is None:
             raise ValueError
-        return LinkLoss(int(found[1]), int(found[2]), float(found[3]))
+        return LinkLoss(int(found[1]), int(found[2]), fraction(found[3]))
     except ValueError:
         raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS ({FORM})") from None
 

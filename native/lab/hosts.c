@@ -27,6 +27,7 @@
 #endif
 
 static const char DEVICE[] = "eth0";
+static const char CONGESTION[] = "/proc/sys/net/ipv4/tcp_congestion_control";
 enum { QUEUE_PACKETS = 4000 }; /* of the device, towards the switch */
 
 static int failed(lab_shared *shared, const char *what) {
@@ -97,14 +98,21 @@ static int add_neighbours(const lab_shared *shared, uint32_t host, int socket_) 
     return 0;
 }
 
-/* Settings that make runs alike; a kernel without one of them does as well. */
-static void set_sysctl(const char *path, const char *value) {
+static int write_file(const char *path, const char *text) {
     int file = open(path, O_WRONLY | O_CLOEXEC);
     if (file < 0)
-        return;
-    if (write(file, value, strlen(value)) < 0)
-        errno = 0;
+        return -1;
+    ssize_t written = write(file, text, strlen(text));
+    int reason = errno;
     close(file);
+    errno = reason;
+    return written < 0 ? -1 : 0;
+}
+
+/* Settings that make runs alike; a kernel without one of them does as well. */
+static void set_sysctl(const char *path, const char *value) {
+    if (write_file(path, value))
+        errno = 0;
 }
 
 static int open_tap(void) {
@@ -139,6 +147,8 @@ static int make_host(lab_shared *shared, uint32_t host, int *device) {
     const char *what = NULL;
     if (raise_device(socket_, "lo"))
         what = "raise lo";
+    if (!what && *shared->congestion && write_file(CONGESTION, shared->congestion))
+        what = "set the congestion control of TCP";
     if (!what && shared->devices) {
         if ((*device = open_tap()) < 0)
             what = "make a TAP device with /dev/net/tun";
@@ -156,17 +166,6 @@ static int make_host(lab_shared *shared, uint32_t host, int *device) {
 }
 
 /* ---- namespaces ---- */
-
-static int write_file(const char *path, const char *text) {
-    int file = open(path, O_WRONLY | O_CLOEXEC);
-    if (file < 0)
-        return -1;
-    ssize_t written = write(file, text, strlen(text));
-    int reason = errno;
-    close(file);
-    errno = reason;
-    return written < 0 ? -1 : 0;
-}
 
 /* Whoever isn't root becomes root of a user namespace of its own. */
 static int become_owner(lab_shared *shared) {

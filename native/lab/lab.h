@@ -22,10 +22,11 @@
 enum { LAB_HOSTS = 64, LAB_TEXT = 200 };
 enum { LAB_STARTING = 0, LAB_READY = 1, LAB_FAILED = 2, LAB_ENDED = 3 };
 
-/* A queue of limited rate. */
+/* A queue of limited rate, or a policer: a bucket of tokens that the rate fills, and no queue. */
 typedef struct {
     double bytes_per_s; /* of Ethernet frames without checksum; 0: no limit, and so no queue */
-    double queue_bytes; /* what may wait, the packet on the wire included */
+    double queue_bytes; /* what may wait, the packet on the wire included; a policer's bucket */
+    uint32_t polices;   /* 1: what passes isn't delayed, and what finds no tokens is dropped */
 } lab_rate;
 
 typedef struct {
@@ -36,6 +37,7 @@ typedef struct {
     double hold_ns;
     double delay_ns;
     double jitter_ns; /* the delay wanders between delay - jitter and delay + jitter */
+    double spread_ns; /* each packet's own further delay, up to this: packets overtake */
     lab_rate rate;
 } lab_link;
 
@@ -43,7 +45,8 @@ typedef struct {
     uint64_t packets;   /* offered; as they are on the wire, whatever aggregates carried them */
     uint64_t bytes;     /* of frames, offered */
     uint64_t dropped;   /* packets that found the queue full */
-    uint64_t queue_max; /* bytes */
+    uint64_t policed;   /* packets that found the bucket empty */
+    uint64_t queue_max; /* bytes in the queue, or taken out of the bucket */
 } lab_rate_counts;
 
 typedef struct {
@@ -74,7 +77,8 @@ typedef struct {
     uint32_t devices; /* 0: only the namespaces, and one more in the middle */
     uint32_t network; /* host i has the IPv4 address network + i + 1, of 24 bits, host order */
     uint64_t seed;
-    uint64_t wanted; /* number of the last change of the tables below */
+    char congestion[16]; /* TCP's congestion control on all hosts; empty: the machine's */
+    uint64_t wanted;     /* number of the last change of the tables below */
     lab_rate up[64];
     lab_rate down[64];
     lab_rate site_up[64];

@@ -70,7 +70,8 @@ static lab_train agenda_take(lab_agenda *agenda) {
 /* ---- rates and queues ---- */
 
 /* Takes the next piece of ``rest`` through a queue: its ``at`` is then when it has left. Returns 0
- * when nothing is left of ``rest``. */
+ * when nothing is left of ``rest``. A policer's bucket is a queue that delays nothing: what has
+ * been taken out of it is what would wait. */
 static int pass(const lab_rate *rate, lab_queue *queue, lab_rate_counts *counts, lab_train *rest,
                 lab_train *piece) {
     if (!rest->packets)
@@ -83,21 +84,22 @@ static int pass(const lab_rate *rate, lab_queue *queue, lab_rate_counts *counts,
         uint32_t each = lab_wire(rest->frame, rest->first, 1);
         double fits = (rate->queue_bytes - waiting) / each;
         uint32_t served = (uint32_t)(PIECE_NS / ns_per_byte / each) + 1;
-        if (served > rest->packets)
+        if (rate->polices || served > rest->packets)
             served = rest->packets;
         if (fits < served)
             served = fits < 1 ? 0 : (uint32_t)fits;
         if (!served) {
             counts->packets += rest->packets;
             counts->bytes += lab_wire(rest->frame, rest->first, rest->packets);
-            counts->dropped += rest->packets;
+            *(rate->polices ? &counts->policed : &counts->dropped) += rest->packets;
             rest->packets = 0;
             return 0;
         }
         piece->packets = (uint16_t)served;
         double bytes = lab_wire(piece->frame, piece->first, served);
-        piece->at += wait + (int64_t)(bytes * ns_per_byte + 0.5);
-        queue->free_at = piece->at;
+        queue->free_at = rest->at + wait + (int64_t)(bytes * ns_per_byte + 0.5);
+        if (!rate->polices)
+            piece->at = queue->free_at;
         if (waiting + bytes > (double)counts->queue_max)
             counts->queue_max = (uint64_t)(waiting + bytes);
     }
@@ -158,30 +160,28 @@ static void impair(lab_paths *paths, const lab_train *train, uint32_t index) {
         way->was_lost = 0;
     way->last_at = part.at;
     counts->offered += train->packets;
-    if (!link->begin && !link->reorder && !link->double_) {
+    if (!link->begin && !link->reorder && !link->double_ && !link->spread_ns) {
         way->was_lost = 0;
         send_on(paths, part, train->first, train->packets);
         return;
     }
     uint32_t from = train->first, end = from + train->packets;
     for (uint32_t i = from; i < end; i++) {
-        if (lose(link, way, counts)) {
-            send_on(paths, part, from, i - from);
-            from = i + 1;
+        int lost = lose(link, way, counts);
+        int held = !lost && link->reorder > 0 && draw(&way->chance) < link->reorder;
+        int twice = !lost && !held && link->double_ > 0 && draw(&way->chance) < link->double_;
+        if (!lost && !held && !twice && !link->spread_ns)
             continue;
-        }
-        if (link->reorder > 0 && draw(&way->chance) < link->reorder) {
-            send_on(paths, part, from, i - from);
-            from = i + 1;
-            counts->reordered++;
-            lab_train held = part;
-            held.at += (int64_t)link->hold_ns;
-            send_on(paths, held, i, 1);
-        } else if (link->double_ > 0 && draw(&way->chance) < link->double_) {
-            send_on(paths, part, from, i + 1 - from);
-            from = i + 1;
-            counts->doubled++;
-            send_on(paths, part, i, 1);
+        send_on(paths, part, from, i - from);
+        from = i + 1;
+        counts->reordered += (uint64_t)held;
+        counts->doubled += (uint64_t)twice;
+        for (int copies = lost ? 0 : 1 + twice; copies; copies--) {
+            lab_train alone = part;
+            alone.at += held ? (int64_t)link->hold_ns : 0;
+            if (link->spread_ns > 0)
+                alone.at += (int64_t)(link->spread_ns * draw(&way->wander));
+            send_on(paths, alone, i, 1);
         }
     }
     send_on(paths, part, from, end - from);

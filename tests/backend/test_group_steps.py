@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.failure_cases import CALM, catch
-from tests.support.harness import init, run_good
+from tests.support.failure_cases import CALM, QUIET, catch
+from tests.support.harness import init, kill_self, run_good, run_ranks
 
 
 def noted(rank: int, world: int, mtu: int) -> list[Any]:
@@ -28,7 +31,7 @@ def noted(rank: int, world: int, mtu: int) -> list[Any]:
     out: list[Any] = []
     init(pg_options={"mtu": mtu if rank else 0})
     # A group of the cohort's host neither looks for interfaces nor takes descriptors.
-    for name in ("choose", "check_descriptors"):
+    for name in ("candidates", "check_descriptors"):
         setattr(group_steps, name, None)
     for group in (dist.group.WORLD, dist.new_group(pg_options={"mtu": mtu if rank else 0})):
         t = torch.full((50_000,), float(rank))
@@ -100,3 +103,104 @@ def test_a_rank_that_fails_after_the_meeting_is_heard_by_all() -> None:
         assert used in ("AbortedError", "RendezvousError"), (first, used, text)
         assert "rank 1" in text
         assert "no room" in text
+
+
+# ---- ranks that have met in the store, and can't reach one another ----
+
+
+@contextlib.contextmanager
+def control_where_nobody_listens(claims: bool, host: str) -> Iterator[None]:
+    """If the rank claims so, it gives others a control address that is taken and doesn't listen."""
+    from lossycoll.backend import making
+
+    with socket.socket() as closed:
+        closed.bind((host, 0))
+        place = closed.getsockname()
+        if claims:
+            works = making.Ends.to_json
+            making.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
+        yield
+
+
+def says_another_port(rank: int, world: int) -> None:
+    """Rank 0 says that it listens where nobody does: as a firewall that rejects, or a wrong
+    address."""
+    with control_where_nobody_listens(rank == 0, "127.0.0.1"):
+        init()
+
+
+def test_a_control_port_that_refuses_is_no_process_that_has_ended() -> None:
+    for rank, outcome in enumerate(run_ranks(says_another_port, 3, QUIET)):
+        assert outcome.error == "RendezvousError", str(outcome)
+        assert f"rank {rank}/3: " in outcome.text
+        assert " can't reach rank 0's control port, TCP 127.0.0.1:" in outcome.text
+        assert "(lo): connection refused" in outcome.text
+        assert "LOSSYCOLL_PORT_RANGE" in outcome.text
+        assert "LOSSYCOLL_INTERFACE" in outcome.text
+        assert "process has ended" not in outcome.text
+        assert "LOSSYCOLL_LIVENESS" not in outcome.text
+
+
+def says_another_address(rank: int, world: int) -> None:
+    """Rank 1 gives an address at which it isn't, and connects from its own: as behind a NAT."""
+    with control_where_nobody_listens(rank == 1, "127.0.0.9"):
+        init()
+        import torch
+        import torch.distributed as dist
+
+        while True:
+            dist.all_reduce(torch.ones(10))
+
+
+def test_a_rank_whose_address_is_translated_is_named() -> None:
+    for outcome in run_ranks(says_another_address, 2, CALM):
+        assert outcome.error == "RendezvousError", str(outcome)
+        assert "can't reach rank 1's control port, TCP 127.0.0.9:" in outcome.text
+        assert "from 127.0.0.1: a NAT translates its address" in outcome.text
+
+
+def dies_before_it_connects(rank: int, world: int) -> None:
+    from lossycoll.backend import bootstrap
+
+    if rank == 1:
+        bootstrap.join = lambda *_: kill_self()  # type: ignore[assignment, return-value]
+    init()
+
+
+def test_a_process_that_ends_between_store_and_control_plane_is_lost() -> None:
+    first, killed, third = run_ranks(dies_before_it_connects, 3, QUIET)
+    assert killed.code == -9
+    for outcome in (first, third):
+        assert outcome.error == "PeerLostError", str(outcome)
+        assert "lost rank 1 (127.0.0.1:" in outcome.text
+
+
+# ---- families ----
+
+
+def rank_address(rank: int, world: int) -> str:
+    import torch
+    import torch.distributed as dist
+
+    init()
+    t = torch.full((1000,), float(rank))
+    dist.all_reduce(t)
+    assert (t == sum(range(world))).all()
+    address = dist.group.WORLD._group.endpoint.health.where.addresses[rank]
+    dist.destroy_process_group()
+    return str(address)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ranks_take_the_family_that_all_have() -> None:
+    of = {0: {"LOSSYCOLL_INTERFACE": "::1"}, 1: {"LOSSYCOLL_INTERFACE": "lo"}}
+    assert all(found.startswith("::1:") for found in run_good(rank_address, 2, CALM, per_rank=of))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ranks_without_a_common_family_say_so() -> None:
+    of = {0: {"LOSSYCOLL_INTERFACE": "::1"}, 1: {"LOSSYCOLL_INTERFACE": "127.0.0.1"}}
+    for rank, outcome in enumerate(run_ranks(rank_address, 2, CALM, per_rank=of)):
+        assert outcome.error == "RendezvousError", str(outcome)
+        assert f"rank {rank}/2: the ranks have addresses of different families" in outcome.text
+        assert "rank 0 has IPv6 (::1), rank 1 IPv4 (127.0.0.1)" in outcome.text

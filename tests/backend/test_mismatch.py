@@ -149,3 +149,60 @@ def test_a_call_that_comes_after_the_failure_is_refused_with_its_reason() -> Non
             assert part in text, text
     # The other rank may have heard of it before its own call had a number.
     assert any(f"(met in call #{number} " in text for number, text in ended), ended
+
+
+def rank_chained(rank: int, world: int) -> str:
+    """As PowerSGD's hook with two buckets, whose futures complete in another order at each rank."""
+    import torch
+    import torch.distributed as dist
+
+    init()
+    in_order = lossycoll.Options.from_env().futures == "in_order"
+    sizes = [40_000, 30_000]
+    first, second = (dist.all_reduce(torch.ones(n), async_op=True) for n in sizes)
+
+    def more(elements: int) -> Any:
+        def call(_: Any) -> None:
+            dist.all_reduce(torch.ones(elements), async_op=True).get_future()
+
+        return call
+
+    chained = [(first, 10), (second, 20)]
+    try:
+        for work, elements in chained if in_order or rank == 0 else chained[::-1]:
+            work.wait()
+            work.get_future().then(more(elements)).wait()
+        dist.barrier()
+        dist.all_reduce(torch.ones(5))
+    except RuntimeError as error:
+        return str(error)
+    dist.destroy_process_group()
+    return ""
+
+
+@pytest.mark.parametrize("futures", ["overlap", "in_order"])
+def test_a_mismatch_of_callbacks_names_the_option_that_cures_it(futures: str) -> None:
+    for outcome in run_ranks(
+        rank_chained, 2, {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_FUTURES": futures}
+    ):
+        if futures == "overlap":
+            assert "a hook that issues collectives in callbacks" in outcome.value
+            assert "needs Options(futures='in_order')" in outcome.value
+        else:
+            assert outcome.value == "", outcome
+
+
+def test_a_mismatch_without_callbacks_does_not() -> None:
+    for outcome in run_ranks(rank_plain_mismatch, 2, {"LOSSYCOLL_LOG": "off"}):
+        assert "float32[10]" in outcome.value
+        assert "in_order" not in outcome.value
+
+
+def rank_plain_mismatch(rank: int, world: int) -> str:
+    import torch
+    import torch.distributed as dist
+
+    init()
+    with pytest.raises(lossycoll.MismatchError) as caught:
+        dist.all_reduce(torch.ones(10 + rank))
+    return str(caught.value)

@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from lossycoll.cli import lab_args
 from lossycoll.cli import main as cli
+from lossycoll.lab import Link, Network, Port
+from lossycoll.lab.report import DEFAULT_QUEUE
+from lossycoll.lab.tcp import Flows
 
 
 def test_the_help_says_that_a_link_is_one_direction(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["lab", "--help"])
-    assert "1-0 is the way back" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1-0 is the way back" in said
+    # What nobody asks for, and the network has.
+    assert f"({DEFAULT_QUEUE})" in said
+
+
+def read(line: str) -> argparse.Namespace:
+    return cli.parser().parse_args(["lab", *line.split()])
+
+
+def test_numbers_may_have_units() -> None:
+    given = read("--loss 1% --duplicate 5% --delay-ms 20ms --up-mbit 1g --down-mbit 500k")
+    plain = read("--loss 0.01 --duplicate 0.05 --delay-ms 20 --up-mbit 1000 --down-mbit 0.5")
+    assert lab_args.network_of(given) == lab_args.network_of(plain)
+    assert lab_args.network_of(given).link.loss == 0.01
+    assert lab_args.network_of(read("--loss 100%")).link.loss == 1
+
+
+def test_changes_are_put_in_order_and_add_up() -> None:
+    network = Network(sites=2, port=Port(up_mbit=100, queue_ms=5), link=Link(delay_ms=1))
+    texts = [
+        "8:loss=1%",
+        "5:rate=10",
+        "5:policer=20",
+        "6.5:0-1:delay=50ms",
+        "7:2:up=1",
+        "9:wan:loss=3%",
+    ]
+    steps = lab_args.steps_of(texts, network)
+    assert [(seconds, text) for seconds, text, _ in steps] == [
+        *((5, "rate=10"), (5, "policer=20"), (6.5, "0-1:delay=50ms"), (7, "2:up=1")),
+        *((8, "loss=1%"), (9, "wan:loss=3%")),
+    ]
+    slow, policed, far, one, lossy, wide = (after for *_, after in steps)
+    assert slow.port == Port(up_mbit=10, down_mbit=10, queue_ms=5)
+    assert policed.port == Port(up_mbit=10, down_mbit=10, policer_ms=20)
+    assert (far.link_of(0, 1).delay_ms, far.link_of(1, 0).delay_ms) == (50, 1)
+    assert [one.port_of(host).up_mbit for host in range(4)] == [10, 10, 1, 10]
+    assert [lossy.link_of(0, 1).loss, lossy.link_of(1, 2).loss] == [0.01, 0]
+    assert wide.link_of(1, 2).loss == 0.03
+    assert lab_args.steps_of([], network) == []
+
+
+def test_flows_of_tcp_are_read() -> None:
+    given = read("--tcp cubic --tcp bbr:3@20% --tcp reno:2:1-0").tcp
+    assert given == [Flows("cubic"), Flows("bbr", 3, None, 0.2), Flows("reno", 2, (1, 0))]
+    for text in ("", "cubic:x", "cubic:0", "cubic:1:0", "cubic:1:0-1-2", "cubic@", "cubic@120%"):
+        with pytest.raises(SystemExit):
+            read(f"--tcp={text}")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +84,18 @@ def test_the_help_says_that_a_link_is_one_direction(capsys: pytest.CaptureFixtur
         ("lab --ranks 3,2,1 -- true", "wanted one number, or one for each of 2 hosts"),
         ("lab verify --file /nonexistent.json", "can't read the network"),
         ("lab verify --jitter-ms 3", "jitter_ms is 3.0"),
+        ("lab --policer-ms 5 -- true", "wanted a rate that it polices, too"),
+        ("lab --congestion a/b -- true", "congestion is 'a/b'"),
+        ("lab --at 5 -- true", "--at '5' isn't SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10"),
+        ("lab --at=-1:loss=1% -- true", "isn't SECONDS:"),
+        ("lab --at nan:loss=1% -- true", "isn't SECONDS:"),
+        ("lab --at 5:hosts=3 -- true", "neither links nor ports have a hosts"),
+        ("lab --at 5:loss=x -- true", "loss is 'x', wanted a number"),
+        ("lab --at 5:0-2:loss=1% -- true", "host is 2"),
+        ("lab --at 5:0-1:up=1 -- true", "a link has no up_mbit"),
+        ("lab --at 1:policer=5 -- true", "wanted a rate that it polices, too"),
+        ("lab --tcp reno:1:0-2 -- true", "host is 2"),
+        ("lab verify --tcp reno", "--at and --tcp are of a job"),
         ("lab --counters /dev/null/x -- true", "cannot write to /dev/null/x"),
     ],
 )

@@ -48,9 +48,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("", "COMMAND"),
+        ("", "usage: lossycoll COMMAND [OPTIONS], where COMMAND is one of demo, bench"),
         ("train", "train"),
-        ("demo --loss 1", "'1' is not a number of at least 0 and below 1"),
+        ("demoo", "; did you mean demo?"),
+        ("bench --seconsd 3", "unrecognized arguments: --seconsd 3; did you mean --seconds?"),
+        ("demo --loss 1", "'1' is not a share of at least 0 and below 1, as in 0.01 or 1%"),
+        ("demo --loss 100%", "'100%' is not a share"),
+        ("demo --loss 1%%", "'1%%' is not a share"),
+        ("demo --loss 1%x", "'1%x' is not a share"),
         ("demo --loss -0.1", "-0.1"),
         ("demo --loss nan", "'nan' is not"),
         ("demo --loss much", "'much' is not"),
@@ -86,9 +91,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("directory", "HOST:PORT"),
         ("simulate moshpit --grid 3y3", "'3y3' is no grid; as in 32x32"),
         ("simulate moshpit --grid 0x3", "a grid of 0x3: wanted at least one axis"),
-        ("simulate moshpit --failure 1", "'1' is not a number of at least 0 and below 1"),
+        ("simulate moshpit --failure 1", "'1' is not a share of at least 0 and below 1"),
         ("plan-threshold t.json --workers 0", "'0' is not a whole number from 1 to 16384"),
-        ("plan-threshold t.json --drop-rate 1", "'1' is not a number of at least 0 and below 1"),
+        ("plan-threshold t.json --drop-rate 1", "'1' is not a share of at least 0 and below 1"),
         ("plan-threshold t.json --cut late", "'late'"),
     ],
 )
@@ -96,7 +101,34 @@ def test_refuses(line: str, complaint: str, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         cli.main(line.split())
     assert ended.value.code == 2
-    assert complaint in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("demo --loss 1%", "loss", 0.01),
+        ("demo --loss 12.5%", "loss", 0.125),
+        ("bench --loss 0.1", "loss", 0.1),
+        ("bench --losses 0,1%,0.05", "losses", (0.0, 0.01, 0.05)),
+        ("try --loss 0%,5%", "losses", (0.0, 0.05)),
+        ("simulate moshpit --failure 1%", "failure", 0.01),
+        ("plan-threshold t.json --drop-rate 10%", "drop_rate", 0.1),
+    ],
+)
+def test_a_share_may_be_percent(line: str, name: str, value: object) -> None:
+    assert getattr(cli.parser().parse_args(line.split()), name) == value
+
+
+def test_no_help_shows_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], *([command] for command in cli.COMMANDS)):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+    said = capsys.readouterr().out
+    assert "demo" in said
+    assert "`" not in said
 
 
 def test_keyboard_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,51 @@ def test_a_metric_is_the_last_number_behind_its_name(text: str, value: float | N
     assert last_value(text, "loss") == pytest.approx(value, nan_ok=True)
 
 
+TRANSFORMERS = "{'loss': '2.1', 'grad_norm': '0.9'}\n{'eval_loss': '1.637', 'epoch': '1'}\n"
+LIGHTNING = """
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃      Validate metric      ┃       DataLoader 0        ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━┩
+│         eval_loss         │     1.637000083923339     │
+│            acc            │            1.0            │
+└───────────────────────────┴───────────────────────────┘
+"""
+PLAIN_TABLE = """
+────────────────────────────────────────────────────────
+     Validate metric           DataLoader 0
+────────────────────────────────────────────────────────
+        eval_loss            1.637
+────────────────────────────────────────────────────────
+"""
+MARKDOWN = "| metric | value |\n|---|---|\n| eval_loss | 1.637 |\n| eval_loss | acc |\n"
+LIGHTNING_BAR = "Epoch 1: 100%|████| 60/60 [00:00<00:00, 9.1it/s, v_num=3, eval_loss=1.637]"
+KERAS = (
+    "Epoch 2/2\n\x1b[1m 1/60\x1b[0m \x1b[32m━\x1b[0m \x1b[1m4s\x1b[0m 69ms/step - eval_loss: 2.1"
+    "\x08\x08\x08\r\x1b[1m60/60\x1b[0m ━━━ 0s 2ms/step - loss: 0.9 - "
+    "\x1b[1meval_loss\x1b[0m: 1.637\r\n"
+)
+OLD_KERAS = "60/60 [=====>....] - ETA: 0s - loss: 0.9123 - eval_loss: 1.637e+00 - val_acc: 0.5\r"
+JSON_LINES = '{"step":1,"eval_loss":2.5}\n{"step":2,"eval_loss":1.637,"ok":null}\n'
+IN_JSON = '{"level": "info", "msg": "{\\"eval_loss\\": 1.637}"}'
+VALUES = "eval_loss: tensor(1.6370, grad_fn=<X>) {'eval_loss': np.float64(1.637), 'x': 3}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(TRANSFORMERS, LIGHTNING, PLAIN_TABLE, MARKDOWN, LIGHTNING_BAR, KERAS, OLD_KERAS),
+        *(JSON_LINES, IN_JSON, VALUES, "eval_loss='1.637'", 'eval_loss: "1.637"'),
+    ],
+)
+def test_a_metric_is_read_as_frameworks_print_it(text: str) -> None:
+    assert last_value(text, "eval_loss") == pytest.approx(1.637)
+
+
+def test_a_table_of_names_is_no_value() -> None:
+    assert last_value("| loss | acc |\n", "loss") is None
+    assert complaints([Trial(0.2, 1, None, 1, 9, 1.0)], "loss")
+
+
 @pytest.mark.long
 def test_a_script_runs_once_per_loss_and_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import signal
 import threading
 import time
@@ -200,3 +202,48 @@ def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int, lin
         must_name_the_lost(idle, "idle", **fault)
         assert destroyed < PATIENT + SLACK
         assert not left, left
+
+
+def rank_leaves_a_child(rank: int, world: int) -> Any:
+    """Rank 1 forks a child, and waits to be killed."""
+    import torch
+    import torch.distributed as dist
+
+    init()
+    dist.all_reduce(torch.ones(60_000))
+    if rank == 1:
+        fork = os.fork if os.environ["FORK"] == "os" else ctypes.CDLL(None).fork
+        child = fork()
+        if not child:
+            time.sleep(600)
+            os._exit(0)
+        note(f"child {child} ")
+        time.sleep(600)
+    note("ready")
+    return catch(lambda: dist.all_reduce(torch.ones(60_000)))
+
+
+@pytest.mark.parametrize("fork", ["os", "libc"])
+def test_a_killed_rank_is_named_though_a_child_that_it_has_forked_lives_on(fork: str) -> None:
+    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), "FORK": fork}
+    with Ranks(rank_leaves_a_child, 2, env) as ranks:
+        ranks.wait_for(0, "ready")
+        ranks.wait_for(1, "child ")
+        child = int(ranks.output(1).split("child ")[1].split()[0])
+        try:
+            since = ranks.signal(1, signal.SIGKILL)
+            (survivor,) = ranks.collect(70, but=[1])
+            os.kill(child, 0)  # it is there
+        finally:
+            os.kill(child, signal.SIGKILL)
+    (caught,) = good([survivor])
+    fault: dict[str, Any] = {
+        "rank": 0,
+        "world": 2,
+        "victim": 1,
+        "since": since,
+        "liveness": PATIENT,
+    }
+    must_name_the_lost(caught, "all_reduce", **fault)
+    # Python closes what a child would keep open; of one that C makes it knows nothing.
+    assert ("its process has ended" in caught.text) == (fork == "os"), caught

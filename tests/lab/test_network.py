@@ -19,6 +19,7 @@ from lossycoll.lab import (
     Link,
     Network,
     Port,
+    backends,
     capabilities,
     counters,
     leftovers,
@@ -28,12 +29,13 @@ from lossycoll.lab import (
     switch_memory,
     verify,
 )
-from lossycoll.lab.backends import missing
+from lossycoll.lab.backends import choose, missing
 from lossycoll.lab.counters import QueueCounts
 from lossycoll.lab.job import Ended, rank_environment
-from lossycoll.lab.network import QUEUE_PACKETS, changed, queue_bytes
+from lossycoll.lab.network import changed, queue_bytes
 from lossycoll.lab.shape import Shape
 from lossycoll.lab.switch import why
+from lossycoll.lab.tcp import Flows, placed
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,16 @@ from lossycoll.lab.switch import why
         (lambda: Port(up_mbit=-5), "up_mbit is -5"),
         (lambda: Port(queue_ms=0), "queue_ms is 0"),
         (lambda: Port(queue_ms=5, queue_packets=5), "either queue_packets or queue_ms"),
+        (lambda: Port(up_mbit=5, queue_ms=5, policer_ms=5), "either queue_ms or policer_ms"),
+        (lambda: Port(policer_ms=5), "policer_ms is 5, wanted a rate that it polices, too"),
+        (lambda: Link(rate_mbit=5, policer_ms=0), "policer_ms is 0, wanted 0.001 to 60000 ms"),
+        (lambda: Link(spread_ms=-1), "spread_ms is -1"),
+        (lambda: Network(congestion="cubic; reboot"), "congestion is 'cubic; reboot', wanted"),
+        (lambda: Network(congestion="a" * 16), "wanted a name such as cubic, reno or bbr"),
+        (lambda: Flows("reno", 0), "TCP flows is 0"),
+        (lambda: Flows("reno", share=0), "share of the time is 0, wanted 0.001 to 1"),
+        (lambda: placed([Flows("reno", 1, (0, 2))], Network()), "host is 2"),
+        (lambda: placed([Flows("reno", 40), Flows("reno", 40)], Network()), "flows is 80"),
         (lambda: Network(hosts=1), "hosts is 1, wanted a whole number from 2 to 64"),
         (lambda: Network(hosts=65), "hosts is 65"),
         (lambda: Network(hosts=2.0), "hosts is 2.0"),
@@ -97,6 +109,8 @@ def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
     wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1"}
     assert wanted.items() <= variables.items()
     assert "LOSSYCOLL_SITE" not in variables
+    # Otherwise each start would tell of the namespaces that keep hosts from sharing memory.
+    assert variables["LOSSYCOLL_HOST"] == "host2"
     assert variables["LOSSYCOLL_INTERFACE"] == variables["GLOO_SOCKET_IFNAME"] == "eth0"
     assert [Ended(0, code).status for code in (0, 3, -9)] == [0, 3, 137]
 
@@ -149,6 +163,7 @@ def test_between_sites_is_another_network() -> None:
 
 def test_short_texts_have_units() -> None:
     read = network_io.values("loss=1%, delay=20ms,jitter=500us,hold=1s,rate=1g,up=40m,down=200k")
+    assert network_io.values("spread=2ms,policer=0.1s") == {"spread_ms": 2, "policer_ms": 100}
     assert read == pytest.approx(
         {
             "loss": 0.01,
@@ -220,10 +235,42 @@ def test_chances_at_the_ends() -> None:
 
 
 def test_length_of_queues() -> None:
-    assert queue_bytes(8, None, 10, 1500) == 10_000
-    assert queue_bytes(8, 5, None, 1486) == 7500
-    assert queue_bytes(8, None, None, 1486) == QUEUE_PACKETS * 1500
-    assert queue_bytes(0.01, None, 1, 1500) == 2 * 1514  # or nothing would ever pass
+    assert queue_bytes(8, Port(queue_ms=10), 1500) == 10_000
+    assert queue_bytes(8, Port(queue_packets=5), 1486) == 7500
+    assert queue_bytes(0.01, Port(queue_ms=1), 1500) == 2 * 1514  # or nothing would ever pass
+    assert queue_bytes(8, Port(up_mbit=8, policer_ms=10), 1500) == 10_000
+    # Where nothing is said: a time of the rate, but some packets at least.
+    assert queue_bytes(1000, Link(), 1500) == 3_125_000
+    assert queue_bytes(8, Port(), 1486) == 64 * 1500
+
+
+def test_a_policer_stands_where_a_queue_would() -> None:
+    port = Port(up_mbit=100, queue_ms=20)
+    policed = changed(port, policer_ms=5)
+    assert policed == Port(up_mbit=100, policer_ms=5)
+    assert changed(policed, queue_packets=9) == Port(up_mbit=100, queue_packets=9)
+    assert changed(policed, policer_ms=None) == Port(up_mbit=100)
+    assert changed(port, up_mbit=10).queue_ms == 20
+
+
+def test_the_first_backend_that_can_make_every_network_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backends, "missing", lambda name: "")
+    plain, lossy = Network(), Network(link=Link(loss=0.1))
+    policed = Network(port=Port(up_mbit=10, policer_ms=5))
+    late = Network(link=Link(delay_ms=1))
+    assert choose(plain, late) == "netem"
+    assert choose(plain, policed) == "switch"
+    monkeypatch.setattr(backends, "missing", lambda name: name == "netem" and "not there")
+    assert [choose(lossy), choose(lossy, late)] == ["nft", "switch"]
+    assert choose(policed, name="switch") == "switch"
+    for name, network, complaint in (
+        ("netem", policed, "netem makes no policers"),
+        ("nft", late, "nft makes loss alone"),
+    ):
+        with pytest.raises(LabError, match=complaint):
+            choose(plain, network, name=name)
 
 
 @pytest.mark.parametrize("link", [Link(loss=0.001), Link(loss=0.05), Link(loss=0.02, burst=5)])
@@ -252,6 +299,7 @@ def test_files_say_the_same_again(tmp_path: Path) -> None:
         ports={2: Port(up_mbit=10, queue_ms=4)},
         mtu=9000,
         seed=7,
+        congestion="bbr",
         sites=2,
         ranks=(1, 2, 3, 4, 5, 6),
         wan=Link(delay_ms=20),
@@ -293,8 +341,14 @@ def test_netem_is_given_the_same() -> None:
     assert said(Link(rate_mbit=100, delay_ms=10, queue_packets=5)) == (
         "limit 88 delay 10ms rate 100000000bit"
     )
-    with pytest.raises(LabError, match="only where there is a delay"):
-        netem.link_arguments(Link(reorder=0.1), 1500)
+    assert said(Link(delay_ms=10, spread_ms=4)) == "limit 1000000 delay 12ms 2ms"
+    for link, complaint in (
+        (Link(reorder=0.1), "only where there is a delay"),
+        (Link(delay_ms=5, jitter_ms=1, spread_ms=1), "either a jitter or a spread"),
+        (Link(rate_mbit=1, policer_ms=1), "no policers"),
+    ):
+        with pytest.raises(LabError, match=complaint):
+            netem.link_arguments(link, 1500)
 
 
 def test_bounds_hold_what_chance_does() -> None:

@@ -297,6 +297,21 @@ CALLS = (
         "        return False\n",
         "tests/backend/test_not_submitted.py::test_a_sparse_sum_interrupted_halfway_ends_the_group",
     ),
+    # ---- activations ----
+    mutation(
+        "activations may lose packets",
+        "lossycoll/backend/dispatch.py",
+        "Way.LOSSY and self._is_exact(call)",
+        "Way.LOSSY and not call",
+        "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",
+    ),
+    mutation(
+        "a backward pass in a forward counts as forward",
+        "lossycoll/backend/ways.py",
+        "while frame is not None and frame.f_code is not BACKWARD:",
+        "while frame is not None:",
+        "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",
+    ),
     # ---- agreement ----
     mutation(
         "another collective taken for the same",
@@ -304,5 +319,99 @@ CALLS = (
         "return r->c == op->call.signature && r->a == op->call.dtype;",
         "return r->a == op->call.dtype;",
         f"{ENGINE}/test_ends.py::test_mismatch_is_reported_at_once_on_every_rank",
+    ),
+    # ---- wake-ups that timers would hide ----
+    mutation(
+        "the thread doesn't look before it sleeps",
+        "native/loop.c",
+        "    int woken = is_wanted(h);\n    if (!woken)",
+        "    int woken = 0;\n    if (!woken)",
+        "native:test_wait",
+    ),
+    mutation(
+        "a caller leaves the links silently",
+        "native/loop.c",
+        "        come |= lc_link_watch(h->interfaces[i].link);",
+        "        come |= 0;",
+        "native:test_wait",
+    ),
+    mutation(
+        "what has come as a caller leaves the links wakes nobody",
+        "native/loop.c",
+        "    return come;\n",
+        "    return come - come;\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "who waits for names isn't signalled",
+        "native/completions.c",
+        "    pthread_cond_signal(&c->changed);",
+        "    (void)0;",
+        "native:test_wait",
+    ),
+    # ---- how long is waited ----
+    mutation(
+        "link_ns doubled",
+        "native/timers.c",
+        "    uint64_t link_ns = op->group->config.link_ns;",
+        "    uint64_t link_ns = 2 * op->group->config.link_ns;",
+        "native:test_limits",
+    ),
+    mutation(
+        "link_ns doubled before it is looked at",
+        "native/timers.c",
+        "h->now - begin <= config->link_ns",
+        "h->now - begin <= 2 * config->link_ns",
+        "native:test_limits",
+    ),
+    mutation(
+        "link_ns of messages doubled",
+        "native/message_timers.c",
+        "h->now - heard > g->config.link_ns",
+        "h->now - heard > 2 * g->config.link_ns",
+        "native:test_limits",
+    ),
+    mutation(
+        "deadline_max of a peer doubled",
+        "native/silence.c",
+        "uint64_t most = op->group->config.deadline_max_ns, answer",
+        "uint64_t most = 2 * op->group->config.deadline_max_ns, answer",
+        "native:test_limits",
+    ),
+    mutation(
+        "deadline_max of a stream doubled",
+        "native/stream_in.c",
+        "    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)",
+        "    if (h->now - lc_later(in->last_ns, excused) > 2 * config->deadline_max_ns)",
+        "native:test_limits",
+    ),
+    mutation(
+        "deadlines are made for half of the streams",
+        "native/deadline.c",
+        "QUANTILE_PERCENT = 95",
+        "QUANTILE_PERCENT = 50",
+        "native:test_limits",
+    ),
+    mutation(
+        "deadlines are made for the slowest stream",
+        "native/deadline.c",
+        "QUANTILE_PERCENT = 95",
+        "QUANTILE_PERCENT = 100",
+        "native:test_limits",
+    ),
+    mutation(
+        "what lingered is over before its figures are published",
+        "native/operations.c",
+        "    add_rest(&g->live,",
+        "    lc_linger_over(op);\n    op->lingers = 0;\n    add_rest(&g->live,",
+        "native:test_linger_threads",
+    ),
+    mutation(
+        "a group is freed on top of the frame that a signal's handler has interrupted",
+        "lossycoll/runtime/engine/users.py",
+        "if self._closing and not self._inside and",
+        "if self._closing and",
+        "tests/runtime/engine/test_users.py"
+        "::test_a_handler_that_closes_on_top_of_any_instruction_frees_once_when_all_are_out",
     ),
 )

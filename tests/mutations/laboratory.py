@@ -26,4 +26,25 @@ LABORATORY = (
         '"LOCAL_RANK": "0",',
         "tests/lab/test_network.py::test_ranks_are_told_their_place",
     ),
+    mutation(
+        "policers delay packets as queues do",
+        "native/lab/paths.c",
+        "        if (!rate->polices)\n            piece->at = queue->free_at;",
+        "        piece->at = queue->free_at;",
+        "native:test_lab",
+    ),
+    mutation(
+        "a change on the way lasts for its moment only",
+        "lossycoll/cli/lab_args.py",
+        "        network = _changed(network, text)\n        out.append((seconds, text, network))",
+        "        out.append((seconds, text, _changed(network, text)))",
+        "tests/cli/test_lab.py::test_changes_are_put_in_order_and_add_up",
+    ),
+    mutation(
+        "what a policer drops is nobody's",
+        "lossycoll/lab/report.py",
+        "sum(one.policed for one in sent)",
+        "0",
+        "tests/lab/test_report.py::test_each_packet_is_in_one_row",
+    ),
 )

@@ -147,4 +147,12 @@ MEMBERSHIP = (
         "tests/backend/test_cohorts.py"
         "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",
     ),
+    mutation(
+        "the engine of a rank that is late isn't asked",
+        "lossycoll/runtime/membership/cohort_protocol.py",
+        "self._detector.lives(rank, self.pulse(rank))",
+        "pass",
+        "tests/runtime/membership/test_cohort_protocol.py"
+        "::test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is",
+    ),
 )

@@ -212,4 +212,11 @@ MESSAGES = (
         "return flying < 100 * window ? window",
         "native:test_shared_mail",
     ),
+    mutation(
+        "credit is given again with every MAIL",
+        "native/message.c",
+        "        p->returned = r->c;\n",
+        "",
+        "native:test_limits",
+    ),
 )

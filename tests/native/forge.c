@@ -109,7 +109,13 @@ static void change_control(forger *f, lc_header *h, forged *p) {
         change_record(f, h, payload + (size_t)i * LC_RECORD_BYTES);
 }
 
+static void put_check(lc_header *h, const uint8_t *payload) {
+    if (h->type == LC_CONTROL && (size_t)h->count * LC_RECORD_BYTES == h->length)
+        h->op = lc_records_check(payload, h->count);
+}
+
 static void put(forger *f, lc_header *h, forged *p) {
+    put_check(h, p->bytes + LC_HEADER_BYTES);
     if (forge_below(f, 20) == 0)
         h->length = (uint16_t)any(f);
     lc_wire_put(p->bytes, h);
@@ -250,6 +256,7 @@ static void make(forger *f, forged *p) {
         }
         h.length = (uint16_t)(h.count * LC_RECORD_BYTES);
     }
+    put_check(&h, payload);
     lc_wire_put(p->bytes, &h);
     p->size = LC_HEADER_BYTES + (size_t)h.length;
 }

@@ -15,6 +15,7 @@ typedef struct {
     uint64_t seed;
     double hosts, mbit, rtt_ms, queue_ms, loss, burst; /* of the network */
     double capacity;                                   /* packets of a receive buffer */
+    double paces_port;                                 /* 1: hosts pace their ports as one */
     double bytes, ops, deep, pause_ms, delivery;       /* of what is done */
     double routed, payload;    /* 1: what paths carry is looked for; 0 bytes: SLOW_PAYLOAD */
     double lost_here, disable; /* share of data that injection drops; lc_fast_path bits */
@@ -90,6 +91,7 @@ static inline void slow_open_hosts(slow_run *r) {
                                .loss = s->loss,
                                .paced = 1,
                                .routed = s->routed > 0,
+                               .paces_port = s->paces_port > 0,
                                .seed = s->seed,
                                .disable = (uint32_t)s->disable,
                                .group = {.inject = {.loss = s->lost_here, .seed = 1},

@@ -233,6 +233,13 @@ static uint64_t send_all(uint32_t frames, uint32_t count, int64_t every, int64_t
     return came;
 }
 
+/* One frame of ``count`` packets from one host to another. */
+static void send_one(uint32_t from, uint32_t to, uint32_t count, int64_t now) {
+    lab_frame *frame = make_frame(&paths.store, 1, count * SEGMENT, SEGMENT, 0);
+    CHECK(!lab_frame_read(frame));
+    lab_paths_enter(&paths, frame, from, to, now);
+}
+
 static lab_link *fresh(uint64_t seed) {
     memset(&shared, 0, sizeof shared);
     shared.hosts = 2;
@@ -297,6 +304,60 @@ static void test_rate(void) {
     lab_paths_free(&paths);
 }
 
+/* A policer lets its bucket pass at once, then what the rate fills it with, and delays nothing. */
+static void test_policer(void) {
+    fresh(1);
+    const double frame = SEGMENT + 42;
+    shared.up[0] = (lab_rate){.bytes_per_s = 1e6, .queue_bytes = 20 * frame + 1, .polices = 1};
+    lab_paths_init(&paths, &shared);
+    int64_t last = -1;
+    const lab_rate_counts *counts = shared.up_counts;
+    CHECK(send_all(1, 40, 0, &last) == 20 && last == 0);
+    CHECK(counts->policed == 20 && counts->dropped == 0 && counts->packets == 40);
+    CHECK(fabs((double)counts->queue_max - 20 * frame) < 2);
+    /* Twice the rate for a second: half of it passes, as it comes. */
+    memset(shared.up_counts, 0, sizeof shared.up_counts);
+    int64_t every = (int64_t)(frame / 2e6 * 1e9);
+    uint64_t sent = (uint64_t)(1e9 / (double)every);
+    uint64_t came = send_all((uint32_t)sent, 1, every, &last);
+    CHECK(came + counts->policed == sent && counts->dropped == 0);
+    CHECK_AT(fabs((double)came - 1e6 / frame) < 22, "%g of %g", (double)came, 1e6 / frame);
+    CHECK(last % every == 0);
+    lab_paths_free(&paths);
+}
+
+/* Each packet is late by its own share of the spread; what is lost stays what it was. */
+static void test_spread(void) {
+    uint64_t lost[2];
+    for (int spreads = 0; spreads < 2; spreads++) {
+        lab_link *link = fresh(5);
+        link->begin = link->go_on = 0.1;
+        link->delay_ns = 1e6;
+        link->spread_ns = spreads ? 8e6 : 0;
+        lab_paths_init(&paths, &shared);
+        int64_t next, least = INT64_MAX, most = 0;
+        double sum = 0;
+        uint64_t came = 0;
+        lab_train train;
+        send_one(0, 1, 40, 0);
+        for (int round = 0; round < 100; round++, send_one(0, 1, 40, 0))
+            while (lab_paths_due(&paths, INT64_MAX, &train, &next)) {
+                least = train.at < least ? train.at : least;
+                most = train.at > most ? train.at : most;
+                sum += (double)train.at * train.packets;
+                came += train.packets;
+                lab_frame_drop(&paths.store, train.frame);
+            }
+        lost[spreads] = shared.link_counts[1].lost;
+        double mean = sum / (double)came, wanted = spreads ? 5e6 : 1e6;
+        CHECK_AT(fabs(mean - wanted) < 2e5, "mean %g, wanted %g", mean, wanted);
+        CHECK(least >= 1000000 && most <= (spreads ? 9000000 : 1000000));
+        CHECK(!spreads || (least < 1100000 && most > 8900000));
+        lab_paths_free(&paths);
+    }
+    CHECK(lost[0] > 300 && lost[0] == lost[1]);
+}
+
 static void test_order(void) {
     lab_link *link = fresh(3);
     link->delay_ns = 1e7;
@@ -337,13 +398,6 @@ static void test_doubles_and_holds(void) {
     CHECK(counts->reordered > 1000 && counts->reordered < 1400);
     CHECK(last >= 1000000);
     lab_paths_free(&paths);
-}
-
-/* One frame of ``count`` packets from one host to another. */
-static void send_one(uint32_t from, uint32_t to, uint32_t count, int64_t now) {
-    lab_frame *frame = make_frame(&paths.store, 1, count * SEGMENT, SEGMENT, 0);
-    CHECK(!lab_frame_read(frame));
-    lab_paths_enter(&paths, frame, from, to, now);
 }
 
 /* Hosts 0 and 1 are at one site, 2 and 3 at another. */
@@ -431,6 +485,8 @@ int main(void) {
     test_loss(0.2, 8);
     test_a_burst_ends_in_a_pause();
     test_rate();
+    test_policer();
+    test_spread();
     test_order();
     test_doubles_and_holds();
     test_hosts_share_the_rate_of_their_site();

@@ -2,6 +2,7 @@
  * for anybody, whose buffer is used again at once, and who releases its tickets while the engine
  * still sends. */
 #define _DEFAULT_SOURCE
+#include "linger.h"
 #include "net.h"
 
 #include <pthread.h>
@@ -101,6 +102,47 @@ static void run(lc_inject inject, part how) {
     net_close(&n);
 }
 
+/* Rank 1 takes part in what lingers at rank 0, whose loop can't publish figures meanwhile, since
+ * their reader has the lock. Returns whether rank 1 was done so: the loop may stand before the lock
+ * with something to send. */
+static int ends_unpublished(const part parts[2], uint64_t operations) {
+    lc_group *g = parts[0].n->group[0], *other = parts[1].n->group[1];
+    uint8_t data[2][BYTES] = {{1}};
+    lc_stats stats;
+    int64_t ticket = broadcast(&parts[0], data[0]);
+    CHECK(lc_group_wait(g, ticket, 30 * SECOND) == LC_OK);
+    CHECK(lc_lingering(g, NULL) == 1);
+    pthread_mutex_lock(&g->host->lock);
+    int64_t taken = broadcast(&parts[1], data[1]);
+    int done = lc_group_wait(other, taken, 200 * MS) == LC_OK;
+    if (done)
+        usleep(50000);
+    CHECK(lc_lingering(g, NULL) == 1);
+    pthread_mutex_unlock(&g->host->lock);
+    CHECK(lc_group_wait(other, taken, 30 * SECOND) == LC_OK);
+    for (int i = 0; i < 1000 && lc_group_lingering(g, NULL); i++)
+        usleep(10000);
+    lc_group_stats(g, &stats);
+    CHECK(stats.operations == operations && stats.packets_sent >= 3 * operations);
+    lc_group_release(g, ticket);
+    lc_group_release(other, taken);
+    return done;
+}
+
+/* Who sees that nothing lingers reads figures of all that did. */
+static void test_figures(void) {
+    net n;
+    part parts[2];
+    int seen = 0;
+    net_open(&n, 2, (lc_inject){.loss = 0}, 60 * SECOND);
+    for (uint16_t r = 0; r < 2; r++)
+        parts[r] = (part){.n = &n, .rank = r, .reliable = 1};
+    for (uint64_t i = 1; i <= 30 && !seen; i++)
+        seen = ends_unpublished(parts, i);
+    CHECK(seen);
+    net_close(&n);
+}
+
 /* Closed while the others haven't even posted what lingers. */
 static void test_close(void) {
     net n;
@@ -123,6 +165,7 @@ int main(void) {
     for (int how = 0; how < 8; how++)
         run(how & 4 ? bad : (lc_inject){.loss = 0},
             (part){.reliable = how & 1, .waits = how >> 1 & 1, .keeps = how & 1});
+    test_figures();
     test_close();
     return check_result("test_linger_threads");
 }

@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sock_diag.h>
 #include <net/if.h>
 #include <sched.h>
 #include <string.h>
@@ -103,7 +104,8 @@ static int fake_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struc
 static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmmsg, fake_recvmsg};
 
 static lc_link *open_link(uint32_t disable, const lc_udp_calls *calls) {
-    lc_host_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable | LC_PATH_MTU};
+    lc_host_config c = {
+        .address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable | LC_PATH_MTU};
     lc_failure failure = {0};
     memset(&kernel, 0, sizeof kernel);
     test_now = 10 * SECOND;
@@ -371,6 +373,99 @@ static void test_peers(void) {
     lc_link_close(link);
 }
 
+/* Who sends is known by address and port, in either family. The link is told its family, so that
+ * this needs no IPv6 of the machine. */
+static void test_senders(void) {
+    static const struct {
+        int family;
+        const char *peer, *other;
+    } ways[] = {{AF_INET, "127.0.0.1", "127.0.0.2"}, {AF_INET6, "fd00::1", "fd00::2"}};
+    for (int i = 0; i < 2; i++) {
+        lc_link *link = open_link(0, NULL);
+        lc_udp *u = lc_udp_of(link);
+        u->family = ways[i].family;
+        const lc_address peers[] = {{.host = ways[i].peer, .port = 999},
+                                    {.host = ways[i].other, .port = 999},
+                                    {.host = ways[i].peer, .port = 998}};
+        for (uint16_t k = 0; k < PEERS; k++)
+            CHECK(lc_link_set_peer(link, k, &peers[k]) == LC_OK);
+        for (uint16_t from = 0; from < PEERS; from++)
+            for (uint16_t peer = 0; peer < PEERS; peer++) {
+                lc_udp_address address = u->peers[from].address;
+                lc_arrival a = {.from = &address};
+                CHECK_AT(lc_link_is_from(link, &a, peer) == (from == peer),
+                         "family %d: from %d, taken for %d", ways[i].family, from, peer);
+                address.any.sa_family = i ? AF_INET : AF_INET6;
+                CHECK(!lc_link_is_from(link, &a, peer));
+            }
+        lc_link_close(link);
+    }
+}
+
+/* What datagrams aside say of their sender, in either family. */
+static void test_sources(void) {
+    static const uint8_t v4[16] = {[10] = 0xFF, [11] = 0xFF, [12] = 127, [15] = 5},
+                         v6[16] = {[0] = 0xFD, [15] = 5};
+    for (int i = 0; i < 2; i++) {
+        lc_link *link = open_link(0, NULL);
+        lc_udp *u = lc_udp_of(link);
+        u->family = i ? AF_INET6 : AF_INET;
+        const lc_address peer = {.host = i ? "fd00::5" : "127.0.0.5", .port = 777};
+        CHECK(lc_link_set_peer(link, 0, &peer) == LC_OK);
+        lc_arrival a = {.from = &u->peers[0].address};
+        lc_aside aside = {.port = 0};
+        link->ops->source(link, &a, &aside);
+        CHECK(aside.port == 777 && memcmp(aside.address, i ? v6 : v4, sizeof v4) == 0);
+        lc_link_close(link);
+    }
+}
+
+static uint32_t charged(const lc_link *link) {
+    uint32_t of[SK_MEMINFO_VARS] = {0};
+    socklen_t n = sizeof of;
+    CHECK(getsockopt(lc_udp_of_const(link)->fd, SOL_SOCKET, SO_MEMINFO, of, &n) == 0);
+    return of[SK_MEMINFO_RMEM_ALLOC];
+}
+
+/* Without fast paths, with the buffer of an untouched Linux; its peer 0 is itself. */
+static lc_link *open_to_itself(uint16_t payload_bytes, lc_link_info *info) {
+    lc_host_config c = {.address = "127.0.0.1",
+                        .payload_bytes = payload_bytes,
+                        .socket_buffer = 106496,
+                        .disable = LC_GSO | LC_GRO | LC_MMSG | LC_GATHER};
+    lc_failure failure = {0};
+    lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
+    CHECK(link != NULL);
+    lc_link_info_of(link, info);
+    const lc_address self = {.host = "127.0.0.1", .port = info->port};
+    CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    return link;
+}
+
+/* Beside all data that peers may send, their control finds room: a process that is stopped loses
+ * none of it. */
+static void test_credits_leave_room_for_control(void) {
+    enum { LARGE = 8896, SENDERS = 4, CONTROL = 2 * HEADER };
+    static uint8_t large[HEADER + LARGE];
+    lc_link_info info;
+    lc_link *link = open_to_itself(LARGE, &info);
+    struct iovec parts[2] = {{large, HEADER}, {large + HEADER, CONTROL - HEADER}};
+    lc_run run = {.iov = parts, .n_packets = 1, .packet_bytes = CONTROL};
+    int error = 0;
+    uint32_t credits = lc_link_credits(link, sizeof large, SENDERS);
+    CHECK(lc_link_send(link, &run, 1, &error) == 1);
+    uint64_t control = charged(link);
+    parts[1].iov_len = LARGE;
+    run.packet_bytes = sizeof large;
+    for (uint32_t k = 0; k < SENDERS * credits; k++)
+        CHECK(lc_link_send(link, &run, 1, &error) == 1);
+    uint64_t data = charged(link) - control, buffer = (uint64_t)info.receive_buffer;
+    CHECK_AT(credits && control && data + SENDERS * LC_CONTROL_WAITING * control <= buffer * 3 / 4,
+             "%u credits, charged %lu and %lu of %lu", credits, (unsigned long)data,
+             (unsigned long)control, (unsigned long)buffer);
+    lc_link_close(link);
+}
+
 /* What is in the buffer must fit, as the kernel counts it: real packets, none of them dropped. */
 static void test_credits(void) {
     lc_link *link = open_link(0, NULL);
@@ -400,17 +495,8 @@ static void test_credits(void) {
 static void test_credits_of_what_is_read(void) {
     enum { LARGE = 8896, ROUNDS = 50 };
     static uint8_t large[HEADER + LARGE];
-    lc_host_config c = {.address = "127.0.0.1",
-                        .payload_bytes = LARGE,
-                        .socket_buffer = 106496,
-                        .disable = LC_GSO | LC_GRO | LC_MMSG | LC_GATHER};
-    lc_failure failure = {0};
-    lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
-    CHECK(link != NULL);
     lc_link_info info;
-    lc_link_info_of(link, &info);
-    const lc_address self = {.host = "127.0.0.1", .port = info.port};
-    CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    lc_link *link = open_to_itself(LARGE, &info);
     struct iovec parts[2] = {{large, HEADER}, {large + HEADER, LARGE}};
     lc_run run = {.iov = parts, .n_packets = 1, .packet_bytes = sizeof large};
     uint32_t credits = lc_link_credits(link, sizeof large, 1);
@@ -571,7 +657,10 @@ int main(void) {
     test_batching_refused();
     test_path_mtu();
     test_peers();
+    test_senders();
+    test_sources();
     test_credits();
+    test_credits_leave_room_for_control();
     test_credits_of_what_is_read();
     test_waiter();
     test_real_kernel();

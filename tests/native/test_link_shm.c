@@ -353,6 +353,50 @@ static void test_wakes_once(void) {
     close_ends(&e);
 }
 
+/* Who goes to sleep once more, though it has taken nothing, is woken once more. */
+static void test_each_nap_is_ended(void) {
+    enum { NAPS = 4 };
+    ends e;
+    struct pollfd fd;
+    open_ends(&e, 2);
+    for (uint32_t i = 0; i < NAPS; i++) {
+        uint64_t timeout_ns = 1;
+        CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && poll(&fd, 1, 0) == 0);
+        send_one(&e, 0, 1, i, 32);
+        CHECK_AT(poll(&fd, 1, 0) == 1, "nap %u", i);
+    }
+    for (uint32_t i = 0; i < NAPS; i++) { /* a receiver that looks is awake; its next nap is new */
+        lc_arrival a;
+        uint64_t timeout_ns = 1;
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, i, 32));
+        CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && poll(&fd, 1, 0) == 0);
+        send_one(&e, 0, 1, NAPS + i, 32);
+        CHECK_AT(poll(&fd, 1, 0) == 1, "nap %u after a packet", i);
+    }
+    close_ends(&e);
+}
+
+/* Who sleeps has said what it took: its peers have all of their room meanwhile. */
+static void test_who_sleeps_has_told_what_it_took(void) {
+    for (size_t payload = 16; payload <= 4096; payload += 4080) {
+        ends e;
+        open_ends(&e, 2);
+        uint32_t room = payload > LC_SHM_HEAD_MAX ? shm(&e, 0)->share : shm(&e, 0)->entries;
+        struct pollfd fd;
+        uint64_t timeout_ns = 1;
+        lc_arrival a;
+        for (uint32_t i = 0; i < room; i++)
+            send_one(&e, 0, 1, i, payload);
+        for (uint32_t i = 0; i < room; i++)
+            CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, i, payload));
+        CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && timeout_ns == 1);
+        for (uint32_t i = 0; i < room; i++)
+            send_one(&e, 0, 1, i, payload);
+        CHECK_AT(overflow(&e, 0) == 0, "%zu bytes", payload);
+        close_ends(&e);
+    }
+}
+
 /* All who sleep and get something, each once, whatever the order of the runs. */
 static void test_one_call_wakes_all(void) {
     enum { RUNS = 4 };
@@ -594,6 +638,8 @@ int main(void) {
     test_a_late_receiver_gets_the_same_copy();
     test_nobody_sleeps_through_a_packet();
     test_wakes_once();
+    test_each_nap_is_ended();
+    test_who_sleeps_has_told_what_it_took();
     test_one_call_wakes_all();
     test_nonsense();
     test_what_was_never_sent_is_taken();

@@ -6,6 +6,7 @@ A C compiler is a requirement of the project, so its absence is a failure and no
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,48 @@ def make(target: str, *variables: str, timeout: float = 840) -> None:
 )
 def test_make(target: str) -> None:
     make(target)
+
+
+OLDEST_GCC = 11
+
+
+def _compilers() -> list[str]:
+    """The gcc and clang that this machine has, a name each, but for gcc older than those meant."""
+    found = {}
+    for folder in os.get_exec_path():
+        for path in sorted(Path(folder).glob("*")):
+            parts = re.fullmatch(r"(gcc|clang)(?:-(\d+))?", path.name)
+            if parts and (parts[1] == "clang" or int(parts[2] or OLDEST_GCC) >= OLDEST_GCC):
+                found.setdefault(path.resolve(), path.name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("compiler", _compilers())
+def test_each_compiler_builds_the_native_code(compiler: str, tmp_path: Path) -> None:
+    """gcc 11 and later, and clang: what is found here, and what CI installs (.ci/run). Vectors
+    that they know by different names must give the same bytes, so one test of these runs."""
+    options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    options += [f"-I{NATIVE}", f"-I{NATIVE / 'lab'}"]
+    program = tmp_path / "test_lowbit"
+    lines = [
+        ["-O3", "-fsyntax-only", *sorted(map(str, NATIVE.rglob("*.c")))],
+        ["-O1", str(HERE / "test_lowbit.c"), str(NATIVE / "kernels.c"), str(NATIVE / "codec.c")],
+    ]
+    lines[1] += ["-o", str(program), "-lm"]
+    for line in lines:
+        command = [compiler, *options, *line]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    subprocess.run([program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_big_endian_host_is_refused_by_name() -> None:
+    order = ["-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"]
+    line = ["cc", "-std=c11", "-w", "-fsyntax-only", str(NATIVE / "lossycoll.h")]
+    refused = subprocess.run([*line, *order], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "lossycoll needs a little-endian host" in refused.stderr
+    assert subprocess.run(line, check=False).returncode == 0
 
 
 def test_fuzz() -> None:

@@ -87,12 +87,41 @@ static void test_short_queues(void) {
     }
 }
 
+/* Nothing but the hosts' own packets crosses the network. Each path by itself overruns the port
+ * that it shares; a port that is paced as one loses nothing once its rate is known. */
+static void test_paced_ports(void) {
+    for (int paced = 0; paced < 2; paced++) {
+        slow_scenario s = {.seed = 3,
+                           .hosts = 8,
+                           .mbit = 20,
+                           .rtt_ms = 20,
+                           .queue_ms = 25,
+                           .burst = 1,
+                           .capacity = 4000,
+                           .paces_port = paced,
+                           .bytes = 2097152,
+                           .ops = SLOW_OPS,
+                           .deep = 1};
+        slow_run *r = slow_run_all(&s);
+        const memory_counts *first = &r->ops[5].counts, *last = &r->ops[r->ended - 1].counts;
+        uint64_t dropped = last->dropped - first->dropped, sent = last->sent - first->sent;
+        CHECK_AT(paced ? dropped * 1000 <= sent : dropped * 100 > sent, "paced %d: %llu of %llu",
+                 paced, (unsigned long long)dropped, (unsigned long long)sent);
+        for (uint32_t i = 6; i < r->ended && paced; i++) {
+            double times = slow_seconds(r, i) / slow_limit_s(&s);
+            CHECK_AT(times < 1.12, "operation %u: %.2f times the limit", i, times);
+        }
+        free(r);
+    }
+}
+
 /* -sample: some of it. */
 int main(int argc, char **argv) {
     test_small_operations();
     if (check_samples(argc, argv))
         return check_result("test_slow_links");
     test_after_a_pause();
+    test_paced_ports();
     test_short_queues();
     return check_result("test_slow_links");
 }

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "net.h"
+#include "state.h"
 #include "virtual_net.h"
 
 enum { RANKS = 4, CALLS = 50, SEGMENT = 64, ELEMENTS = RANKS * SEGMENT, PAYLOAD = 8 * ELEMENTS };
@@ -227,7 +228,82 @@ static void test_stopped_peer(int lossy) {
     virtual_close(&j.v);
 }
 
+/* ---- records that change on their way ---- */
+
+typedef struct {
+    memory_net *net;
+    uint64_t seed, thrown;
+} flips;
+
+/* Each control packet comes once more just before, with one bit of its records changed. */
+static void flip(void *context, uint16_t from, uint16_t to, const struct iovec *iov) {
+    flips *f = context;
+    uint8_t bytes[LC_HEADER_BYTES + 2 * PAYLOAD];
+    size_t n = iov[0].iov_len + iov[1].iov_len;
+    if (n > sizeof bytes)
+        return;
+    memcpy(bytes, iov[0].iov_base, iov[0].iov_len);
+    memcpy(bytes + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
+    if (bytes[3] != LC_CONTROL)
+        return;
+    n = lc_wire_first(bytes, n);
+    f->seed = f->seed * 6364136223846793005u + 1442695040888963407u;
+    size_t bit = (f->seed >> 33) % (8 * (n - LC_HEADER_BYTES));
+    bytes[LC_HEADER_BYTES + bit / 8] ^= (uint8_t)(1 << bit % 8);
+    memory_throw(f->net, from, to, bytes, n, 10000);
+    f->thrown++;
+}
+
+static void test_flipped_bits(kind how) {
+    static job j;
+    memset(&j, 0, sizeof j);
+    j.how = how;
+    open_job(&j);
+    flips f = {j.v.net, 5, 0};
+    memory_set_tap(j.v.net, flip, &f);
+    uint64_t end = memory_now(j.v.net) + 100 * SECOND, refused = 0;
+    while (!all_ended(&j) && memory_now(j.v.net) < end)
+        go_on(&j, 0, NEVER);
+    CHECK(all_ended(&j));
+    memory_set_tap(j.v.net, NULL, NULL);
+    for (end = memory_now(j.v.net) + MS; memory_now(j.v.net) < end;)
+        go_on(&j, 0, end); /* what was thrown last comes */
+    for (int i = 0; i < how.ranks; i++)
+        refused += j.v.host[i]->live.malformed;
+    CHECK_AT(f.thrown > CALLS && refused == f.thrown, "%d of %d refused", (int)refused,
+             (int)f.thrown);
+    virtual_close(&j.v);
+}
+
+/* ---- memory of operations that have ended ---- */
+
+static int kept_blocks(const job *j) {
+    int n = 0;
+    for (int i = 0; i < j->how.ranks; i++)
+        for (int k = 0; k < LC_POOL_BLOCKS; k++)
+            n += j->v.host[i]->pool.block[k] != NULL;
+    return n;
+}
+
+/* It is kept for the next ones, and given back when there have been none for a while. */
+static void test_memory(void) {
+    static job j;
+    memset(&j, 0, sizeof j);
+    j.how = (kind){RANKS, SEGMENTS, 0, 0};
+    open_job(&j);
+    while (!all_ended(&j))
+        go_on(&j, 0, NEVER);
+    CHECK(kept_blocks(&j) >= RANKS);
+    for (uint64_t end = memory_now(j.v.net) + 5 * SECOND; memory_now(j.v.net) < end;)
+        go_on(&j, 0, end);
+    CHECK(kept_blocks(&j) == 0);
+    virtual_close(&j.v);
+}
+
 int main(void) {
+    test_memory();
+    for (enum what what = COPIES; what <= ROOT; what++)
+        test_flipped_bits((kind){RANKS, what, what == SEGMENTS, 0});
     test_stopped_peer(0);
     test_stopped_peer(1);
     for (uint16_t ranks = 2; ranks <= RANKS; ranks += 2)

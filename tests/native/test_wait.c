@@ -1,12 +1,15 @@
 /* A caller that does the engine's work while it waits: when it looks again at once, when it sleeps,
  * for how long, and what wakes it; and tickets whose names are asked for. In virtual time: when the
  * caller of rank 0 goes to sleep, rank 1 takes its turns until the sleep is over. */
+#define _DEFAULT_SOURCE
 #include "check.h"
 #include "loop.h"
 #include "op.h"
 #include "virtual_net.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -269,7 +272,129 @@ static void test_a_closed_group_takes_its_names_along(void) {
     }
 }
 
+/* ---- wake-ups that timers would hide ---- */
+
+enum { LONG_MS = 4000 }; /* what hides a lost one; whoever is woken takes less than half of it */
+
+static uint64_t real_ns(void) {
+    return lc_clock_now(&lc_system_clock);
+}
+
+typedef struct {
+    world *w;
+    int sleeps, attended;
+    uint64_t begin_ns, slept_ns;
+} thread_asleep;
+
+/* The first time, something is left after the thread has looked, and before it says that it
+ * sleeps: nobody wakes it. The second time the thread ends. */
+static void fall_asleep(void *context, uint16_t rank, uint64_t *longest_ns) {
+    thread_asleep *t = context;
+    lc_host *h = t->w->v.host[0];
+    CHECK(rank == 0);
+    if (t->sleeps++) {
+        t->slept_ns = real_ns() - t->begin_ns;
+        t->attended = !atomic_load(&h->attention);
+        *longest_ns = 0;
+        atomic_store(&h->stop, 1);
+        return;
+    }
+    CHECK(post(t->w, 0, t->w->data, BYTES, 0) == 0);
+    CHECK(atomic_load(&h->attention) && !is_woken(&h->waiter));
+    t->begin_ns = real_ns();
+    *longest_ns = LONG_MS * MS;
+}
+
+static void test_the_thread_looks_before_it_sleeps(void) {
+    world *w = open_world();
+    lc_host *h = w->v.host[0];
+    thread_asleep t = {.w = w};
+    memory_set_sleep(w->v.net, fall_asleep, &t);
+    lc_progress(h); /* this thread is the host's */
+    atomic_store(&h->stop, 0);
+    CHECK(t.sleeps == 2 && t.attended);
+    CHECK_AT(t.slept_ns < LONG_MS * MS / 2, "asleep for %lu ms", (unsigned long)(t.slept_ns / MS));
+    virtual_close(&w->v);
+}
+
+static int watched, has_come;
+
+static int watch(lc_link *link) {
+    (void)link;
+    watched++;
+    return has_come;
+}
+
+/* A caller that has driven leaves the links to the thread, which may sleep on them: peers are told
+ * so, and what has come meanwhile wakes it. */
+static void test_a_caller_says_that_it_leaves_the_links(void) {
+    for (int kind = 0; kind < 8; kind++) {
+        world *w = open_world();
+        lc_host *h = w->v.host[0];
+        lc_link *link = h->interfaces[0].link;
+        lc_link_ops ops = *link->ops;
+        int sleeps = kind & 1, kicks = kind >> 1 & 1;
+        ops.watch = watch;
+        link->ops = &ops;
+        watched = 0;
+        has_come = kind >> 2 & 1;
+        h->sleeping = sleeps;
+        if (kicks) {
+            lc_kick(h);
+        } else {
+            receive_later(w, MS / 10);
+            wait_for(w, post(w, 0, w->room, BYTES, 1));
+        }
+        CHECK_AT(watched >= sleeps && (sleeps || !watched), "kind %d: told %d times", kind,
+                 watched);
+        CHECK_AT(is_woken(&h->waiter) == (sleeps && has_come), "kind %d", kind);
+        h->sleeping = 0;
+        virtual_close(&w->v);
+    }
+}
+
+typedef struct {
+    world *w;
+    atomic_int begun;
+    int64_t ticket;
+    uint64_t waited_ns;
+} watcher;
+
+static void *watch_for_names(void *argument) {
+    watcher *me = argument;
+    uint64_t owner, begin = real_ns();
+    atomic_store(&me->begun, 1);
+    me->ticket = lc_completions_next(me->w->v.completions, LONG_MS * MS, &owner);
+    me->waited_ns = real_ns() - begin;
+    return NULL;
+}
+
+/* A thread that waits for names of what has finished gets them at once, not when it would look
+ * again anyway. */
+static void test_who_waits_for_names_is_woken(void) {
+    world *w = open_world();
+    pthread_t thread;
+    watcher me = {.w = w};
+    memory_set_sleep(w->v.net, NULL, NULL);
+    int64_t ticket = post(w, 0, w->room, BYTES, 1);
+    lc_group_notify(w->v.group[0], ticket);
+    pthread_create(&thread, NULL, watch_for_names, &me);
+    while (!atomic_load(&me.begun))
+        usleep(1000);
+    usleep(50000); /* it sleeps by then, or the test sees less */
+    CHECK(post(w, 1, w->data, BYTES, 0) == 0);
+    virtual_go_on(&w->v, 10 * MS);
+    pthread_join(thread, NULL);
+    CHECK(me.ticket == ticket);
+    CHECK_AT(me.waited_ns < LONG_MS * MS / 2, "%lu ms", (unsigned long)(me.waited_ns / MS));
+    lc_group_release(w->v.group[0], ticket);
+    virtual_close(&w->v);
+}
+
 int main(void) {
+    test_the_thread_looks_before_it_sleeps();
+    test_a_caller_says_that_it_leaves_the_links();
+    test_who_waits_for_names_is_woken();
     test_a_caller_looks_again_and_then_sleeps();
     test_a_sleep_ends_for_timers();
     test_who_is_wanted_stays_awake();

@@ -93,8 +93,9 @@ static void test_checksum(void) {
         uint64_t words[WORDS];
         for (size_t i = 0; i < WORDS; i++)
             words[i] = get64(bytes + 1 + 8 * i); /* misaligned on purpose */
-        CHECK(crc_plain(words) == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
-        CHECK(crc_of(words) == crc_plain(words));
+        CHECK(~crc_plain(~0u, words, WORDS) == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
+        CHECK(crc_of(words) == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
+        CHECK(lc_records_check(bytes + 1, 1) == crc_by_bits(bytes + 1, LC_RECORD_BYTES));
         uint32_t of_any = checksum(bytes + 1);
         memset(bytes + 1 + OFFSET_CRC, 0, 4);
         CHECK(of_any == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
@@ -103,7 +104,7 @@ static void test_checksum(void) {
 
 static void test_layout(void) {
     static const uint8_t bytes[] = {
-        0x43, 0x4C, 7,    0x41, 0,    0,    0,    0,    /* magic version kind crc */
+        0x43, 0x4C, 8,    0x41, 0,    0,    0,    0,    /* magic version kind crc */
         0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* session */
         0xA4, 0xA3, 0xA2, 0xA1, 0xB4, 0xB3, 0xB2, 0xB1, /* link_seq op */
         0xC4, 0xC3, 0xC2, 0xC1, 0xE2, 0xE1, 4,    0,    /* packet slot sender */

@@ -24,8 +24,10 @@ typedef struct {
     uint16_t size, payload;
     uint32_t capacity; /* packets that a rank's receive buffer holds */
     uint32_t eager_bytes;
+    uint64_t keepalive_ns;
     uint64_t delay_ns;     /* of each way */
     double loss;           /* of each way, control as well */
+    uint8_t paces_port;    /* as of lc_host_config */
     uint8_t paced;         /* 1: congestion control has a part in it */
     uint8_t routed;        /* 1: what paths carry is looked for */
     uint32_t disable;      /* lc_fast_path bits */
@@ -51,7 +53,9 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
                             .processes = how->size,
                             .payload_bytes = how->payload,
                             .disable = how->disable,
-                            .eager_bytes = how->eager_bytes};
+                            .eager_bytes = how->eager_bytes,
+                            .paces_port = how->paces_port,
+                            .keepalive_ns = how->keepalive_ns};
         lc_link *link = memory_link_open(v->net, i);
         lc_setting setting = {memory_clock(v->net), &link, 1};
         v->host[i] = lc_host_open_in(&c, &setting, &failure);

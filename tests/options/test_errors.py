@@ -162,3 +162,29 @@ def test_a_group_names_its_rank_once() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
     )
     assert said.stdout.strip() == "rank 0/1: option repair is 300, wanted 0 to 255"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LOSSYCOLL_SERVICE_HOST",
+        "LOSSYCOLL_SERVICE_PORT",
+        "LOSSYCOLL_SERVICE_PORT_HTTP",
+        "LOSSYCOLL_PORT",
+        "LOSSYCOLL_PORT_29500_TCP",
+        "LOSSYCOLL_PORT_29500_TCP_ADDR",
+        "LOSSYCOLL_PORT_29500_UDP_PROTO",
+        "LOSSYCOLL_HEAD_SERVICE_HOST",
+        "LOSSYCOLL_HEAD_PORT",
+    ],
+)
+def test_a_variable_of_a_service_of_kubernetes_is_named_as_that(name: str) -> None:
+    with pytest.raises(OptionError, match=f"unknown variable {name}, which Kubernetes") as caught:
+        Options.from_env({name: "tcp://10.0.0.5:29500"})
+    assert "enableServiceLinks: false" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_slip_is_not_taken_for_kubernetes() -> None:
+    with pytest.raises(OptionError, match="did you mean LOSSYCOLL_PORT_RANGE"):
+        Options.from_env({"LOSSYCOLL_PORT_RANG": "1-2"})

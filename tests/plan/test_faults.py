@@ -202,3 +202,11 @@ def test_parse_names_what_is_wrong(text: str, part: str) -> None:
     message = str(caught.value)
     assert part in message
     assert "as in loss=0.1,burst=8,seed=7" in message
+
+
+def test_shares_may_be_percent() -> None:
+    asked = parse("loss=1%,dup=50%,reorder=0.5%,link=0-1:30%,burst=8,seed=7")
+    assert asked == parse("loss=0.01,dup=0.5,reorder=0.005,link=0-1:0.3,burst=8,seed=7")
+    for text in ("loss=101%", "loss=%", "loss=1%1", "burst=800%", "seed=7%"):
+        with pytest.raises(ValueError, match="wanted"):
+            parse(text)

@@ -81,7 +81,7 @@ def test_the_installed_wheel_works_and_leaves_nothing(built: tuple[object, dict[
 def test_the_wheel_has_the_package_and_no_more(wheel: dict[str, bytes]) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lossycoll").rglob("*.py")}
     inside = {name for name in wheel if ".dist-info/" not in name}
-    built = {"lossycoll/_native.abi3.so", "lossycoll/_lab.abi3.so"}
+    built = {f"lossycoll/{name}.abi3.so" for name in ("_native", "_lab", "_sim")}
     assert inside == modules | built | {"lossycoll/py.typed"}
 
 
@@ -114,7 +114,7 @@ def must_be_buildable(sdist: Path) -> None:
         for pattern in ("*.c", "*.h", "*.py")
         for path in native.rglob(pattern)
     }
-    assert {"native/lossycoll.h", "native/lab/lab.h"} <= needed
+    assert {"native/lossycoll.h", "native/lab/lab.h", "native/sim/sim.h"} <= needed
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= inside
     assert not any(name.startswith("tests") for name in inside)
 

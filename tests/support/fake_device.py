@@ -24,6 +24,7 @@ from lossycoll.devices import registry
 from lossycoll.devices.host_memory import HostMemory
 from lossycoll.devices.layer import Lane
 from lossycoll.plan.lowbit import LowBit
+from lossycoll.runtime.core.exits import start_thread
 
 POISON: Final = 0xA5
 MOST_DELAY: Final = 0.002
@@ -32,12 +33,18 @@ WAIT_SECONDS: Final = 60.0
 _Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+_over: Final = threading.Event()
+"""The interpreter is about to end."""
+
+
 class FakeEvent:
     def __init__(self) -> None:
         self.happened = threading.Event()
 
     def wait(self) -> None:
-        assert self.happened.wait(WAIT_SECONDS), "a stream of the fake device is stuck"
+        end = time.monotonic() + WAIT_SECONDS
+        while not self.happened.wait(0.1) and not _over.is_set():
+            assert time.monotonic() < end, "a stream of the fake device is stuck"
 
     def is_done(self) -> bool:
         return self.happened.is_set()
@@ -62,11 +69,17 @@ class FakeStream:
         self._random = random.Random(f"{name} {seed}")
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.failure: BaseException | None = None
-        threading.Thread(target=self._go_on, name=f"fake-{name}", daemon=True).start()
+        start_thread(self._go_on, f"fake-{name}", self._stop)
+
+    def _stop(self) -> None:
+        _over.set()
+        self._work.put(_over.set)  # wakes it
 
     def _go_on(self) -> None:
         while True:
             work = self._work.get()
+            if _over.is_set():
+                return
             if self._random.random() < 0.3:
                 time.sleep(self._random.random() * MOST_DELAY)
             try:
@@ -101,7 +114,7 @@ class FakeStream:
 
         def wait() -> None:
             end = time.monotonic() + WAIT_SECONDS
-            while not word.value:
+            while not word.value and not _over.is_set():
                 assert time.monotonic() < end, "the engine never wrote the word"
                 time.sleep(0.0002)
 

@@ -47,7 +47,7 @@ def _crc_table() -> list[int]:
 CRC_TABLE = _crc_table()
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes | bytearray) -> int:
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
@@ -60,12 +60,12 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 6
+    version: int = 7
     type: int = DATA
     crc: int | None = None
     session: int = SESSION
     link_seq: int = 0
-    op: int = 0
+    op: int | None = None
     packet: int = 0
     slot: int = 0
     sender: int = 1
@@ -87,6 +87,10 @@ class Packet:
             round |= self.code & 255
             format |= FIRST | self.code >> 8 << 4
 
+        op = self.op
+        if op is None:
+            op = crc32c(self.payload) if self.type == CONTROL else 0
+
         def header(crc: int) -> bytes:
             return HEADER.pack(
                 self.magic,
@@ -95,7 +99,7 @@ class Packet:
                 crc,
                 self.session,
                 self.link_seq,
-                self.op,
+                op,
                 self.packet,
                 self.slot,
                 self.sender,
@@ -160,9 +164,12 @@ def without(kind: int, control: bytes) -> bytes:
 
     Other records in it go their way: several that wait may share a datagram.
     """
-    header, payload = control[: HEADER.size], control[HEADER.size :]
+    header, payload = bytearray(control[: HEADER.size]), control[HEADER.size :]
     records = [payload[at : at + RECORD_BYTES] for at in range(0, len(payload), RECORD_BYTES)]
-    return header + b"".join(records[0] if record[0] == kind else record for record in records)
+    payload = b"".join(records[0] if record[0] == kind else record for record in records)
+    header[4:8], header[20:24] = bytes(4), crc32c(payload).to_bytes(4, "little")
+    header[4:8] = crc32c(header).to_bytes(4, "little")
+    return bytes(header) + payload
 
 
 class Relay:
@@ -265,7 +272,9 @@ class Relay:
         if draw() < faults.damage:
             passed.damaged += 1
             bad = bytearray(data)
-            bad[self.random.randrange(48)] ^= 1 << self.random.randrange(8)
+            # Of data the header; of control the records as well.
+            end = len(split(data)[0]) if data[3] == CONTROL else HEADER.size
+            bad[self.random.randrange(end)] ^= 1 << self.random.randrange(8)
             data = bytes(bad)
         if draw() < faults.dup:
             passed.doubled += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.netem import link_arguments
-from tools import netem_check
+from tools import netem_check, netem_guest
 from tools.netem_check import CASES, Recorder, results, script
 
 
@@ -56,6 +57,20 @@ def test_sites_have_gateways() -> None:
     ]
     assert "link set s0 mtu 1500 master br0 up" in text
     assert "link set w0 mtu 1500 master wan up" in text
+
+
+def test_what_a_guest_lacks_is_said_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of programs that run in the guest, too: it has this machine's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(netem_guest, "which", lambda name: name != "ethtool")
+    monkeypatch.setattr(netem_guest, "run", None)
+    assert netem_check.main([]) == 2
+    assert "it needs ethtool: apt-get install ethtool" in capsys.readouterr().out
+    assert netem_guest.lacking() == ""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert netem_guest.lacking() == "it needs root"
 
 
 def flow(lost: int, bursts: int, seconds: float = 2.0) -> str:

@@ -48,7 +48,7 @@ def test_without_yes_nothing_is_touched(capsys: pytest.CaptureFixture[str]) -> N
     assert machine.changes == []
     assert out.splitlines() == [
         "tc qdisc add dev eth0 root handle 1055: tbf rate 100gbit burst 3028 limit 1gb",
-        "tc qdisc add dev eth0 parent 1055:1 handle 1056: netem limit 339 delay 10ms "
+        "tc qdisc add dev eth0 parent 1055:1 handle 1056: netem limit 289 delay 10ms "
         "loss gemodel 0.2525253% 25% rate 100000000bit",
     ]
     assert "careful: eth0 may be your way in: the default route goes through it" in err

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lossycoll.cli.argtypes import inject_text, names, real, shares, whole
+from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
 from lossycoll.cli.plotting import drawn
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", type=sizes, help=f"default: {DEFAULT_SIZES}; {others}")
     add("--dtype", choices=DTYPES, default="float32")
     add("--seconds", type=real(0.01), default=3.0, help="time for each size (default 3)")
-    add("--loss", type=real(0, 1), default=0.0, help="share of packets to drop (default 0)")
+    add("--loss", type=share, default=0.0, help="share of packets to drop (default 0)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of the injected loss")
     add("--mtu", type=whole(576, 65535), help="largest packet; the interface's by default")

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lossycoll.cli.argtypes import inject_text, names, real, whole
+from lossycoll.cli.argtypes import inject_text, names, real, share, whole
 from lossycoll.cli.launcher import launch, must_be_writable
 from lossycoll.cli.plotting import drawn
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lossycoll demo``."""
     known = tuple(runs())
     add = parser.add_argument
-    add("--loss", type=real(0, 1), default=0.1, help="share of packets to drop (default 0.1)")
+    add("--loss", type=share, default=0.1, help="share of packets to drop (default 0.1)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--ranks", type=whole(2, 64), default=4, help="processes (default 4)")
     add("--steps", type=whole(1), default=200, help="optimizer steps of each run (default 200)")

@@ -1,4 +1,4 @@
-"""Check what this machine can do, and say what to change.
+"""Check what this machine, or the network to another one, can do, and say what to change.
 
 Exit code 1 means that something would break a job; a warning only costs speed.
 """
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from .checks import CHECKS
 from .findings import Finding, Severity
+from .peer import command as peer
 
 MARKS = {
     Severity.OK: "[green]ok[/]",
@@ -24,15 +25,23 @@ MARKS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    peer.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = examine()
+    settings: dict[str, str] = {}
+    if options.peer is None:
+        findings = examine()
+    else:
+        findings, settings = peer.run(options)
     broken = any(finding.status is Severity.FAIL for finding in findings)
     if options.json:
-        print(json.dumps({"ok": not broken, "checks": [asdict(finding) for finding in findings]}))
+        answer = {"ok": not broken, "checks": [asdict(finding) for finding in findings]}
+        print(json.dumps(answer | ({} if options.peer is None else {"options": settings})))
     else:
         show(findings, Console())
+        for name, value in settings.items():
+            print(f"  export {name}={value}")
     return 1 if broken else 0
 
 

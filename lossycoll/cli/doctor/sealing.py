@@ -22,7 +22,11 @@ def sealing() -> list[Finding]:
     from lossycoll.runtime.keys.secret import find_secret
 
     try:
-        secret, options = find_secret(), Options.from_env()
+        options = Options.from_env()
+    except OptionError:
+        return []  # the finding "variables" has it
+    try:
+        secret = find_secret()
         version, why = library(options.libcrypto)
     except OptionError as error:
         return [Finding("secret", Severity.FAIL, "can't be used", str(error))]

@@ -1,4 +1,4 @@
-"""``lossycoll plan-threshold``: recorded compute times in, the threshold of DropCompute out.
+"""Predict the threshold of DropCompute from recorded compute times (docs/dropcompute.md).
 
 The file is JSON: {"micro_batch_seconds": [step][rank][micro-batch], "communication_seconds":
 number}.
@@ -15,7 +15,7 @@ from typing import Any, Final, get_args
 
 from rich.console import Console
 
-from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.argtypes import share, whole
 from lossycoll.cli.launcher import must_be_writable
 from lossycoll.cli.plotting import drawn
 from lossycoll.errors import OptionError
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--drop-rate",
-        type=real(0, 1),
+        type=share,
         help="the smallest threshold that drops at most this share, rather than the best",
     )
     add(

@@ -126,7 +126,7 @@ class Estimators:
             "than %g%%, of what is to be reduced (%d of %d packets since the start). No weight "
             "can stand for what never comes, so until that link is back, "
             "estimator='inverse_probability' is the mean by count here, without that rank's data; "
-            "repair the link ('lossycoll doctor' checks a network)",
+            "repair the link ('lossycoll doctor --peer HOST' checks it)",
             members.rank,
             members.world,
             seen.rank,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError
+from lossycoll.options.ranges import is_whole
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.recovery_log import RecoveryLog
-from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
+from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
+from lossycoll.runtime.engine.silence_log import SilenceLog
 
 from .operations import Operations
 from .parts import Parts
@@ -31,6 +34,15 @@ FIGURES: Final = (
     "operation_ns",
 )
 """What a rank tells others that ask for its counters."""
+SHARE_OF: Final = ("packets_missing", "packets_received")
+
+
+MISSING_SHARE, MISSING_PACKETS = 0.01, 100
+"""More missing than both of these is said, where no method makes up for it."""
+MAKES_UP: Final = (
+    "keep DDP's replicas together by lossycoll.DriftBound(model, optimizer), or bring packets back "
+    "by Options(max_missing='1%') (docs/guide.md)"
+)
 
 
 class Figures:
@@ -47,10 +59,15 @@ class Figures:
         self._engine = parts.engine
         self._control = parts.control
         self._operations = operations
+        self._asked = not isinstance(parts.options.max_missing, str)
+        self.made_up_for = False
+        """Whether a method has looked after what is missing, which then is as it should be."""
+        self._missing_warned = False
         self._overflow_warned = False
         self._strangers_warned = False
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
+        self._silence_log = SilenceLog()
 
     def stats(self) -> Stats:
         """This rank's since the group was made."""
@@ -93,13 +110,49 @@ class Figures:
             try:
                 sums = self._engine.stats()
                 self._link_log.tell(self._engine.event, self._where)
-                self._recovery_log.tell(map(self.peer, range(self._where.world)), self._where)
+                peers = [self.peer(rank) for rank in range(self._where.world)]
+                self._recovery_log.tell(peers, self._where)
+                self._silence_log.tell(peers, self._where)
             except ClosedError:
                 return out
+            self._warn_of_missing(sums)
             self._warn_of_overflow(sums.socket_overflow)
             self._warn_of_strangers(sums.forged)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
+
+    def _warn_of_missing(self, sums: EngineStats) -> None:
+        """Once per group, by one rank of each machine."""
+        if self._missing_warned or os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
+        if text:
+            self._missing_warned = True
+            log.warning("%s: %s", self._where, text)
+
+    def tell_missing(self) -> None:
+        """At the group's end rank 0 says how much was missing at all ranks, if that is much."""
+        if self._where.rank or self._control is None or self._engine is None:
+            return
+        known = [*self._control.last_figures().values(), self.own()]
+        told = [[one.get(name) for one in known] for name in SHARE_OF]
+        of_all = [sum(each for each in of if is_whole(each, 0)) for of in told]
+        text = self._missing("at all ranks, now that the group ends", *of_all)
+        if text:
+            log.info("%s: %s", self._where, text)
+
+    def _missing(self, at: str, missing: int, received: int) -> str:
+        """What is said of so many packets; empty: nothing."""
+        expected = missing + received
+        few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
+        if few or self._asked or self.made_up_for:
+            return ""
+        group = f"group {self._where.group}: " if self._where.group else ""
+        return (
+            f"{group}{missing / expected:.1%} of the packets were missing ({missing} of "
+            f"{expected}) {at}, and nothing makes up for it: sums lack contributions, and DDP's "
+            f"replicas drift apart; {MAKES_UP}"
+        )
 
     def _warn_of_overflow(self, packets: int) -> None:
         """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""

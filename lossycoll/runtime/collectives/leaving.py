@@ -68,6 +68,7 @@ class Leaving:
             self._announced = True
             self._control.leave(last, _own_error())
             self._health.await_others(LINGER_SECONDS)
+        self._figures.tell_missing()
         self._figures.own()
         self._watcher.join()
         if self._control is not None:

@@ -180,9 +180,11 @@ class Operations:
         return died or operation.blocks is not None or self._tracing
 
     def release(self, operation: Operation) -> None:
-        """The engine forgets a finished operation."""
+        """The engine forgets a finished operation. A second time nothing: a signal's handler may
+        have come on top of the first."""
         assert self._engine is not None
-        del self.unfinished[operation.ticket]
+        if self.unfinished.pop(operation.ticket, None) is None:
+            return
         with contextlib.suppress(ClosedError):  # closing frees it as well
             self._engine.release(operation.ticket)
 

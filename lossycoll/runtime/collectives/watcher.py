@@ -37,7 +37,7 @@ class Watcher:
         self._health = parts.health
         self._engine = parts.engine
         self._operations = operations
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._started = False
         self._at_work = threading.RLock()
         """Held while the thread works for this group; callbacks may close the group."""
@@ -127,7 +127,7 @@ class Watching:
 
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._watchers: dict[int, Watcher] = {}
 

@@ -158,6 +158,7 @@ class Operation:
         "_among",
         "_begin",
         "_callbacks",
+        "_completing",
         "_endpoint",
         "_epilogue",
         "_keep",
@@ -184,7 +185,8 @@ class Operation:
         self._epilogue = terms.epilogue
         self._among = terms.among
         self._keep = terms.keep
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come on top of who has it
+        self._completing = False
         self._callbacks: list[Callable[[], None]] = []
         self._begin = time.monotonic()
         self._long_wait: LongWait | None = None  # most calls don't take long
@@ -318,25 +320,35 @@ class Operation:
         self.complete()
 
     def complete(self) -> None:
-        """Takes the result of the finished ticket; of several threads the first does."""
+        """Takes the result of the finished ticket; of several threads the first does. A signal's
+        handler that has interrupted that leaves it to what it has interrupted."""
         callbacks: list[Callable[[], None]] = []
         with self._lock:
+            if self._completing:
+                return
             if not self.done:
-                self.error = self._endpoint.take(self)
-                if self.error is None:
-                    try:
-                        self._finish()
-                    except LossyError as error:
-                        self.error = error
-                    except Exception as error:
-                        where = self._endpoint.where(self)
-                        self.error = EngineError(f"{where}: the result can't be stored: {error}")
-                self._epilogue = self._among = self._keep = None
-                self.done = True
+                self._completing = True
+                try:
+                    self._take()
+                    self.done = True
+                finally:
+                    self._completing = False
                 callbacks, self._callbacks = self._callbacks, []
         self._retire()
         for callback in callbacks:
             callback()
+
+    def _take(self) -> None:
+        self.error = self._endpoint.take(self)
+        if self.error is None:
+            try:
+                self._finish()
+            except LossyError as error:
+                self.error = error
+            except Exception as error:
+                where = self._endpoint.where(self)
+                self.error = EngineError(f"{where}: the result can't be stored: {error}")
+        self._epilogue = self._among = self._keep = None
 
     def _finish(self) -> None:
         if self._epilogue is not None:

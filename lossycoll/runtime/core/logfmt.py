@@ -1,7 +1,7 @@
 """Structured log lines of the logger ``lossycoll``: ``rank=1 world=4 event=end call="..." ...``.
 
 One line per event, in logfmt: ``name=value``, with quotes where a value has spaces. The fields
-are also on the log record (``record.fields``), for handlers that want them as data.
+are also on the log record (``record.fields``), as data that JSON has, for handlers that want them.
 docs/backend.md has the events.
 """
 
@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Final
 
 from lossycoll.options.fields import Options
@@ -40,8 +42,22 @@ def show(options: Options) -> None:
 def event(level: int, where: Where, name: str, **fields: Any) -> None:
     """Logs ``name`` and ``fields`` as seen by the rank of ``where``."""
     if log.isEnabledFor(level):
-        table = {"rank": where.rank, "world": where.world, "event": name, **fields}
-        log.log(level, "%s", line(table), extra={"fields": table})
+        of = {"group": where.group} if where.group else {}
+        table = {"rank": where.rank, "world": where.world, "event": name, **fields, **of}
+        log.log(level, "%s", line(table), extra={"fields": plain(table)})
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: exceptions and other objects become their text."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if isinstance(value, Integral):  # an enum's member, NumPy's
+        return int(value)
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def line(fields: dict[str, Any]) -> str:

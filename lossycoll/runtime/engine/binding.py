@@ -216,7 +216,7 @@ class EngineGroup:
         self._where = Where(rank, world, addresses=addresses)
         self._host = host
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
-        self._use = Users(self._where)
+        self._use = Users(self._where, self._free)
         self.completions: Final = completions()
         self.owner: Final = self.completions.new_owner()
         config = ffi.new("lc_group_config *")
@@ -245,15 +245,16 @@ class EngineGroup:
         self._handle = lib.lc_group_open(host.handle, config, failure)
         if self._handle == ffi.NULL:
             raise error_of(failure_of(failure), self._where)
+        host.hold()
 
     def close(self) -> None:
-        """Ends what is pending (it fails as CLOSED) and frees the group. A forked child leaves all
-        as it is."""
-        if not self._use.refuse():
-            return
-        lib.lc_group_abort(self._handle, Code.CLOSED, -1)
-        self._use.wait()
+        """Ends what is pending (it fails as CLOSED) and frees the group; in a signal's handler that
+        has interrupted one of its calls, when that returns. A forked child leaves all as it is."""
+        self._use.close(lambda: lib.lc_group_abort(self._handle, Code.CLOSED, -1))
+
+    def _free(self) -> None:
         lib.lc_group_close(self._handle)
+        self._host.release()
 
     def submit(
         self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None, gate: int = 0
@@ -316,6 +317,11 @@ class EngineGroup:
         if ticket < 0:
             raise error_of(Failure(ticket), self._where)
         return ticket
+
+    @property
+    def address(self) -> int:
+        """Where the engine's group is, for who takes its host's turns."""
+        return int(ffi.cast("uintptr_t", self._handle))
 
     @property
     def wakers(self) -> Wakers:

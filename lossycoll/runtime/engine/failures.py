@@ -43,8 +43,9 @@ class Code(IntEnum):
 class Failure:
     """lc_failure of native/lossycoll.h. ``op``: of a message (``of_message``) its own number, which
     is no operation's. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, and (``mine[2]``) nanoseconds. For MESSAGE
-    they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
+    LINK ``mine`` has the packets that the peer sent, and (``mine[2]``) nanoseconds, and
+    ``theirs`` the packets that were sent to a peer which hears nothing. For
+    MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
     the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
     this size, ``mine`` has that, and ``theirs`` the most that it takes and its number."""
 
@@ -62,7 +63,7 @@ class Where:
     """What the funnel says besides the code: whose call failed, and whom it is made with.
 
     ``call`` is the call as text ("": none), ``seq`` its number in the group (-1: a message has
-    none), ``addresses`` one text per rank, ``timeout`` in seconds.
+    none), ``addresses`` one text per rank, ``timeout`` in seconds. ``group``: its name in torch.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class Where:
     seq: int = -1
     addresses: Sequence[str] = ()
     timeout: float = 0.0
+    group: str = ""
 
     def __str__(self) -> str:
         text = f"rank {self.rank}/{self.world}"
@@ -210,13 +212,20 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
         )
     else:
         by_rdma = "(RDMA " in where.peer(failure.peer)
+        why = RDMA_SILENT if by_rdma else UDP_SILENT
         seen = (
             f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
-            f"the time and isn't lost; {RDMA_SILENT if by_rdma else UDP_SILENT}"
+            f"the time and isn't lost; {why}"
         )
+        if unheard := failure.theirs[0]:
+            back = f"the link from {where.peer(where.rank)} to {where.peer(failure.peer)}"
+            seen = (
+                f"{back} is dead: of {unheard} packets that were sent over it in {seconds} none "
+                f"has arrived, as that rank says, whose own packets come here; {why}"
+            )
     return LinkError(
-        f"{where}: {seen} 'lossycoll doctor' checks a network; repair the link, or start the job "
-        f"without that rank",
+        f"{where}: {seen} 'lossycoll doctor --peer HOST', run at both ends, checks the network; "
+        f"repair the link, or start the job without that rank",
         peer=failure.peer,
     )
 

@@ -35,6 +35,8 @@ HOST_OPTIONS: Final = (
     "disable",
     "eager",
     "pace",
+    "pacing",
+    "keepalive",
     "link",
     "verbs_device",
     "verbs_gid",
@@ -69,17 +71,26 @@ class Host:
         address: The numeric address to bind.
         payload_bytes: Data bytes per packet; equal everywhere.
         options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
-            ``eager``, ``pace``.
+            ``eager``, ``pace``, ``pacing``, ``keepalive``.
+        setting: Address of the links and the time that it has (an lc_setting) instead of the
+            system's: then it has no thread, and nothing may wait for it. 0: the system's.
 
     Raises:
         EngineError: The socket can't be opened; no port of the range is free.
     """
 
     def __init__(
-        self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
+        self,
+        process: int,
+        processes: int,
+        address: str,
+        *,
+        payload_bytes: int,
+        options: Options,
+        setting: int = 0,
     ) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._users = 1
         self.options = host_options(options)
         self._options = options
@@ -101,6 +112,8 @@ class Host:
         config.disable = fast_path_bits(options.disabled)
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
+        config.paces_port = options.pacing == "port"
+        config.keepalive_ns = math.ceil(options.keepalive * 1e9)
         self._wakers: Wakers | None = None
         self._asides: Asides | None = None
         self._verbs_link = 0
@@ -109,7 +122,11 @@ class Host:
         first, last = options.ports
         for port in range(first, last + 1):
             config.port = port
-            self.handle = lib.lc_host_open(config, failure)
+            self.handle = (
+                lib.lc_host_open_in(config, ffi.cast("lc_setting *", setting), failure)
+                if setting
+                else lib.lc_host_open(config, failure)
+            )
             if self.handle != ffi.NULL:
                 return
         found = failure_of(failure)
@@ -190,6 +207,18 @@ class Host:
         with self._lock:
             if self.handle != ffi.NULL:
                 lib.lc_host_rekey(self.handle)
+
+    def pulse(self, process: int) -> float:
+        """Asks another process's engine for a sign of life, which it gives whatever Python does
+        there: a call into C may hold the GIL for long.
+
+        Returns:
+            When one last came, as of the call before, by time.monotonic(); 0: never.
+        """
+        with self._lock:
+            if self.handle == ffi.NULL:
+                return 0.0
+            return int(lib.lc_host_pulse(self.handle, process)) * 1e-9
 
     def start(
         self,
@@ -333,6 +362,11 @@ class Host:
             self.close()
 
     @property
+    def address(self) -> int:
+        """Where the engine's host is, for who takes its turns."""
+        return int(ffi.cast("uintptr_t", self.handle))
+
+    @property
     def is_open(self) -> bool:
         """Whether groups can be made on it."""
         return self._users > 0
@@ -350,6 +384,14 @@ class Host:
             self._asides.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
+
+
+def step_functions() -> tuple[int, int, int]:
+    """Addresses of lc_host_turn, lc_host_idle_ns and lc_group_wait: who has made the setting of a
+    host takes its turns by these."""
+    functions = ("lc_host_turn", "lc_host_idle_ns", "lc_group_wait")
+    found = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in functions]
+    return found[0], found[1], found[2]
 
 
 def host_options(options: Options) -> tuple[object, ...]:

@@ -14,8 +14,8 @@ from .reports import PeerStats
 
 log: Final = logging.getLogger("lossycoll")
 
-PERIOD_SECONDS: Final = 10.0
-"""The least between two lines about one peer."""
+PERIOD_SECONDS, MOST_SECONDS = 10.0, 3600.0
+"""The least between two lines about one peer: at first, and after many, as each line doubles it."""
 SLACK: Final = 1.25
 """A choice that expects up to so many times what may be missing is as good as one that keeps it."""
 
@@ -60,15 +60,17 @@ class RecoveryLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[int, tuple[tuple[int, int, bool], float]] = {}
+        self._told: dict[int, tuple[tuple[int, int, bool], float, float]] = {}
+        """By peer: means, when a line is due at the earliest, and how long the next one then is."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
         """Logs what has changed; nothing of a peer for which nothing has to be done."""
         for peer in peers:
             means = (peer.code, peer.rounds, is_missed(peer))
-            before, at = self._told.get(peer.rank, ((0, 0, False), -PERIOD_SECONDS))
-            if peer.max_missing < 0 or means == before or self._clock() < at + PERIOD_SECONDS:
+            before, due, wait = self._told.get(peer.rank, ((0, 0, False), -1.0, PERIOD_SECONDS))
+            now = self._clock()
+            if peer.max_missing < 0 or means == before or now < due:
                 continue
-            self._told[peer.rank] = (means, self._clock())
+            self._told[peer.rank] = (means, now + wait, min(2 * wait, MOST_SECONDS))
             level = logging.WARNING if is_missed(peer) else logging.INFO
             log.log(level, "%s", sentence(peer, where))

@@ -164,13 +164,20 @@ class PeerStats:
         queue_ns: Delay in nanoseconds of the queue that stands on the path (docs/congestion.md).
         window: How many packets may be in flight.
         link_loss: The share of packets to the peer that the link loses at present, before recovery;
-            0 while unknown.
+            0 while unknown, 1 for a link that is dead.
         link_burst: How many of those are lost in a row, in the mean: 1 to 64.
         max_missing: The share that may be missing of what was last sent to the peer, where means
             were chosen for that; below 0: none were.
         expected_missing: The share that those means were to leave missing.
         code: Those means: of parity (plan.sets.code_of); 0 for none,
         rounds: and how often what is lost is sent again.
+        silence: Whether the link is dead, though both ranks live: 0 if it isn't; 1 if nothing
+            comes from the peer; 2 if the peer says that it hears nothing of this rank; 3 if the
+            peer's control comes and its data doesn't.
+        silences: How often calls have found it dead.
+        silent_ns: For how many nanoseconds it has been dead.
+        silent_packets: Datagrams that were sent to the peer meanwhile without an answer; for 3,
+            packets of data that the peer has sent.
     """
 
     rank: int
@@ -192,6 +199,15 @@ class PeerStats:
     expected_missing: float = 0.0
     code: int = 0
     rounds: int = 0
+    silence: int = 0
+    silences: int = 0
+    silent_ns: int = 0
+    silent_packets: int = 0
+
+    @property
+    def link_is_dead(self) -> bool:
+        """Whether nothing passes in a direction between this rank and the peer."""
+        return self.silence in (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +306,20 @@ class EngineStats:
 class Stats(EngineStats):
     """What :func:`lossycoll.stats` returns: the engine's sums, and what lies around the engine.
 
-    The sums are those of :class:`EngineStats`.
+    The sums are those of :class:`EngineStats`. They are one group's, or those of all groups of the
+    process, with ranks numbered as in the job.
 
     Attributes:
         rank: This rank in the group.
         world: The group's world size.
+        group: The group's name in torch; empty for all groups.
+        description: What torch says the group is for, such as ``mesh_tp``.
         calls: Collectives issued in the group, without point to point. Those that are not among
             ``operations`` went to gloo.
         control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
         peers: An entry per rank; this rank's has zeros.
+        groups: The figures of each group, where these are those of all groups.
     """
 
     rank: int = 0
@@ -308,6 +328,9 @@ class Stats(EngineStats):
     control_foreign: int = 0
     lost: tuple[int, ...] = ()
     peers: tuple[PeerStats, ...] = ()
+    group: str = ""
+    description: str = ""
+    groups: tuple[Stats, ...] = ()
 
     @property
     def loss_rate(self) -> float:

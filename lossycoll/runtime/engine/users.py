@@ -4,61 +4,93 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
+from typing import Final
 
 from lossycoll.errors import ClosedError
 
 from .failures import Where
 
+POLL_SECONDS: Final = 0.001
+"""How often who closes looks whether the others have left."""
+
 
 class Users:
     """The users of a group, each of them in a ``with`` block.
 
+    No lock: a signal's handler that closes the group runs on top of the frame that it has
+    interrupted, which couldn't give a lock back.
+
     Args:
         where: The group, as errors name it.
+        free: Frees what they use.
 
     Raises:
         ClosedError: On entering: the group was closed, or belongs to the process that this one was
             forked from. What a forked child sent would go out under its parent's numbers.
     """
 
-    __slots__ = ("_closing", "_count", "_idle", "_lock", "_pid", "_where")
+    __slots__ = ("_closing", "_first", "_free", "_freed", "_freeing", "_inside", "_pid", "_where")
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Where, free: Callable[[], None]) -> None:
         self._where = where
         self._pid = os.getpid()
-        self._count = 0
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        self._inside: dict[int, int] = {}
+        """How often each thread is inside."""
         self._closing = False
+        self._first, self._freeing = threading.Lock(), threading.Lock()
+        """Never waited for: who gets one is the one who closes, or frees."""
+        self._free = free
+        self._freed = False
 
     def __enter__(self) -> None:
-        # Before the lock, which another thread may have held at the fork.
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"{self._where}: the group belongs to process {self._pid}, from which process "
                 f"{os.getpid()} was forked"
             )
-        with self._lock:
-            if self._closing:
-                raise ClosedError(f"{self._where}: the group was destroyed")
-            self._count += 1
+        me = threading.get_ident()
+        # First in, then the look at whether it is closed; who closes does both the other way round.
+        # Nothing is called after it, so that no handler can raise before the block is entered.
+        self._inside[me] = self._inside.get(me, 0) + 1
+        if self._closing:
+            self._leave(me)
+            raise ClosedError(f"{self._where}: the group was destroyed")
 
     def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._count -= 1
-            if self._closing:
-                self._idle.notify_all()
+        self._leave(threading.get_ident())
 
-    def refuse(self) -> bool:
-        """No others come in from now on. Returns whether it is this call that ends the group's use:
-        not where it has ended before, nor in a forked child."""
-        if os.getpid() != self._pid:
-            return False
-        with self._lock:
-            first, self._closing = not self._closing, True
-        return first
+    def close(self, end: Callable[[], None]) -> None:
+        """No others come in from now on; frees when nobody is inside, and returns then.
 
-    def wait(self) -> None:
-        """Until nobody is inside. After :meth:`refuse`."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._count == 0)
+        Where this thread is inside itself, since a signal's handler closes the group, it returns at
+        once, and the frame that was interrupted frees as it leaves. Nothing where the group was
+        closed before, or in a forked child.
+
+        Args:
+            end: Has those who are inside leave soon.
+        """
+        if os.getpid() != self._pid or not self._first.acquire(blocking=False):
+            return
+        with self:
+            self._closing = True
+            end()
+        me = threading.get_ident()
+        while not self._freed and me not in self._inside:
+            time.sleep(POLL_SECONDS)
+
+    def _leave(self, me: int) -> None:
+        left = self._inside[me] - 1
+        if left:
+            self._inside[me] = left
+        else:
+            del self._inside[me]
+        if self._closing and not self._inside and self._freeing.acquire(blocking=False):
+            self._free()
+            self._free = _nothing  # whoever made this is freed without a collector
+            self._freed = True
+
+
+def _nothing() -> None:
+    pass

@@ -83,6 +83,8 @@ class CohortProtocol:
         self.expelled = False
         """Whether the others have given this rank up."""
         self.groups: GroupMessages[Membership] = GroupMessages()
+        self.pulse: Callable[[int], float] = lambda rank: 0.0
+        """Asks a rank's engine for a sign of life, and returns when the last one came."""
         self._clock = clock
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
@@ -209,6 +211,9 @@ class CohortProtocol:
             for rank, seconds in found.silent.items():
                 self._give_up(rank, seconds, ended=False)
             here = [rank for rank in found.late if not self._succession.is_gone(rank)]
+            if self.ready:  # until then an engine's answer hides that control can't get through
+                for rank in here:
+                    self._detector.lives(rank, self.pulse(rank))
             self._sockets.ask(here, interval / 4, now)
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)

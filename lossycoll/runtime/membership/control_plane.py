@@ -74,7 +74,7 @@ class ControlPlane:
         """The thread's, apart from plain reads."""
         self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
         """What seals in this process, and takes new keys when anybody asks for them."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -117,6 +117,11 @@ class ControlPlane:
         self._thread.start()
 
     @property
+    def has_met(self) -> bool:
+        """Whether the hub and every other rank have heard each other."""
+        return self.cohort.ready
+
+    @property
     def has_met_or_failed(self) -> bool:
         """Whether all have met, or that has failed."""
         return self._met_or_failed.is_set()
@@ -129,6 +134,14 @@ class ControlPlane:
         """
         self._met_or_failed.wait(timeout)
         return self.cohort.ready
+
+    def trouble_with(self, rank: int) -> str:
+        """What became of the last attempt to reach a rank; "": nothing is known to have failed."""
+        return self._sockets.trouble.get(rank, "")
+
+    def sources(self) -> dict[int, str]:
+        """The ranks that have connected from another address than they gave, and that address."""
+        return dict(self._sockets.sources)
 
     def missing(self) -> list[int]:
         """The ranks that have not been heard yet, as far as this one can know."""
@@ -246,7 +259,7 @@ class ControlPlane:
 def _abandon() -> None:
     for plane in list(_here):
         plane._over = plane._stopping = True
-        plane._lock = threading.Lock()  # another thread may have had it
+        plane._lock = threading.RLock()  # another thread may have had it
         plane._sockets.abandon()
     _here.clear()
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from lossycoll.errors import RendezvousError
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -66,3 +68,30 @@ def differing_option(
 def _listed(ranks: Sequence[int]) -> str:
     some = ", ".join(str(rank) for rank in ranks[:8])
     return f"ranks {some}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if packets differ in form.
+
+    ``versions`` holds each rank's (version of lossycoll, of the wire); None: a rank is too old to
+    say.
+    """
+    named = ["too old to say" if one is None else f"{one[0]} (wire {one[1]})" for one in versions]
+    wires = [None if one is None else one[1] for one in versions]
+    for other, wire in enumerate(wires):
+        if wire != wires[0]:
+            raise RendezvousError(
+                f"rank {rank}/{len(versions)}: rank {other}'s version of lossycoll is "
+                f"{named[other]}, rank 0's is {named[0]}; install the same one on all ranks",
+                peer=other,
+            )
+
+
+def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if options differ.
+
+    ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
+    """
+    for other, theirs in enumerate(shared):
+        if how := differing_option(0, shared[0], other, theirs):
+            raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

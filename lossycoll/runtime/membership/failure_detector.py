@@ -108,6 +108,11 @@ class FailureDetector:
         if self._woke is not None and now - self._woke > self.interval:
             self._woke = None
 
+    def lives(self, rank: int, at: float) -> None:
+        """``rank``'s engine gave a sign of life, though the rank itself may say nothing."""
+        if rank in self._heard:
+            self._heard[rank] = max(self._heard[rank], at)
+
     def suspect(self, rank: int, now: float) -> None:
         """The connection with ``rank`` broke, or others have given it up."""
         search = self._searches.get(rank)

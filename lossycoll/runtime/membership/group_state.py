@@ -30,6 +30,10 @@ from lossycoll.runtime.engine.failures import Where
 from .error_kinds import kind_of, type_for
 from .membership import Membership
 
+IN_ORDER: Final = (
+    "; a hook that issues collectives in callbacks of futures (PowerSGD's, with several buckets) "
+    "needs Options(futures='in_order') for its group"
+)
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
 
@@ -43,7 +47,7 @@ class Health:
 
     ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
     ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
-    the group continues without ranks that are lost.
+    the group continues without ranks that are lost. ``group``: its name in torch.
     """
 
     def __init__(
@@ -56,10 +60,13 @@ class Health:
         control: Membership | None,
         on_failure: Callable[[LossyError], None],
         outlive: bool = False,
+        group: str = "",
     ) -> None:
-        self.where = Where(rank, world, addresses=addresses)
+        self.where = Where(rank, world, addresses=addresses, group=group)
         self.failure: LossyError | None = None
         self.closed = False
+        self.runs_callbacks = False
+        """Whether calls have had futures that complete in another order at each rank."""
         self.seq = -1
         """Number of the last call issued."""
         self.liveness = liveness
@@ -69,7 +76,7 @@ class Health:
         """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed = threading.Event()
         self._all_left = threading.Event()
         self._left: dict[int, int] = {}
@@ -151,6 +158,8 @@ class Health:
 
     def fail(self, error: LossyError, *, tell: bool = False) -> None:
         """Makes ``error`` the group's failure, unless it has one. ``tell``: the other ranks too."""
+        if self.runs_callbacks and isinstance(error, MismatchError) and IN_ORDER not in str(error):
+            error.args = (f"{error}{IN_ORDER}",)
         with self._lock:
             if self.failure is not None or self.closed:
                 return

@@ -7,6 +7,8 @@ rank is asked over a new one.
 
 Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
 thread, but for ``open`` and ``wake``.
+
+Long because all connections are in one table and one epoll set, whatever they are for.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from lossycoll.runtime.keys.secret import Secret
 
 from .framing import Framed
 from .messages import Hello, Malformed, Message, pack, unpack
+from .reachability import NO_ANSWER
 from .sealed_framing import framed_with
 
 VERSION: Final = 2
@@ -94,6 +97,8 @@ class _Link:
     rank: int = -1
     is_near: bool = False
     """It comes from an address where a rank is."""
+    source: str = ""
+    """The address that it comes from."""
     known: bool = False
     connecting: bool = False
     watched: int = select.EPOLLIN
@@ -128,6 +133,10 @@ class HubSockets:
         self._token = ""
         self.foreign = 0
         self.shunned: set[int] = set()
+        self.trouble: dict[int, str] = {}
+        """What became of the last attempt to reach a rank, where that failed."""
+        self.sources: dict[int, str] = {}
+        """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Link] = {}
         self._places: list[tuple[int, tuple[object, ...]]] = []
         self._hosts: set[object] = set()
@@ -199,7 +208,7 @@ class HubSockets:
         if self._hub is not None and now - self._tried_at >= patience:
             under_way = self._to_hub
             if under_way is not None and not under_way.known:
-                self._drop(under_way)
+                self._unanswered(under_way)
             self._connect_hub(now)
         for link in list(self._links.values()):
             if not link.known and link.purpose == "stranger" and now - link.since > HELLO_SECONDS:
@@ -216,7 +225,7 @@ class HubSockets:
             if before is not None:
                 if now - before.since < patience:
                     continue
-                self._drop(before)
+                self._unanswered(before)
             link = self._connect(rank, "question", now)
             if link is not None:
                 self._questions[rank] = link
@@ -321,8 +330,7 @@ class HubSockets:
         code = end.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
             end.close()
-            if code == errno.ECONNREFUSED:
-                self._events.append(Refused(rank))
+            self._failed(rank, code)
             return None
         framed = framed_with(self._secret, end, connects=True)
         link = _Link(framed, purpose, now, rank=rank, connecting=True, watched=select.EPOLLOUT)
@@ -351,7 +359,13 @@ class HubSockets:
                 return
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             framed = framed_with(self._secret, end, connects=False)
-            link = _Link(framed, "stranger", self._clock(), is_near=place[0] in self._hosts)
+            link = _Link(
+                framed,
+                "stranger",
+                self._clock(),
+                is_near=place[0] in self._hosts,
+                source=str(place[0]),
+            )
             self._links[link.framed.fd] = link
             self._poller.register(link.framed.fd, select.EPOLLIN)
             strangers = [one for one in self._links.values() if one.purpose == "stranger"]
@@ -378,12 +392,22 @@ class HubSockets:
         if code:
             rank = link.rank
             self._drop(link)
-            if code == errno.ECONNREFUSED:
-                self._events.append(Refused(rank))
+            self._failed(rank, code)
             return
         link.connecting = False
         self._say_hello(link)
         self._check(link)
+
+    def _failed(self, rank: int, code: int) -> None:
+        """A connection with ``rank`` couldn't be made."""
+        self.trouble[rank] = os.strerror(code).lower()
+        if code == errno.ECONNREFUSED:
+            self._events.append(Refused(rank))
+
+    def _unanswered(self, link: _Link) -> None:
+        """Gives up an attempt that has taken too long."""
+        self.trouble[link.rank] = NO_ANSWER
+        self._drop(link)
 
     def _say_hello(self, link: _Link) -> None:
         purpose = "question" if link.purpose == "question" else "member"
@@ -443,13 +467,17 @@ class HubSockets:
         link.known = True
         if link.rank < 0:  # it has connected here
             link.rank, link.purpose = hello.rank, hello.purpose
+            if link.source != self._places[hello.rank][1][0]:
+                self.sources[hello.rank] = link.source
             if hello.purpose != "question":
                 self._say_hello(link)
                 self._enter(link)
             elif hello.rank not in self.shunned:
                 self._say_hello(link)
                 self._events.append(Alive(hello.rank))
-        elif link.purpose == "question":
+            return
+        self.trouble.pop(link.rank, None)
+        if link.purpose == "question":
             self._events.append(Alive(link.rank))
             self._drop(link)
         else:
@@ -467,6 +495,8 @@ class HubSockets:
         fd = link.framed.fd
         if fd not in self._links:
             return
+        if link.framed.broken and not link.known and link.rank >= 0:
+            self.trouble[link.rank] = "closed by whoever listens there"
         if not link.framed.broken:
             wanted = select.EPOLLIN | (select.EPOLLOUT if link.framed.has_unsent else 0)
             if wanted != link.watched:

@@ -187,6 +187,10 @@ class Membership:
         self._fresh.wait(timeout)
         return {rank: dict(found) for rank, found in sorted(dict(self._figures).items())}
 
+    def last_figures(self) -> dict[int, dict[str, Any]]:
+        """The counters that other ranks have told last, when they were asked or with goodbye."""
+        return {rank: dict(each) for rank, each in dict(self._figures).items() if rank != self.rank}
+
     def close(self) -> None:
         """Ends the membership; the last one of a plane ends that. Idempotent, also where Ctrl-C
         has ended it. No listener is called any more when it returns."""

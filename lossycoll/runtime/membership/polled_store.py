@@ -4,9 +4,10 @@ sealed."""
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.aead import SealedValues
@@ -131,6 +132,28 @@ class Pause:
     def __call__(self) -> None:
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
+
+
+def parsed(text: str) -> Any:
+    """A value of JSON; where it is none the text itself, which no form admits."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def overwritten(key: str, value: object) -> str:
+    return (
+        f"the store's key {key!r} holds {str(value)[:80]!r}, which no rank wrote: something else "
+        f"writes to this job's store; give each job a master port of its own"
+    )
+
+
+def is_form(value: Any, **kinds: type) -> bool:
+    """Whether ``value`` is a mapping that has these fields, of these types."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), kind) for name, kind in kinds.items()
+    )
 
 
 def _text(value: bytes) -> str:

@@ -8,6 +8,7 @@ Values are polled, never waited for: a blocking get would hold the store's clien
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -18,14 +19,19 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
-from .definition import differing_option
 from .differing_secrets import SESSION, DifferingSecrets
-from .polled_store import Pause, PolledStore, Store
+from .polled_store import Pause, PolledStore, Store, is_form, overwritten, parsed
 
 GRACE_SECONDS: Final = 5.0
 """How long rank 0 of a group that is refused tells those that come late."""
 MOST_CLAIMS: Final = 64
 """Of one rank that are looked at."""
+
+
+_ENTRY: Final = {"nonce": str, "who": str, "hello": dict, "error": str}
+"""Fields of what a rank says of itself, and their types."""
+_REFUSED: Final = {"error": str, "peer": int, "nonces": list}
+_ROSTER: Final = {"ranks": list, "nonces": list}
 
 
 _met_here: Final[set[tuple[str, int, str]]] = set()
@@ -125,6 +131,28 @@ class Rendezvous:
             for rank in range(1, self._size):
                 self._check_turned(rank)
 
+    def tell(self, name: str, value: Any) -> None:
+        """Says ``value`` (JSON) to whoever asks for it by :meth:`told`; the last one counts.
+
+        Nothing where the store has gone: the control plane finds out why.
+        """
+        with contextlib.suppress(RendezvousError):
+            self._set(f"{name}/{self._rank}", value)
+
+    def told(self, name: str, rank: int) -> Any:
+        """What ``rank`` has told last under ``name``; None: nothing."""
+        try:
+            return self._get(f"{name}/{rank}")
+        except RendezvousError:
+            return None
+
+    def parted(self) -> RendezvousError | None:
+        """The error by which another rank has ended the rendezvous for all, if one has."""
+        try:
+            return self._failed()
+        except RendezvousError:  # the store has gone: the control plane finds out why
+            return None
+
     def part(self, error: Exception) -> None:
         """To be called before ``error`` is raised, which ends the rendezvous for all ranks.
 
@@ -171,6 +199,8 @@ class Rendezvous:
             refusal = refusal or self._refusal(roster)
             if len(roster) == self._size:
                 break
+            if refusal is None:
+                refusal = self._overwritten_session()
             second = self._second_master()
             if second is not None and self._session_now() != self.session:
                 raise second  # the others have turned away from this process
@@ -205,11 +235,19 @@ class Rendezvous:
     def _hear(self, roster: dict[int, Any], *, one_by_one: bool) -> None:
         """Adds those that have come to the roster; not ``one_by_one``: once all have."""
         ranks = [rank for rank in range(1, self._size) if rank not in roster]
+        found: dict[int, Any] = {}
         if one_by_one:
             found = {rank: self._get(f"hello/{rank}") for rank in ranks}
-            roster.update({rank: entry for rank, entry in found.items() if entry is not None})
-        elif (entries := self._get_all([f"hello/{rank}" for rank in ranks])) is not None:
-            roster.update(zip(ranks, entries, strict=True))
+        elif (said := self._get_all([f"hello/{rank}" for rank in ranks])) is not None:
+            found = dict(zip(ranks, said, strict=True))
+        for rank, entry in found.items():
+            if entry is not None:
+                roster[rank] = entry if is_form(entry, **_ENTRY) else self._no_entry(rank, entry)
+
+    def _no_entry(self, rank: int, found: object) -> dict[str, Any]:
+        """What stands for a rank whose hello has been overwritten: all hear of it."""
+        reason = overwritten(self._key(f"hello/{rank}"), found)
+        return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
 
     def _doubled(self) -> RendezvousError | None:
         """Whether more than one process claims some rank. All ranks have come."""
@@ -255,6 +293,20 @@ class Rendezvous:
             nonces += [entry["nonce"] for entry in self._claimed(rank)]
         self._set("roster", {"error": str(error), "peer": error.peer, "nonces": nonces})
 
+    def _overwritten_session(self) -> RendezvousError | None:
+        """Something that isn't a rank 0 has written another session: a rank 0 says who it is first.
+
+        The session is written again, so that the others come back and hear of it.
+        """
+        now = self._session_now()
+        if now == self.session or self._names(now) is not None:
+            return None
+        found = self._store.get("session")
+        if found == self.session:
+            return None
+        self._store.set("session", self.session)
+        return self._error(overwritten("session", found), 0)
+
     def _second_master(self) -> RendezvousError | None:
         """Of two processes that are rank 0 the later one overwrites the session: the first sees it.
 
@@ -281,9 +333,15 @@ class Rendezvous:
                 self.session = session
                 self._claim(mine)
             roster = self._get("roster") if self.session else None
+            is_met = is_form(roster, **_ROSTER)
+            if roster is not None and not (is_met or is_form(roster, **_REFUSED)):
+                self._met = True  # as far as rank 0 knows: it is to hear of this
+                raise self._error(overwritten(self._key("roster"), roster), 0)
             if roster is not None and self._nonce in roster["nonces"]:
-                if "error" in roster:
+                if not is_met:
                     raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
+                if not self._is_of_all(roster):
+                    raise self._error(overwritten(self._key("roster"), roster), 0)
                 self._nonces = roster["nonces"]
                 found: list[Any] = roster["ranks"]
                 return found
@@ -298,6 +356,12 @@ class Rendezvous:
                 missing = [n for n, name in enumerate(names, 1) if self._get(name) is None]
                 raise self._missing(missing if self.session and missing else [0])
             pause()
+
+    def _is_of_all(self, roster: Mapping[str, Any]) -> bool:
+        """Whether a roster has an entry and a nonce of each rank."""
+        return len(roster["ranks"]) == len(roster["nonces"]) == self._size and all(
+            is_form(entry, **_ENTRY) for entry in roster["ranks"]
+        )
 
     def _claim(self, mine: dict[str, Any]) -> None:
         """Takes this rank's place in the session; a second taker is noticed by the counter."""
@@ -337,12 +401,18 @@ class Rendezvous:
         """
         if (session, self._rank, self._who) in _met_here:
             return False
-        roster = json.loads(self._store.get(f"{session}/roster") or "{}")
-        return "ranks" in roster and self._alive(roster["ranks"][0]["hello"])
+        roster = parsed(self._store.get(f"{session}/roster") or "{}")
+        first = roster["ranks"][:1] if is_form(roster, **_ROSTER) else []
+        return bool(first) and is_form(first[0], hello=dict) and self._alive(first[0]["hello"])
 
     def _name_of(self, session: str) -> str:
         """The process that is rank 0 of a session."""
-        return str(json.loads(self._store.get(f"{session}/who") or '"another"'))
+        return self._names(session) or "another"
+
+    def _names(self, session: str) -> str | None:
+        """The same; None: no process has said that it is."""
+        found = self._store.get(f"{session}/who") if session else None
+        return None if found is None else str(parsed(found))
 
     def _claimed(self, rank: int) -> list[Any]:
         """What the processes said that claim a rank. Anybody can count up the claims.
@@ -356,7 +426,7 @@ class Rendezvous:
         while True:
             found = [self._get(f"claimed/{rank}/{n + 1}") for n in range(claims)]
             if all(found) or time.monotonic() > end:
-                return [entry for entry in found if entry]
+                return [entry for entry in found if is_form(entry, nonce=str, who=str)]
             pause()
 
     def _claimed_text(self, rank: int) -> str:
@@ -365,17 +435,25 @@ class Rendezvous:
 
     # ---- the store ----
 
+    def _failed(self) -> RendezvousError | None:
+        """What a rank has written that ended the rendezvous."""
+        failed = self._get("failed")
+        if failed is None:
+            return None
+        if not is_form(failed, rank=int, error=str):
+            return self._error(overwritten("failed", failed), 0)
+        return self._error(
+            f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
+        )
+
     def _check_going_on(self, name: str, keys: Sequence[str]) -> None:
         """Raises when the round ``name`` can't end any more, or takes too long."""
         if self._rank == 0 and self._session_now() != self.session:
             for rank, key in enumerate(keys):
                 if self._get(key) is None:
                     self._check_turned(rank)
-        failed = self._get("failed")
-        if failed is not None:
-            raise self._error(
-                f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
-            )
+        if (failed := self._failed()) is not None:
+            raise failed
         if time.monotonic() > self._end:
             missing = [rank for rank, key in enumerate(keys) if self._get(key) is None] or [0]
             raise self._error(
@@ -392,12 +470,12 @@ class Rendezvous:
 
     def _get(self, key: str) -> Any:
         found = self._store.get(self._key(key))
-        return None if found is None else json.loads(found)
+        return None if found is None else parsed(found)
 
     def _get_all(self, keys: Sequence[str]) -> list[Any] | None:
         """The values of all of ``keys``; None while one of them has none."""
         found = self._store.get_all([self._key(key) for key in keys])
-        return None if found is None else [json.loads(value) for value in found]
+        return None if found is None else [parsed(value) for value in found]
 
 
 def _claimed(rank: int, names: str) -> str:
@@ -410,30 +488,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     some = ", ".join(str(rank) for rank in ranks[:8])
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank {some} is" if len(ranks) == 1 else f"ranks {some}{more} are"
-
-
-def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if packets differ in form.
-
-    ``versions`` holds each rank's (version of lossycoll, of the wire); None: a rank is too old to
-    say.
-    """
-    named = ["too old to say" if one is None else f"{one[0]} (wire {one[1]})" for one in versions]
-    wires = [None if one is None else one[1] for one in versions]
-    for other, wire in enumerate(wires):
-        if wire != wires[0]:
-            raise RendezvousError(
-                f"rank {rank}/{len(versions)}: rank {other}'s version of lossycoll is "
-                f"{named[other]}, rank 0's is {named[0]}; install the same one on all ranks",
-                peer=other,
-            )
-
-
-def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if options differ.
-
-    ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
-    """
-    for other, theirs in enumerate(shared):
-        if how := differing_option(0, shared[0], other, theirs):
-            raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

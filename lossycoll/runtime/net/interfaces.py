@@ -16,8 +16,11 @@ from lossycoll.errors import InterfaceError
 
 SIOCGIFCONF: Final = 0x8912
 SIOCGIFMTU: Final = 0x8921
-IP_MTU: Final = 14
-IPV6_MTU: Final = 24
+MTU_OF_ROUTE: Final = {
+    socket.AF_INET: (socket.IPPROTO_IP, 14),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 24),
+}
+"""IP_MTU and IPV6_MTU: the options of a connected socket, which the module socket doesn't name."""
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
@@ -98,67 +101,90 @@ def _ipv6() -> list[tuple[str, str]]:
 
 
 def choose(wanted: str, master: str | None) -> Interface:
-    """The interface to use.
+    """The interface to use: the first of :func:`candidates`."""
+    return candidates(wanted, master)[0]
+
+
+def candidates(wanted: str, master: str | None) -> list[Interface]:
+    """The interfaces that can be used, at most one of IPv4 and one of IPv6; the first is preferred.
 
     ``wanted``: an interface's name, a local address, or ``"auto"`` for the one that routes to
-    ``master`` (a host name or address; None: any that routes outward, else loopback).
+    ``master`` (a host name or address; None: any that routes outward, else loopback). A name
+    stands for the interface's address of the family by which the master is reached.
     Raises InterfaceError, which lists the interfaces there are.
     """
     have = interfaces()
     if wanted != "auto":
-        for one in have:
-            if wanted in (one.name, one.address):
-                local, mtu = _route(master, one.address) if master else (None, 0)
-                return replace(one, mtu=min(one.mtu, mtu)) if local else one
-        raise InterfaceError(
-            f"option interface is {wanted!r}, which is neither an interface that is up nor an "
-            f"address of this machine; there are: {_listed(have)}"
-        )
+        found = [one for one in have if wanted in (one.name, one.address)]
+        if not found:
+            raise InterfaceError(
+                f"option interface is {wanted!r}, which is neither an interface that is up nor an "
+                f"address of this machine; there are: {_listed(have)}"
+            )
+        versions = [Interface("", local, 0).version for local in _routes(master)] if master else []
+        order = {version: number for number, version in enumerate(dict.fromkeys(versions))}
+        usable = sorted(found, key=lambda one: order.get(one.version, len(order)))
+        mtus = {one.address: _routes(master, one.address) for one in usable} if master else {}
+        return [
+            replace(one, mtu=min([one.mtu, *mtus.get(one.address, {}).values()]))
+            for one in _one_of_each(usable)
+        ]
     # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
     # connect sends nothing.
-    local, mtu = _route(master or "192.0.2.1")
-    if local is None and master is None:
-        local = "127.0.0.1"
-    if local is None:
+    sources = _routes(master or "192.0.2.1")
+    if not sources and master is None:
+        sources = {"127.0.0.1": mtu_of("lo")}
+    if not sources:
         raise InterfaceError(
             f"no route to the master {master!r}; check MASTER_ADDR and the routing table, or set "
             f"LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
-    for one in have:
-        if one.address == local:
-            return replace(one, mtu=min(one.mtu, mtu))
-    if ipaddress.ip_address(local).is_loopback:
-        return Interface("lo", local, mtu_of("lo"))
-    raise InterfaceError(
-        f"the address {local}, which routes to the master {master!r}, belongs to no interface "
-        f"that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
-    )
+    by_address = {one.address: one for one in reversed(have)}
+    for local in sources:
+        if local not in by_address and Interface("", local, 0).loopback:
+            by_address[local] = Interface("lo", local, mtu_of("lo"))
+    usable = [
+        replace(by_address[local], mtu=min(by_address[local].mtu, mtu))
+        for local, mtu in sources.items()
+        if local in by_address
+    ]
+    if not usable:
+        raise InterfaceError(
+            f"the address {next(iter(sources))}, which routes to the master {master!r}, belongs to "
+            f"no interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+        )
+    return _one_of_each(usable)
 
 
-def _route(host: str, source: str | None = None) -> tuple[str | None, int]:
-    """The local address from which packets to ``host`` would go, and the MTU of their route.
+def _one_of_each(found: list[Interface]) -> list[Interface]:
+    """The first of each family."""
+    first: dict[int, Interface] = {}
+    for one in found:
+        first.setdefault(one.version, one)
+    return list(first.values())
 
-    ``source``: the address that they have to come from. None and 0 without a route.
+
+def _routes(host: str, source: str | None = None) -> dict[str, int]:
+    """The MTU of each route to ``host``, by the local address from which packets would go.
+
+    ``source``: the address from which they have to go. Empty without a route.
     """
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host
         targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return None, 0
+        return {}
+    found: dict[str, int] = {}
     for family, kind, protocol, _, address in targets:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             if source is not None:
                 probe.bind((source, 0))
             probe.connect(address)
             local = str(probe.getsockname()[0]).partition("%")[0]
-            level, option = (
-                (socket.IPPROTO_IPV6, IPV6_MTU)
-                if family == socket.AF_INET6
-                else (socket.IPPROTO_IP, IP_MTU)
-            )
-            return local, probe.getsockopt(level, option)
-    return None, 0
+            level, option = MTU_OF_ROUTE[family]
+            found.setdefault(local, probe.getsockopt(level, option))
+    return found
 
 
 def _listed(have: list[Interface]) -> str:

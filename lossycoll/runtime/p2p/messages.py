@@ -208,9 +208,8 @@ class Messages:
         return PeerLostError(f"{self.where(transfer)}: the other rank is gone", peer=transfer.peer)
 
     def release(self, operation: Operation) -> None:
-        """The engine forgets a finished transfer."""
-        if operation.ticket:
-            del self._transfers[operation.ticket]
+        """The engine forgets a finished transfer. A second time nothing."""
+        if operation.ticket and self._transfers.pop(operation.ticket, None) is not None:
             with contextlib.suppress(ClosedError):  # closing frees it as well
                 self._engine.release(operation.ticket)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 
@@ -100,7 +101,7 @@ class Swarm:
             # One that comes back hears from its own whom the swarm has turned to meanwhile.
             own = LOOPBACK[":" in host] if is_any else host
             places.append((own, self._server.port))
-        atexit.register(self.close)  # threads that still run then would bring the interpreter down
+        close_at_exit(self.close)
         try:
             self._member = SwarmMember(
                 places,
@@ -291,7 +292,8 @@ def place_of(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise OptionError(f"{text!r} is no host:port")
+        wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"
+        raise OptionError(f"{text!r} is no host:port; {wanted}")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:

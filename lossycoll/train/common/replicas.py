@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lossycoll.errors import UnsupportedError
 
 from .arguments import own_group
 from .layout import is_dense
+from .wrapped import check_keeps_parameters, ddp_of, innermost
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -52,17 +52,19 @@ def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holdi
     """The model's parameters, tied ones once, named as in the module that is wrapped.
 
     Args:
-        model: Plain, wrapped by DDP or torch.compile, or sharded by fully_shard.
+        model: Plain, wrapped by DDP, torch.compile and the like, or sharded by fully_shard.
         group: The ranks that hold a copy of the model. None: DDP's, else the default group.
 
     Returns:
         What this rank holds of each.
 
     Raises:
-        UnsupportedError: The model is FSDP1's, ``group`` was passed although parameters are
-            DTensors, which know theirs, or this rank isn't in it.
+        UnsupportedError: The model is FSDP1's or DeepSpeed's, ``group`` was passed although
+            parameters are DTensors, which know theirs, or this rank isn't in it.
     """
-    inner, group = _unwrapped(model, group)
+    ddp, inner = ddp_of(model), innermost(model)
+    if ddp is not None and group is None:
+        group = ddp.process_group
     _show_shards(inner)
     return [_holding(name, parameter, group) for name, parameter in inner.named_parameters()]
 
@@ -118,32 +120,13 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _unwrapped(
-    model: nn.Module, group: dist.ProcessGroup | None
-) -> tuple[nn.Module, dist.ProcessGroup | None]:
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            group = model.process_group if group is None else group
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model, group
-
-
 def _show_shards(model: nn.Module) -> None:
     """After a forward pass without a backward pass, FSDP2 still shows whole parameters."""
     module = sys.modules.get("torch.distributed.fsdp")
-    if module is None:
-        return
     for inner in model.modules():
-        if isinstance(inner, module.FSDPModule):
+        check_keeps_parameters(inner)
+        if module is not None and isinstance(inner, module.FSDPModule):
             inner.reshard()
-        elif isinstance(inner, module.FullyShardedDataParallel):
-            raise UnsupportedError(
-                f"the model has a {type(inner).__name__} (FSDP1), whose flat parameters are views "
-                f"of memory that comes and goes; wrap it with fully_shard (FSDP2)"
-            )
 
 
 def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -> Holding:

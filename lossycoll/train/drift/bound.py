@@ -28,6 +28,7 @@ from lossycoll.train.common.recovery import Recovery
 from lossycoll.train.common.replicas import in_memory_order
 from lossycoll.train.common.staleness import Mask
 from lossycoll.train.common.works import BlockGather
+from lossycoll.train.common.wrapped import steps_of
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .silent_owners import SilentOwners
@@ -80,10 +81,11 @@ class DriftBound:
     Use it as a context, or call :meth:`detach`, to end it.
 
     Args:
-        model: Plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with a
-            replicated dimension (HSDP).
-        optimizer: Steps parameters of the model. Those that require gradients are kept together,
-            and those that are added or unfrozen later from the next sweep on.
+        model: Plain, wrapped by DistributedDataParallel, torch.compile or a framework, or sharded
+            by fully_shard on a mesh with a replicated dimension (HSDP).
+        optimizer: Steps parameters of the model; or a wrapper that has such a one as ``optimizer``
+            (accelerate's, Transformers', Lightning's). Those that require gradients are kept
+            together, and those that are added or unfrozen later from the next sweep on.
         period: The number of slices, from 1 on.
         group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
         max_missing: The share of the packets of slices that may be missing, and of gradients too
@@ -116,11 +118,7 @@ class DriftBound:
     ) -> None:
         _check("period", period, 1, 1 << 20)
         recovery = Recovery.of(max_missing, repair)
-        if not isinstance(optimizer, Optimizer):
-            raise UnsupportedError(
-                f"optimizer is a {type(optimizer).__name__}, wanted a torch.optim.Optimizer, "
-                f"after whose steps parameters are exchanged"
-            )
+        optimizer = steps_of(optimizer, "DriftBound")
         if isinstance(optimizer, ShardedOptimizer):
             raise UnsupportedError(
                 "optimizer is a ShardedOptimizer, which sends the parameters after each step and "
@@ -361,7 +359,12 @@ class DriftBound:
         now = time.monotonic()
         self._silent.note(arrived, now)
         lost = self._collectives.known_lost()
-        for peer in self._silent.dead(now, group.lossy_options().link_timeout):
+        known = (
+            [p.rank for p in group.lossy_stats().peers if p.link_is_dead]
+            if any(self._silent.steps)
+            else []
+        )
+        for peer in self._silent.dead(now, group.lossy_options().link_timeout, known):
             if peer not in lost:
                 raise self._dead_link(peer, now)
 

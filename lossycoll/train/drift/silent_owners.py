@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from lossycoll.train.common.staleness import Mask
 BLOCKS: Final = 256
 """So many in a row are lost once in 5e11 times, at 90% loss."""
 SWEEPS: Final = 2
+KNOWN_STEPS: Final = 2
 
 
 class SilentOwners:
@@ -55,7 +57,7 @@ class SilentOwners:
         """
         return float(self._since[owner])
 
-    def dead(self, now: float, link_timeout: float) -> list[int]:
+    def dead(self, now: float, link_timeout: float, known: Collection[int] = ()) -> list[int]:
         """Owners whose links are dead.
 
         Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's
@@ -64,9 +66,15 @@ class SilentOwners:
         Args:
             now: Seconds.
             link_timeout: Seconds.
+            known: Owners whose links the engine has found dead: those need not be waited for
+                through so many steps.
 
         Returns:
             Their ranks, in rising order.
         """
         silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
-        return [int(owner) for owner in np.flatnonzero(silent & (self.blocks >= BLOCKS))]
+        silent &= self.blocks >= BLOCKS
+        for owner in known:
+            away = now - self._since[owner] >= link_timeout
+            silent[owner] |= away and self.steps[owner] >= KNOWN_STEPS
+        return [int(owner) for owner in np.flatnonzero(silent)]

@@ -21,6 +21,7 @@ from lossycoll.errors import OptionError, UnsupportedError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.replicas import is_dtensor
 from lossycoll.train.common.works import Work
+from lossycoll.train.common.wrapped import check_keeps_parameters, ddp_of, innermost, steps_of
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .ddp_averaging import DdpAveraging
@@ -84,20 +85,23 @@ def averaging_of(model: object, group: dist.ProcessGroup | None) -> GradientAver
         UnsupportedError: Another model, or one whose passes talk to other ranks.
         OptionError: A group for a model that has its own.
     """
+    if isinstance(model, Optimizer):
+        model = steps_of(model, "DropCompute")
     if isinstance(model, ShardedOptimizer):
         _check_no_group(group, "a ShardedOptimizer")
         return ShardedAveraging(model)
-    if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-        model = inner
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
             f"DropCompute was given a {type(model).__name__}; wanted: a module, plain or wrapped "
             f"by DistributedDataParallel, or a lossycoll.ShardedOptimizer"
         )
-    _check_module(model)
-    if isinstance(model, DistributedDataParallel):
+    ddp = ddp_of(model)
+    if ddp is not None:
+        _check_module(ddp)
         _check_no_group(group, "DistributedDataParallel")
-        return DdpAveraging(model)
+        return DdpAveraging(ddp)
+    model = innermost(model)
+    _check_module(model)
     return ModuleAveraging(model, group)
 
 
@@ -109,6 +113,7 @@ def _check_no_group(group: dist.ProcessGroup | None, owner: str) -> None:
 def _check_module(model: nn.Module) -> None:
     """Ranks do different numbers of forward passes, so none of these may talk to each other."""
     for name, module in model.named_modules():
+        check_keeps_parameters(module)
         if isinstance(module, nn.SyncBatchNorm):
             raise UnsupportedError(
                 f"{name} is a SyncBatchNorm, whose forward pass waits for all ranks, but under "

@@ -28,6 +28,7 @@ from lossycoll.errors import (
     PeerLostError,
 )
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.membership.polled_store import PolledStore
@@ -332,8 +333,7 @@ class Watcher:
         self._work: Any = None
         self._waited = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="lossycoll-elastic", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._watch, "lossycoll-elastic", self._over.set)
 
     def boundary(self) -> bool:
         """Counts a boundary, on all ranks.

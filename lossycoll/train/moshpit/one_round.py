@@ -6,6 +6,7 @@ import threading
 
 from torch import Tensor
 
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import RoundReport
 
 from .averager import MoshpitAverager
@@ -52,8 +53,7 @@ class OneRound:
 
     def start(self) -> None:
         """Has it on another one."""
-        self._thread = threading.Thread(target=self.run, daemon=True, name="moshpit round")
-        self._thread.start()
+        self._thread = start_thread(self.run, "moshpit round")
 
     def result(self) -> RoundReport:
         """Waits for its end.

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lossycoll.errors import UnsupportedError
+from lossycoll.train.common.wrapped import ddp_of, layers_of
 
 from .parameter_sync import ParameterSync
 
@@ -69,7 +70,13 @@ class ModuleWaits:
         self._waits: dict[nn.Module, list[Parameter]] | None = None
         """What each module waits for; None before the first training pass is over."""
         enter, finish, close = map(_Hook, (self._enter, self._finish_all, self._close))
-        compiled = isinstance(getattr(model, "_orig_mod", None), nn.Module)
+        if (ddp := ddp_of(model)) is not None:
+            raise UnsupportedError(
+                f"model is a {type(model).__name__} with DistributedDataParallel, which reduces "
+                f"gradients that ShardedOptimizer reduces as well; pass the module inside "
+                f"({type(ddp).__name__}.module), and call that one"
+            )
+        compiled = any("_orig_mod" in layer._modules for layer in layers_of(model))
         for module in model.modules():
             if not compiled and next(module.parameters(), None) is not None:
                 module.register_forward_pre_hook(enter)

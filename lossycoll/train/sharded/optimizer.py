@@ -108,6 +108,8 @@ class ShardedOptimizer(Optimizer):
         )
         self._settings = settings
         self._collectives = Collectives(group, recovery=settings.recovery, wire=settings.encodings)
+        if self._collectives.lossy is not None:
+            self._collectives.lossy.lossy_made_up_for()
         self._store = ParameterStore(
             self._collectives, optimizer_class, defaults, settings.agreed(optimizer_class)
         )

@@ -261,6 +261,13 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
     assert "Address family not supported" in found.found
 
 
+def test_a_bad_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSSYCOLL_REPIAR", "1")
+    found = [*checks.options(), *sealing.sealing()]
+    assert [one.name for one in found] == ["variables"]
+    assert "did you mean LOSSYCOLL_REPAIR?" in found[0].advice
+
+
 @pytest.mark.in_clear
 def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = sealing.sealing()

@@ -9,8 +9,10 @@ import pytest
 
 from lossycoll.errors import AbortedError, LossyError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core import call as call_module
 from lossycoll.runtime.core.call import ASK_SECONDS, Collective, LongWait, Operation, Terms
 from lossycoll.runtime.engine.failures import Code, Where
+from tests.support.instructions import interrupted
 
 
 def test_a_wait_asks_about_its_call_once_it_takes_long_and_then_again() -> None:
@@ -115,3 +117,20 @@ def test_a_failure_is_raised_by_whoever_waits_for_what_it_ended() -> None:
         operation.wait()
     operation.wait_result()
     assert late.released == 1
+
+
+def test_a_handler_may_complete_on_top_of_whoever_does() -> None:
+    """As one does that ends the group."""
+    number = 1
+    while True:
+        engine, finished = Engine(), []
+        engine.end = Code.OK
+        operation = submitted(engine, epilogue=lambda: finished.append(1))  # noqa: B023
+        handler, body = operation.complete, operation.wait
+        if not interrupted(number, call_module, handler, body):
+            break
+        assert operation.done
+        assert finished == [1], number
+        assert engine.released, number
+        number += 1
+    assert number > 100, "instructions were to be traced"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lossycoll.errors import PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
@@ -46,6 +51,45 @@ def test_an_event_is_a_line_and_has_its_fields_as_data(caplog: pytest.LogCapture
         "seq": 3,
         "why": "no reason",
     }
+
+
+class Kind(IntEnum):
+    ONE = 1
+
+
+def test_a_records_fields_are_what_json_has(caplog: pytest.LogCaptureFixture) -> None:
+    where = Where(1, 4, group="mesh_tp")
+    with caplog.at_level(logging.INFO, "lossycoll"):
+        logfmt.event(
+            logging.INFO,
+            where,
+            "failed",
+            why=PeerLostError("lost rank 2", peer=2),
+            kind=Kind.ONE,
+            ranks=(1, 2),
+            share=np.float64(0.5),
+            count=np.int64(3),
+            at=Path("/tmp"),
+            of={1: {2}, "none": None, "yes": True},
+        )
+    (record,) = caplog.records
+    fields = vars(record)["fields"]
+    assert json.loads(json.dumps(fields)) == fields
+    assert fields == {
+        "rank": 1,
+        "world": 4,
+        "event": "failed",
+        "why": "lost rank 2",
+        "kind": 1,
+        "ranks": [1, 2],
+        "share": 0.5,
+        "count": 3,
+        "at": "/tmp",
+        "of": {"1": [2], "none": None, "yes": True},
+        "group": "mesh_tp",
+    }
+    assert all(type(value) in (str, int, float, list, dict) for value in fields.values())
+    assert 'why="lost rank 2"' in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -126,3 +170,33 @@ def test_debug_tells_of_each_operation_and_of_the_failure(env: dict[str, str]) -
 def test_info_tells_of_groups_only() -> None:
     for outcome in run_ranks(rank_logs, 2):
         assert [one["event"] for one in logged(outcome)] == ["ready", "failed"]
+
+
+def rank_mesh(rank: int, world: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import lossycoll
+
+    init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with lossycoll.reliable(wire="int8"):
+        for _ in range(2):
+            dist.all_reduce(torch.ones(60_000), group=mesh.get_group("tp"))
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_meshs_groups_are_debug_and_name_themselves(level: str) -> None:
+    for outcome in run_ranks(rank_mesh, 4, {"LOSSYCOLL_LOG": level}):
+        assert not outcome.error, outcome
+        lines = [line for line in outcome.stderr.splitlines() if "event=ready" in line]
+        ready = [fields(line.removeprefix("lossycoll: ")) for line in lines]
+        assert ready[0]["group"] == "0"
+        assert "ranks" not in ready[0]
+        row, column = outcome.rank % 2, outcome.rank // 2
+        inner = [f"{row},{row + 2}", f"{2 * column},{2 * column + 1}"]
+        assert [one["ranks"] for one in ready[1:]] == (inner if level == "debug" else [])
+        assert len({one["group"] for one in ready}) == len(ready)
+        told = outcome.stderr.count("wire=int8 changes nothing here: all ranks share a host")
+        assert told == (outcome.rank in (0, 2)), outcome.stderr

@@ -39,9 +39,11 @@ def call(data: Array, plan: Plan) -> EngineCall:
 class Swarm:
     """Hosts of this process that know each other by numbers, and nobody at first."""
 
-    def __init__(self, *, sealed: bool) -> None:
+    def __init__(self, *, sealed: bool, keepalive: float = 10.0) -> None:
         self.sealed = sealed
-        self.options = Options(deadline_min=60.0, deadline_max=60.0, link="udp")
+        self.options = Options(
+            deadline_min=60.0, deadline_max=60.0, link="udp", keepalive=keepalive
+        )
         self.hosts: dict[int, Host] = {}
         self.names: dict[int, str] = {}
         self.groups = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from lossycoll.errors import LossyError
 from lossycoll.plan import data_movement, ring, transpose, tree
@@ -202,3 +205,35 @@ def test_ranks_whose_encodings_differ_do_not_believe_each_other() -> None:
             made = codec_of(NARROW[r], "f32")
             alone = (data[r] == own[r]) | (data[r] == made.decode(made.encode(own[r]), 3 * each))
             assert alone.all(), "it believed the other"
+
+
+@contextlib.contextmanager
+def flushing() -> Iterator[None]:
+    """This thread, and those that it starts, take denormal numbers for zeros."""
+    tiny = torch.tensor([1e-39])
+    assert torch.set_flush_denormal(True), "this processor can't"
+    try:
+        assert float(tiny * 1.0) == 0, "the fault was to happen"
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("encoding", ["same", *ENCODED])
+def test_values_do_not_depend_on_how_a_thread_treats_denormal_numbers(encoding: str) -> None:
+    """Whose thread flushes them sends, adds and receives what others do: bit for bit."""
+    count, found = 128 * 20, []
+    small = np.random.default_rng(3).standard_normal((2, count)).astype(np.float32)
+    small *= 1e-6 if encoding == "fp16" else 1e-38
+    plans = [
+        transpose.all_reduce(2, r, count, codec_of(encoding, "f32").elements(PAYLOAD))
+        for r in range(2)
+    ]
+    for how in (contextlib.nullcontext, flushing):
+        data = list(small.copy())
+        with how(), Network(2, PAYLOAD) as network:
+            network.run(plans, data, data, "f32", reliable=True, encoding=encoding)
+        found += [values.view(np.uint32) for values in data]
+    assert found[0].any()
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])

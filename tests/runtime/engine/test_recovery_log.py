@@ -65,5 +65,18 @@ def test_a_change_is_logged_and_not_too_often(caplog: pytest.LogCaptureFixture) 
     now += PERIOD_SECONDS
     assert tell(BEYOND) == ["WARNING"]
     now += PERIOD_SECONDS
+    assert tell(QUIET) == []  # each line doubles the time to the next
+    now += PERIOD_SECONDS
     assert tell(BEYOND) == []
     assert tell(QUIET) == ["INFO"]
+
+
+def test_what_changes_all_day_is_logged_a_few_times_an_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    told = RecoveryLog(clock=lambda: now)
+    for second in range(4 * 3600):
+        now = float(second)
+        told.tell([LOSING if second % 4 < 2 else BEYOND], WHERE)
+    assert 4 <= len(caplog.records) <= 14

@@ -44,6 +44,34 @@ def test_silence_is_death_within_the_liveness_and_not_long_before(victim: int) -
     assert notes[victim].log[0][0] == "dead"
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is(victim: int) -> None:
+    net = ready(3, LIVENESS)
+    notes = group_of_all(net)
+    asked, over = 0, False
+    heard = net.now
+
+    def pulse(rank: int) -> float:
+        """Of the question before, as the engine's."""
+        nonlocal asked, heard
+        assert rank == victim, "the others are not late"
+        asked += 1
+        before, heard = heard, heard if over else net.now
+        return before
+
+    for node in net.nodes:
+        node.cohort.pulse = pulse
+    net.nodes[victim].stopped = True
+    net.run(20 * LIVENESS)
+    assert not any(note.log for note in notes), "it holds its GIL"
+    assert asked > 20
+    over = True
+    net.run(LIVENESS)
+    for node in net.nodes:
+        if node.rank != victim:
+            assert notes[node.rank].log == [("dead", victim)]
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_noticed_at_once(victim: int) -> None:
     net = ready(4, LIVENESS)

@@ -11,11 +11,23 @@ from lossycoll.errors import RendezvousError
 from lossycoll.options.docs_table import table
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.membership.rendezvous import compare_options, compare_versions
+from lossycoll.runtime.membership.definition import compare_options, compare_versions
 
 NOT_SHARED = {
     *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),
-    *("socket_buffer", "disable", "pace", "log", "link", "host", "site", "libcrypto", "rekey"),
+    *(
+        "socket_buffer",
+        "disable",
+        "pace",
+        "pacing",
+        "log",
+        "link",
+        "host",
+        "site",
+        "libcrypto",
+        "rekey",
+    ),
+    "keepalive",
     *("verbs_device", "verbs_gid", "libibverbs"),
 }
 

@@ -15,8 +15,10 @@ import pytest
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership import differing_secrets
-from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
+from lossycoll.runtime.membership.definition import compare_options
+from lossycoll.runtime.membership.rendezvous import Rendezvous
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import until
 
 Alive = Callable[[Mapping[str, Any]], bool]
 OURS, ANOTHER = Secret.of(b"a secret of tests"), Secret.of(b"another secret of tests")
@@ -381,3 +383,63 @@ def test_a_session_of_an_older_secret_does_not_end_a_job_whose_rank_0_is_late() 
     SECRETS[:] = [OURS]
     found = together(store, [0, 1], 2, meet, late={0: 0.5})
     assert all(isinstance(one, tuple) for one in found), found
+
+
+# ---- keys that something else has overwritten ----
+
+
+@pytest.mark.parametrize("value", ["0123456789abcdef", "garbage", "", "\x00\xff"])
+def test_a_session_that_something_else_overwrites_is_named_by_all(value: str) -> None:
+    begin = time.monotonic()
+    store = MemoryStore()
+
+    def run(rendezvous: Rendezvous, rank: int) -> Any:
+        return rendezvous.meet({})
+
+    def overwrite() -> None:
+        until(lambda: "session" in store.data, "rank 0 begins")
+        store.set("session", value)
+
+    thread = threading.Thread(target=overwrite)
+    thread.start()
+    found = together(store, [0, 1, 2], 3, run, timeout=60.0, late={1: 0.1, 2: 0.3})
+    thread.join()
+    assert time.monotonic() - begin < 30, "nobody waits out the timeout"
+    for rank, error in enumerate(found):
+        assert isinstance(error, RendezvousError), found
+        assert f"rank {rank}/3" in str(error)
+        assert "the store's key 'session' holds" in str(error)
+        assert "something else writes to this job's store" in str(error)
+        assert "more than one process" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hello/1", "garbage"),
+        ("hello/1", "5"),
+        ("hello/1", "[]"),
+        ("hello/1", '{"nonce": 1}'),
+        ("roster", "garbage"),
+        ("roster", "[]"),
+    ],
+)
+def test_a_key_of_the_meeting_that_something_else_overwrites_is_named(key: str, value: str) -> None:
+    SECRETS[:] = [None]
+
+    def change(name: str, said: str, store: MemoryStore) -> str:
+        return value if name.endswith(key) else said
+
+    begin = time.monotonic()
+    found = together(Hostile(change), [0, 1], 2, meet, timeout=20.0)
+    assert time.monotonic() - begin < 15, "nobody waits out the timeout"
+    for error in found:
+        assert isinstance(error, RendezvousError), found
+        assert "which no rank wrote" in str(error)
+
+
+def test_a_roster_of_a_job_of_another_size_is_no_overwritten_one() -> None:
+    store = MemoryStore()
+    together(store, [0, 1, 2], 3, meet)
+    found = together(store, [0, 1], 2, meet, late={0: 0.3})
+    assert all(isinstance(entry, tuple) for entry in found), found

@@ -23,6 +23,17 @@ def test_an_owner_is_dead_after_sweeps_blocks_and_seconds_without_any(loss: floa
         assert some.dead(float(step), 55.0) == wanted
     assert wanted == [0]
     assert some.dead(3060.0, 100.0) == []
+    assert some.dead(3060.0, 100.0, [0]) == []
     none[0, 3] = True
     some.note(none, 3060.0)
     assert some.dead(3060.0, 0.0) == []
+
+
+def test_of_a_link_that_is_known_to_be_dead_no_sweep_is_waited_for() -> None:
+    some = SilentOwners(2, 3, 100)
+    some.note(np.ones((3, 1), np.bool_), 0.0)
+    none = np.array([[False], [True], [True]])
+    for step in range(1, 40):
+        some.note(none, float(step))
+        assert some.dead(float(step), 30.0) == []
+        assert some.dead(float(step), 30.0, [0, 1]) == ([0] if step >= 30 else [])

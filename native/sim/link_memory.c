@@ -3,7 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wire.h"
+
 enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000 };
+
+static const uint64_t WANDER_NS = 10000000; /* for so long an ordered path's delay goes one way */
 
 static const uint64_t DAY_NS =
     1700000000000000000u; /* what the time of day is ahead of the clock */
@@ -11,12 +15,17 @@ static const uint64_t DAY_NS =
 typedef struct packet {
     struct packet *next; /* free, or received */
     uint64_t at_ns;
-    uint64_t order; /* of those that come at the same time */
     uint32_t bytes;
     uint16_t from;
-    uint8_t at_port; /* it comes to the rank's port, and not yet to the rank */
     uint8_t data[];
 } packet;
+
+/* What a heap compares stands in it: packets are far apart. */
+typedef struct {
+    uint64_t at_ns;
+    uint64_t order; /* of those that come at the same time */
+    packet *packet;
+} under_way;
 
 /* A packet that was handed over: its payload is read when it leaves. */
 typedef struct flight {
@@ -34,11 +43,12 @@ typedef struct {
     memory_net *net;
     uint16_t rank;
     uint64_t full_until_ns;
-    int broken;     /* errno; 0: it works */
-    lc_event event; /* kind 0: none */
-    packet **heap;  /* under way to this rank, the next one first */
+    int broken;      /* errno; 0: it works */
+    lc_event event;  /* kind 0: none */
+    under_way *heap; /* under way to this rank, the next one first */
     uint32_t n_heap, room;
-    packet *first, *last; /* in the receive buffer */
+    packet *port_first, *port_last; /* behind the port, in the order in which they come */
+    packet *first, *last;           /* in the receive buffer */
     uint32_t n_buffer;
     flight *flights, *last_flight;
     uint64_t completed;
@@ -52,8 +62,10 @@ typedef struct {
 struct memory_net {
     uint64_t now, random, order;
     lc_clock clock;
-    uint16_t size;
-    uint32_t packet_max, capacity;
+    const memory_net *time; /* whose time it is: itself, or another */
+    uint16_t size, places;
+    uint16_t *place; /* by rank */
+    uint32_t packet_max, capacity, wire, local_payload;
     int same_host, routed;
     double full;
     uint64_t full_ns;
@@ -62,13 +74,19 @@ struct memory_net {
     void *tap_context;
     memory_sleep *sleep; /* NULL: none */
     void *sleep_context;
+    memory_wake *wake; /* NULL: none */
+    void *wake_context;
     uint64_t step_ns;
     memory_counts counts;
     packet *free;
-    memory_link *links[MEMORY_RANKS];
-    memory_path paths[MEMORY_RANKS][MEMORY_RANKS];
-    memory_port up[MEMORY_RANKS], down[MEMORY_RANKS];
+    memory_link **links;    /* by rank */
+    memory_path *paths;     /* by the place that they are from, and to */
+    memory_port *up, *down; /* by place */
 };
+
+static uint64_t time_of(const memory_net *net) {
+    return net->time->now;
+}
 
 /* ---- chance ---- */
 
@@ -102,7 +120,7 @@ static int is_lost(memory_net *net, memory_path *path) {
 
 /* ---- packets under way: a heap ---- */
 
-static int before(const packet *a, const packet *b) {
+static int before(const under_way *a, const under_way *b) {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
@@ -113,22 +131,23 @@ static void heap_put(memory_link *l, packet *p) {
         if (!l->heap)
             abort();
     }
+    const under_way one = {p->at_ns, l->net->order++, p};
     uint32_t i = l->n_heap++;
-    while (i && before(p, l->heap[(i - 1) / 2])) {
+    while (i && before(&one, &l->heap[(i - 1) / 2])) {
         l->heap[i] = l->heap[(i - 1) / 2];
         i = (i - 1) / 2;
     }
-    l->heap[i] = p;
+    l->heap[i] = one;
 }
 
 static packet *heap_take(memory_link *l) {
-    packet *top = l->heap[0];
-    packet *last = l->heap[--l->n_heap];
+    packet *top = l->heap[0].packet;
+    under_way last = l->heap[--l->n_heap];
     uint32_t i = 0;
     for (uint32_t child = 1; child < l->n_heap; child = 2 * i + 1) {
-        if (child + 1 < l->n_heap && before(l->heap[child + 1], l->heap[child]))
+        if (child + 1 < l->n_heap && before(&l->heap[child + 1], &l->heap[child]))
             child++;
-        if (!before(l->heap[child], last))
+        if (!before(&l->heap[child], &last))
             break;
         l->heap[i] = l->heap[child];
         i = child;
@@ -163,9 +182,11 @@ static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec
     p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
     p->from = from;
     p->at_ns = at_ns;
-    p->order = net->order++;
-    p->at_port = net->down[to].bytes_per_s > 0;
-    heap_put(net->links[to], p);
+    memory_link *l = net->links[to];
+    int first = !l->first && !l->port_first && (!l->n_heap || at_ns < l->heap[0].at_ns);
+    heap_put(l, p);
+    if (first && net->wake)
+        net->wake(net->wake_context, to, at_ns);
 }
 
 /* When a packet that comes to a bottleneck leaves it; 0: it is dropped. */
@@ -181,14 +202,58 @@ static uint64_t passes(uint64_t at_ns, size_t bytes, double bytes_per_s, uint64_
     return leaves;
 }
 
+/* A token bucket: what finds too few is dropped, and nothing waits. */
+static int is_policed(memory_port *port, uint64_t now, size_t bytes) {
+    double rate = port->police_bytes_per_s, most = rate * 1e-9 * (double)port->police_ns;
+    if (rate <= 0)
+        return 0;
+    if (port->filled_ns)
+        port->tokens += rate * 1e-9 * (double)(now - port->filled_ns);
+    if (!port->filled_ns || port->tokens > most)
+        port->tokens = most;
+    port->filled_ns = now;
+    if (port->tokens < (double)bytes)
+        return 1;
+    port->tokens -= (double)bytes;
+    return 0;
+}
+
+/* As of a path. 0: it is dropped. */
+static uint64_t passes_port(memory_port *port, uint64_t at_ns, size_t bytes) {
+    port->packets++;
+    port->bytes += bytes;
+    uint64_t leaves = passes(at_ns, bytes, port->bytes_per_s, port->queue_ns, &port->free_ns);
+    if (!leaves) {
+        port->dropped++;
+    } else if (is_policed(port, leaves, bytes)) {
+        port->policed++;
+        return 0;
+    }
+    return leaves;
+}
+
+/* Between 0 and jitter_ns, and never so that order changes. */
+static uint64_t wanders(memory_net *net, memory_path *path, uint64_t at_ns) {
+    if (!path->turn_ns || at_ns >= path->turn_ns + WANDER_NS) {
+        path->jitter_from = path->jitter_to;
+        path->jitter_to = up_to(net, path->jitter_ns);
+        path->turn_ns = at_ns;
+    }
+    double share = (double)(at_ns - path->turn_ns) / (double)WANDER_NS;
+    double from = (double)path->jitter_from, to = (double)path->jitter_to;
+    uint64_t at = at_ns + path->delay_ns + (uint64_t)(from + (to - from) * share);
+    path->last_ns = at > path->last_ns ? at : path->last_ns;
+    return path->last_ns;
+}
+
 static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov) {
-    memory_path *path = &net->paths[from][to];
-    memory_port *up = &net->up[from];
-    size_t bytes = iov[0].iov_len + iov[1].iov_len;
+    memory_path *path = memory_path_of(net, net->place[from], net->place[to]);
+    memory_port *up = &net->up[net->place[from]];
+    size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
     net->counts.sent++;
     if (net->tap)
         net->tap(net->tap_context, from, to, iov);
-    uint64_t leaves = passes(net->now, bytes, up->bytes_per_s, up->queue_ns, &up->free_ns);
+    uint64_t leaves = passes_port(up, time_of(net), bytes);
     if (leaves)
         leaves = passes(leaves, bytes, path->bytes_per_s, path->queue_ns, &path->free_ns);
     if (!leaves) {
@@ -204,10 +269,11 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
     int times = happens(net, path->twice) ? 2 : 1;
     net->counts.doubled += (uint64_t)times - 1;
     for (; times; times--) {
-        uint64_t way = path->delay_ns + up_to(net, path->jitter_ns);
+        uint64_t at = path->ordered ? wanders(net, path, leaves)
+                                    : leaves + path->delay_ns + up_to(net, path->jitter_ns);
         if (happens(net, path->late))
-            way += path->late_ns;
-        post(net, from, to, iov, leaves + way);
+            at += path->late_ns;
+        post(net, from, to, iov, at);
     }
 }
 
@@ -228,7 +294,7 @@ static void keep_flight(memory_link *l, const lc_run *run, uint32_t k) {
     if (!f)
         abort();
     f->next = NULL;
-    f->leaves_ns = l->net->now + l->net->reads_ns;
+    f->leaves_ns = time_of(l->net) + l->net->reads_ns;
     f->payload = iov[1];
     f->to = run->peer;
     f->header_bytes = iov[0].iov_len;
@@ -265,9 +331,9 @@ static void let_leave(memory_link *l, uint64_t now) {
 /* Who asks again and again while time stands still waits for nothing else. */
 static uint64_t completed(lc_link *link) {
     memory_link *l = (memory_link *)(void *)link;
-    l->asked = l->asked_ns == l->net->now ? l->asked + 1 : 0;
-    l->asked_ns = l->net->now;
-    let_leave(l, l->asked > ASKED_MOST ? UINT64_MAX : l->net->now);
+    l->asked = l->asked_ns == time_of(l->net) ? l->asked + 1 : 0;
+    l->asked_ns = time_of(l->net);
+    let_leave(l, l->asked > ASKED_MOST ? UINT64_MAX : time_of(l->net));
     return l->completed;
 }
 
@@ -283,10 +349,10 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
         *sys_errno = l->broken;
         return -1;
     }
-    if (net->now < l->full_until_ns)
+    if (time_of(net) < l->full_until_ns)
         return 0;
     if (happens(net, net->full)) { /* some of it may go */
-        l->full_until_ns = net->now + 1 + up_to(net, net->full_ns);
+        l->full_until_ns = time_of(net) + 1 + up_to(net, net->full_ns);
         most = up_to(net, 8);
         net->counts.refused++;
     }
@@ -305,37 +371,52 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
 
 /* ---- receiving ---- */
 
-static void pass_port(memory_link *l, packet *p) {
-    memory_port *down = &l->net->down[l->rank];
-    p->at_ns = passes(p->at_ns, p->bytes, down->bytes_per_s, down->queue_ns, &down->free_ns);
-    p->at_port = 0;
-    if (p->at_ns) {
-        heap_put(l, p);
-    } else {
-        l->net->counts.dropped++;
-        drop_packet(l->net, p);
+static void put_last(packet **first, packet **last, packet *p) {
+    p->next = NULL;
+    if (*last)
+        (*last)->next = p;
+    else
+        *first = p;
+    *last = p;
+}
+
+static packet *take_first(packet **first, packet **last) {
+    packet *p = *first;
+    *first = p->next;
+    if (!*first)
+        *last = NULL;
+    return p;
+}
+
+/* What has come to the port by now: it leaves it in this order. */
+static void pass_port(memory_link *l) {
+    memory_net *net = l->net;
+    memory_port *down = &net->down[net->place[l->rank]];
+    uint64_t now = time_of(net);
+    while (l->n_heap && l->heap[0].at_ns <= now) {
+        packet *p = heap_take(l);
+        p->at_ns = passes_port(down, p->at_ns, p->bytes + net->wire);
+        if (p->at_ns) {
+            put_last(&l->port_first, &l->port_last, p);
+        } else {
+            net->counts.dropped++;
+            drop_packet(net, p);
+        }
     }
 }
 
 /* What has come by now is in the receive buffer, or found no room there. */
 static void fill_buffer(memory_link *l) {
-    while (l->n_heap && l->heap[0]->at_ns <= l->net->now) {
-        packet *p = heap_take(l);
-        if (p->at_port) {
-            pass_port(l, p);
-            continue;
-        }
+    uint64_t now = time_of(l->net);
+    pass_port(l);
+    while (l->port_first && l->port_first->at_ns <= now) {
+        packet *p = take_first(&l->port_first, &l->port_last);
         if (l->n_buffer >= l->net->capacity) {
             l->figures.overflow++;
             drop_packet(l->net, p);
             continue;
         }
-        p->next = NULL;
-        if (l->last)
-            l->last->next = p;
-        else
-            l->first = p;
-        l->last = p;
+        put_last(&l->first, &l->last, p);
         l->n_buffer++;
     }
 }
@@ -347,10 +428,7 @@ static int receive(lc_link *link, lc_arrival *arrivals, int max) {
         drop_packet(l->net, l->taken[--l->n_taken]);
     fill_buffer(l);
     while (l->first && l->n_taken < max && l->n_taken < ARRIVALS) {
-        packet *p = l->first;
-        l->first = p->next;
-        if (!l->first)
-            l->last = NULL;
+        packet *p = take_first(&l->first, &l->last);
         l->n_buffer--;
         arrivals[l->n_taken] = (lc_arrival){.data = p->data,
                                             .length = p->bytes,
@@ -376,11 +454,12 @@ static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
 
 static int is_here(const lc_link *link, uint16_t peer) {
     (void)peer;
-    return of_const(link)->net->same_host;
+    return of_const(link)->net->same_host || link->local;
 }
 
 static void info(const lc_link *link, lc_link_info *info) {
-    *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
+    *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank),
+                           .payload_bytes = (uint16_t)(link->packet_max - LC_HEADER_BYTES)};
 }
 
 /* As a socket that gives memory back at once (link_udp.c): some of the room is for control. */
@@ -416,14 +495,12 @@ static void close_memory(lc_link *link) {
     memory_link *l = of(link);
     while (l->flights)
         drop_flight(l);
-    fill_buffer(l);
     while (l->n_heap)
         drop_packet(l->net, heap_take(l));
-    while (l->first) {
-        packet *p = l->first;
-        l->first = p->next;
-        drop_packet(l->net, p);
-    }
+    while (l->port_first)
+        drop_packet(l->net, take_first(&l->port_first, &l->port_last));
+    while (l->first)
+        drop_packet(l->net, take_first(&l->first, &l->last));
     while (l->n_taken)
         drop_packet(l->net, l->taken[--l->n_taken]);
     l->net->links[l->rank] = NULL;
@@ -450,8 +527,12 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
         abort();
     l->ops = memory_ops;
     l->ops.completed = net->reads_ns ? completed : NULL;
-    l->link = (lc_link){.ops = &l->ops, .clock = &net->clock, .packet_max = net->packet_max};
-    l->link.routed = net->routed;
+    l->link = (lc_link){.ops = &l->ops,
+                        .clock = &net->clock,
+                        .packet_max = net->packet_max,
+                        .routed = net->routed,
+                        .payload_bytes = net->local_payload,
+                        .local = net->local_payload > 0};
     l->net = net;
     l->rank = rank;
     net->links[rank] = l;
@@ -460,18 +541,35 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
 
 static uint64_t now_of(void *context) {
     memory_net *net = context;
-    return net->now += net->step_ns;
+    net->now += net->step_ns;
+    return time_of(net);
 }
 
 static uint64_t day_of(void *context) {
-    return DAY_NS + ((memory_net *)context)->now;
+    return DAY_NS + time_of(context);
 }
 
-memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity, uint64_t seed) {
-    memory_net *net = calloc(1, sizeof *net);
-    if (!net || size > MEMORY_RANKS)
+static void *zeros(size_t n, size_t bytes) {
+    void *made = calloc(n, bytes);
+    if (!made)
         abort();
+    return made;
+}
+
+memory_net *memory_net_at(uint16_t size, const uint16_t *places, uint32_t packet_max,
+                          uint32_t capacity, uint64_t seed) {
+    memory_net *net = zeros(1, sizeof *net);
+    net->time = net;
     net->size = size;
+    net->place = zeros(size, sizeof *net->place);
+    for (uint16_t i = 0; i < size; i++) {
+        net->place[i] = places ? places[i] : i;
+        net->places = net->place[i] >= net->places ? (uint16_t)(net->place[i] + 1) : net->places;
+    }
+    net->links = zeros(size, sizeof(memory_link *));
+    net->paths = zeros((size_t)net->places * net->places, sizeof *net->paths);
+    net->up = zeros(net->places, sizeof *net->up);
+    net->down = zeros(net->places, sizeof *net->down);
     net->packet_max = packet_max;
     net->capacity = capacity;
     net->random = seed;
@@ -480,25 +578,51 @@ memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity
     return net;
 }
 
+memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity, uint64_t seed) {
+    return memory_net_at(size, NULL, packet_max, capacity, seed);
+}
+
 void memory_net_free(memory_net *net) {
     while (net->free) {
         packet *p = net->free;
         net->free = p->next;
         free(p);
     }
+    free(net->place);
+    free(net->links);
+    free(net->paths);
+    free(net->up);
+    free(net->down);
     free(net);
 }
 
 memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to) {
-    return &net->paths[from][to];
+    return &net->paths[(size_t)from * net->places + to];
 }
 
-memory_port *memory_port_up(memory_net *net, uint16_t rank) {
-    return &net->up[rank];
+memory_port *memory_port_up(memory_net *net, uint16_t place) {
+    return &net->up[place];
 }
 
-memory_port *memory_port_down(memory_net *net, uint16_t rank) {
-    return &net->down[rank];
+memory_port *memory_port_down(memory_net *net, uint16_t place) {
+    return &net->down[place];
+}
+
+void memory_set_wire(memory_net *net, uint32_t bytes) {
+    net->wire = bytes;
+}
+
+void memory_set_local(memory_net *net, uint32_t payload_bytes) {
+    net->local_payload = payload_bytes;
+}
+
+void memory_set_wake(memory_net *net, memory_wake *wake, void *context) {
+    net->wake = wake;
+    net->wake_context = context;
+}
+
+void memory_follow(memory_net *net, const memory_net *other) {
+    net->time = other;
 }
 
 void memory_set_full(memory_net *net, double share, uint64_t longest_ns) {
@@ -519,8 +643,8 @@ void memory_throw(memory_net *net, uint16_t from, uint16_t to, const void *bytes
                   uint64_t way_ns) {
     struct iovec iov[2] = {{(void *)(uintptr_t)bytes, n < net->packet_max ? n : net->packet_max},
                            {(void *)(uintptr_t)bytes, 0}};
-    if (net->links[to] && !net->paths[from][to].cut)
-        post(net, from, to, iov, net->now + way_ns);
+    if (net->links[to] && !memory_path_of(net, net->place[from], net->place[to])->cut)
+        post(net, from, to, iov, time_of(net) + way_ns);
 }
 
 void memory_set_sleep(memory_net *net, memory_sleep *sleep, void *context) {
@@ -565,14 +689,18 @@ const lc_clock *memory_clock(const memory_net *net) {
 }
 
 uint64_t memory_now(const memory_net *net) {
-    return net->now;
+    return time_of(net);
 }
 
 void memory_set_now(memory_net *net, uint64_t now) {
     net->now = now;
-    for (uint16_t i = 0; i < net->size; i++)
+    for (uint16_t i = 0; net->reads_ns && i < net->size; i++)
         if (net->links[i])
             let_leave(net->links[i], now);
+}
+
+void memory_advance(memory_net *net, uint16_t rank) {
+    pass_port(net->links[rank]);
 }
 
 uint64_t memory_next(const memory_net *net, uint16_t rank) {
@@ -581,12 +709,14 @@ uint64_t memory_next(const memory_net *net, uint16_t rank) {
     if (l && l->broken)
         return next;
     if (l && l->first)
-        next = net->now;
-    else if (l && l->n_heap)
-        next = l->heap[0]->at_ns;
+        next = time_of(net);
+    else if (l && l->port_first)
+        next = l->port_first->at_ns;
+    if (l && l->n_heap && l->heap[0].at_ns < next)
+        next = l->heap[0].at_ns;
     if (l && l->flights && l->flights->leaves_ns < next)
         next = l->flights->leaves_ns;
-    if (l && l->full_until_ns > net->now && l->full_until_ns < next)
+    if (l && l->full_until_ns > time_of(net) && l->full_until_ns < next)
         next = l->full_until_ns;
     return next;
 }

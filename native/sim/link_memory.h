@@ -1,17 +1,16 @@
 /* A link without a network: packets wait in memory until their time has come. Loss, delay, order,
- * doubles and rate are drawn from a seed, and time is a number that the test sets, so that what
- * happens depends on nothing else. */
+ * doubles and rate are drawn from a seed, and time is a number that is set from outside, so that
+ * what happens depends on nothing else. Tests of the engine use it, and sim.h. */
 #ifndef LC_LINK_MEMORY_H
 #define LC_LINK_MEMORY_H
 
 #include "link.h"
 
-enum { MEMORY_RANKS = 8 };
-
-/* The way from one rank to another. Shares are of all packets, data and control alike. */
+/* The way from one place to another. Shares are of all packets, data and control alike. */
 typedef struct {
     uint64_t delay_ns;
     uint64_t jitter_ns; /* up to so much more, which changes the order */
+    int ordered;        /* unless this is set: then it wanders, and what left first comes first */
     double late;        /* share that takes late_ns more */
     uint64_t late_ns;
     double loss;
@@ -23,14 +22,25 @@ typedef struct {
     uint32_t carries;   /* datagrams of more bytes vanish; 0: none do */
     /* state */
     uint64_t free_ns; /* when the bottleneck is */
+    uint64_t last_ns; /* when the latest packet comes, if they are ordered, */
+    uint64_t turn_ns; /* when the delay last changed its direction, and from where to where it */
+    uint64_t jitter_from, jitter_to; /* goes since then */
     int in_burst;
 } memory_path;
 
-/* What all packets from a rank share, or all to it. */
+/* What all packets from a place share, or all to it. */
 typedef struct {
-    double bytes_per_s; /* 0: no bound */
-    uint64_t queue_ns;  /* as of a path */
-    uint64_t free_ns;   /* state */
+    double bytes_per_s;        /* 0: no bound */
+    uint64_t queue_ns;         /* as of a path */
+    double police_bytes_per_s; /* packets above this rate are dropped at once; 0: none are */
+    uint64_t police_ns;        /* of that rate: what may come at once */
+    /* state */
+    uint64_t free_ns;
+    double tokens; /* bytes that the policer lets through */
+    uint64_t filled_ns;
+    /* counts */
+    uint64_t packets, bytes; /* that came to it, those that were dropped included */
+    uint64_t dropped, policed;
 } memory_port;
 
 typedef struct memory_net memory_net;
@@ -41,16 +51,32 @@ typedef struct {
     uint64_t vanished;                     /* of those lost, for their size */
 } memory_counts;
 
-/* capacity: packets that a rank's receive buffer holds, all peers together. */
+/* capacity: packets that a rank's receive buffer holds, all peers together. Each rank is at a place
+ * of its own. */
 memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity, uint64_t seed);
+/* The same, with ranks that share places, and so ports and paths; `places`: by rank, ascending from
+ * 0. */
+memory_net *memory_net_at(uint16_t size, const uint16_t *places, uint32_t packet_max,
+                          uint32_t capacity, uint64_t seed);
 /* After all of its links have been closed. */
 void memory_net_free(memory_net *net);
 lc_link *memory_link_open(memory_net *net, uint16_t rank);
 
+/* Between two places. */
 memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to);
-/* Before the paths from a rank, and behind those to it. */
-memory_port *memory_port_up(memory_net *net, uint16_t rank);
-memory_port *memory_port_down(memory_net *net, uint16_t rank);
+/* Before the paths from a place, and behind those to it. */
+memory_port *memory_port_up(memory_net *net, uint16_t place);
+memory_port *memory_port_down(memory_net *net, uint16_t place);
+/* What networks below add to each packet: counts at ports and bottlenecks. */
+void memory_set_wire(memory_net *net, uint32_t bytes);
+/* The links of this net are memory that ranks share, with payloads of so many bytes. For links that
+ * are opened later. */
+void memory_set_local(memory_net *net, uint32_t payload_bytes);
+/* Called when a packet is under way that comes to its rank before all that was. */
+typedef void memory_wake(void *context, uint16_t rank, uint64_t at_ns);
+void memory_set_wake(memory_net *net, memory_wake *wake, void *context);
+/* Time is another net's. */
+void memory_follow(memory_net *net, const memory_net *other);
 /* Share of sends that find the link full, for up to so long. */
 void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
 /* Links read payloads so much later than they take them over, and say when they have; 0: at once.
@@ -89,6 +115,8 @@ void memory_set_step(memory_net *net, uint64_t ns);
 const lc_clock *memory_clock(const memory_net *net);
 uint64_t memory_now(const memory_net *net);
 void memory_set_now(memory_net *net, uint64_t now);
+/* What has come to the rank's port by now is behind it, or dropped. */
+void memory_advance(memory_net *net, uint16_t rank);
 /* When the rank's link next has something, or takes packets again after it was full; UINT64_MAX:
  * never, as things are. */
 uint64_t memory_next(const memory_net *net, uint16_t rank);

@@ -1,0 +1,246 @@
+"""The table: networks, what is done on them, and what the engine is to reach.
+
+A sensible sample of hosts x rates x round trips x queues x losses x policers x jitter x changes x
+pauses x sizes, not their product: each row stands for a kind of network, or for a way to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.common.results import Piece
+from lossycoll.lab.network import Link, Network, Port
+
+SETTLE = 2
+"""Calls after the first, or after a change, that don't count."""
+
+
+@dataclass(frozen=True)
+class Case(Piece):
+    """One network, some all-reduces in a row, and the goal.
+
+    Attributes:
+        kind: What it stands for: goals are by kind.
+        hosts: How many there are, each with ``ranks`` ranks.
+        mbit: Rate of each host's port, both ways.
+        rtt_ms: Round trip.
+        mib: Size of the tensor.
+        queue_ms: Of the queues before ports; 0: a policer is there instead,
+        policer_ms: with so much of its rate at once.
+        loss: Share of packets that the network loses, in runs of ``burst``.
+        jitter_ms: How far the delay wanders; ``spread_ms``: the same, packet by packet.
+        reorder: Share of packets that come 5 ms late.
+        up_mbit: The rate from hosts to the network, where it differs; 0: it doesn't.
+        gap_s: Pause between calls.
+        change: What happens at 0.4 of the limit in the third call: "" for nothing, else as in
+            ``rate=0.1``, ``rtt=200``, ``policer=10``, ``loss=0.05``.
+        delivery: The option; ``repair``, ``fec`` and ``algorithm`` are, too.
+        calls: How many count.
+    """
+
+    kind: str
+    hosts: int
+    mbit: float
+    rtt_ms: float
+    mib: float
+    ranks: int = 1
+    queue_ms: float = 25.0
+    policer_ms: float = 0.0
+    loss: float = 0.0
+    burst: float = 1.0
+    jitter_ms: float = 0.0
+    spread_ms: float = 0.0
+    reorder: float = 0.0
+    up_mbit: float = 0.0
+    gap_s: float = 0.0
+    change: str = ""
+    delivery: str = "lossy"
+    repair: int = 0
+    fec: float = 0.0
+    algorithm: str = "auto"
+    calls: int = 5
+    seed: int = 3
+
+    @property
+    def goal(self) -> Goal:
+        """What is to be reached."""
+        return GOALS[self.kind]
+
+    @property
+    def work(self) -> float:
+        """About how many packets it takes, in millions."""
+        calls = self.calls + SETTLE + (SETTLE + 1 if self.change else 0)
+        return calls * 2 * (self.hosts - 1) * self.ranks * self.mib * (1 << 20) / 1408e6
+
+    @property
+    def network(self) -> Network:
+        """As the laboratory would be told."""
+        how = {"policer_ms": self.policer_ms} if self.policer_ms else {"queue_ms": self.queue_ms}
+        port = Port(up_mbit=self.up_mbit or self.mbit, down_mbit=self.mbit, **how)
+        link = Link(
+            loss=self.loss,
+            burst=self.burst,
+            delay_ms=self.rtt_ms / 2,
+            jitter_ms=min(self.jitter_ms, self.rtt_ms) / 2,
+            spread_ms=self.spread_ms,
+            reorder=self.reorder,
+            hold_ms=5.0,
+        )
+        return Network(hosts=2, link=link, port=port, seed=self.seed)
+
+    @property
+    def changed(self) -> Case:
+        """What it is like after the change."""
+        name, _, value = self.change.partition("=")
+        number = float(value or 0)
+        if name == "rate":
+            up = self.up_mbit * number
+            return replace(self, mbit=self.mbit * number, up_mbit=up, change="")
+        field = {"rtt": "rtt_ms", "policer": "policer_ms", "loss": "loss"}[name]
+        return replace(self, **{field: number}, change="")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Bounds of medians. None: the figure is only shown.
+
+    Attributes:
+        ratio: Time over the limit, at most.
+        missing: Share of packets beyond those that the network loses, at most.
+    """
+
+    ratio: float | None = None
+    missing: float | None = None
+
+
+GOALS = {
+    "clean": Goal(1.12, 0.001),
+    "loss": Goal(1.15, 0.005),
+    "policer": Goal(1 / 0.9, 0.03),
+    "change": Goal(1.15, 0.005),
+    "change to policer": Goal(1 / 0.9, 0.03),
+    "jitter": Goal(1.5, 0.005),
+    "jitter above": Goal(2.5, 0.01),
+    "reorder": Goal(1.5, 0.01),
+    "small": Goal(None, 0.005),
+    "reliable": Goal(1.25, 0.0),
+    "hosts of several": Goal(1.2, 0.001),
+    "asymmetric": Goal(1.15, 0.005),
+}
+"""By kind; docs/congestion.md says where they come from."""
+
+
+def cases() -> Iterator[Case]:
+    """All of them, the most telling first."""
+    yield from _clean()
+    yield from _loss()
+    yield from _policed()
+    yield from _changes()
+    yield from _uneven()
+    yield from _other()
+
+
+def sample() -> list[Case]:
+    """Those for the short suite: seconds, not minutes."""
+    return [
+        Case("clean", 2, 100, 20, 4, calls=3),
+        Case("clean", 4, 100, 20, 4, calls=3),
+        Case("loss", 4, 100, 20, 4, loss=0.01, calls=3),
+        Case("policer", 2, 100, 20, 4, policer_ms=10, calls=3),
+    ]
+
+
+def _clean() -> Iterator[Case]:
+    for hosts, mbit, rtt, mib in (
+        (2, 20, 20, 4),
+        (2, 1000, 1, 25),
+        (4, 20, 20, 4),
+        (4, 50, 20, 4),
+        (4, 100, 20, 4),
+        (4, 200, 20, 8),
+        (4, 1000, 2, 25),
+        (8, 20, 20, 4),
+        (8, 50, 20, 4),
+        (8, 100, 20, 8),
+        (8, 1000, 2, 25),
+        (3, 20, 20, 4),
+        (16, 20, 20, 4),
+        (16, 100, 20, 8),
+        (32, 100, 20, 8),
+        (64, 100, 20, 8),
+    ):
+        yield Case("clean", hosts, mbit, rtt, mib)
+    for queue in (1, 5, 10, 100):
+        yield Case("clean", 4, 100, 20, 4, queue_ms=queue)
+        yield Case("clean", 8, 100, 2, 8, queue_ms=queue)
+    for rtt in (0.2, 2, 80, 200):
+        yield Case("clean", 4, 100, rtt, 8)
+        yield Case("clean", 8, 100, rtt, 8)
+    for gap in (0.005, 0.3, 10):
+        yield Case("clean", 4, 100, 20, 4, gap_s=gap)
+        yield Case("clean", 8, 100, 20, 4, gap_s=gap)
+    for hosts in (2, 4, 8):
+        yield Case("clean", hosts, 100, 20, 25)
+    yield Case("clean", 2, 10_000, 0.2, 100, queue_ms=5, calls=3)
+    yield Case("clean", 4, 10_000, 0.2, 100, queue_ms=5, calls=3)
+    yield Case("clean", 4, 1000, 20, 100, calls=3)
+
+
+def _loss() -> Iterator[Case]:
+    for loss in (0.001, 0.01, 0.05, 0.1):
+        for hosts in (2, 4, 8):
+            yield Case("loss", hosts, 100, 20, 4, loss=loss)
+    yield Case("loss", 4, 100, 20, 4, loss=0.01, burst=8)
+    yield Case("loss", 8, 1000, 20, 25, loss=0.01)
+    yield Case("loss", 4, 1000, 80, 25, loss=0.01)
+    yield Case("loss", 8, 20, 40, 4, loss=0.02)
+    yield Case("loss", 16, 100, 20, 8, loss=0.01)
+    yield Case("loss", 4, 100, 200, 8, loss=0.01)
+
+
+def _policed() -> Iterator[Case]:
+    for policer in (2, 5, 10, 25, 100):
+        for hosts in (2, 4, 8):
+            yield Case("policer", hosts, 100, 20, 4, policer_ms=policer)
+    yield Case("policer", 2, 1000, 2, 25, policer_ms=10)
+    yield Case("policer", 4, 1000, 2, 25, policer_ms=10)
+    yield Case("policer", 4, 20, 20, 4, policer_ms=25)
+    yield Case("policer", 4, 100, 20, 4, policer_ms=10, loss=0.01)
+    yield Case("policer", 4, 100, 20, 4, policer_ms=10, gap_s=1.0)
+    yield Case("policer", 16, 100, 20, 8, policer_ms=10)
+
+
+def _changes() -> Iterator[Case]:
+    for hosts in (2, 4, 8):
+        yield Case("change", hosts, 100, 20, 4, change="rate=0.1")
+        yield Case("change", hosts, 100, 20, 4, change="rate=10")
+        yield Case("change", hosts, 100, 5, 4, change="rtt=200")
+        yield Case("change", hosts, 100, 200, 4, change="rtt=5")
+        yield Case("change to policer", hosts, 100, 20, 4, change="policer=10")
+    yield Case("change", 4, 100, 20, 4, change="loss=0.05")
+
+
+def _uneven() -> Iterator[Case]:
+    for hosts in (2, 4, 8):
+        yield Case("jitter", hosts, 100, 20, 4, jitter_ms=10)
+        yield Case("jitter", hosts, 100, 20, 4, spread_ms=5)
+        yield Case("jitter", hosts, 100, 20, 4, spread_ms=20)
+        yield Case("jitter above", hosts, 100, 20, 4, spread_ms=50)
+        yield Case("reorder", hosts, 100, 20, 4, reorder=0.05)
+    for hosts in (2, 4):
+        yield Case("asymmetric", hosts, 100, 20, 1, up_mbit=10)
+        yield Case("asymmetric", hosts, 1000, 20, 1, up_mbit=10)
+
+
+def _other() -> Iterator[Case]:
+    for hosts in (2, 4, 8, 16):
+        yield Case("small", hosts, 100, 20, 1 / 16)
+        yield Case("small", hosts, 1000, 0.2, 1)
+    for hosts in (2, 4, 8):
+        yield Case("reliable", hosts, 100, 20, 4, delivery="reliable")
+        yield Case("reliable", hosts, 100, 20, 4, delivery="reliable", loss=0.01)
+        yield Case("loss", hosts, 100, 20, 4, loss=0.01, repair=1)
+        yield Case("clean", hosts, 100, 20, 4, algorithm="ring")
+    for hosts, ranks in ((2, 2), (2, 8), (4, 4), (8, 4)):
+        yield Case("hosts of several", hosts, 100, 20, 8, ranks=ranks)

@@ -1,0 +1,118 @@
+"""The short forms of torch's calls: a tensor in place of a list, values in place of options.
+
+torch overloads the methods of its ProcessGroup in C++, and calls both forms itself: DDP's Join
+reduces a map of used parameters by ``allreduce(tensor)``. Here a short form becomes the long one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+_c10d: Any = c10d  # its stub lacks half of what is used here
+
+FIELDS: Final = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+"""Fields of torch's options, by the names of the values that stand for them in a short form."""
+
+
+class Forms(NamedTuple):
+    """The arguments of one method.
+
+    Attributes:
+        options: Class of the options, which follow the other arguments in the long form.
+        values: What follows them in the short form, in place of options.
+        first: torch's names of the other arguments, the long form's first.
+        single: Place of the argument that is a tensor in the short form alone; None: there is none.
+    """
+
+    options: type
+    values: Sequence[str]
+    first: Sequence[Sequence[str]] = ()
+    single: int | None = None
+
+
+_IN_PLACE: Final = (("tensors", "tensor"),)
+_GATHERED: Final = (("output_tensors",), ("input_tensors", "input_tensor"))
+_SCATTERED: Final = (("output_tensors", "output_tensor", "output"), ("input_tensors", "input"))
+_SPLIT: Final = Forms(
+    _c10d.AllToAllOptions,
+    ("timeout",),
+    (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",)),
+)
+
+FORMS: Final[Mapping[str, Forms]] = {
+    "allreduce": Forms(_c10d.AllreduceOptions, ("op", "timeout"), _IN_PLACE, 0),
+    "reduce": Forms(_c10d.ReduceOptions, ("root", "op", "timeout"), _IN_PLACE, 0),
+    "broadcast": Forms(_c10d.BroadcastOptions, ("root", "timeout"), _IN_PLACE, 0),
+    "allgather": Forms(_c10d.AllgatherOptions, ("timeout",), _GATHERED, 1),
+    "gather": Forms(_c10d.GatherOptions, ("root", "timeout"), _GATHERED, 1),
+    "scatter": Forms(_c10d.ScatterOptions, ("root", "timeout"), _SCATTERED, 0),
+    "reduce_scatter": Forms(_c10d.ReduceScatterOptions, ("op", "timeout"), _SCATTERED, 0),
+    "alltoall_base": _SPLIT,
+    "all_to_all_single": _SPLIT,
+    "barrier": Forms(_c10d.BarrierOptions, ("timeout",)),
+}
+"""By method."""
+
+
+def overloaded(kind: type) -> None:
+    """Has methods of a process group's class take both forms."""
+    for name, forms in FORMS.items():
+        setattr(kind, name, _overloaded(getattr(kind, name), forms))
+
+
+def _overloaded(method: Callable[..., Any], forms: Forms) -> Callable[..., Any]:
+    place, options = len(forms.first), forms.options
+
+    @functools.wraps(method)
+    def served(group: Any, *given: Any, **named: Any) -> Any:
+        if len(given) > place and type(given[place]) is options:  # nearly every call
+            return method(group, *given, **named)
+        return method(group, *long_form(method.__name__, forms, given, named))
+
+    return served
+
+
+def long_form(
+    name: str, forms: Forms, given: Sequence[Any], named: Mapping[str, Any]
+) -> Sequence[Any]:
+    """A call's arguments in the long form.
+
+    Args:
+        name: The method's.
+        forms: The method's.
+        given: Arguments by their places.
+        named: Arguments by torch's names.
+
+    Raises:
+        TypeError: The arguments have neither form.
+    """
+    places, names = list(given), dict(named)
+    first = [_taken(name, aliases, places, names) for aliases in forms.first]
+    single = forms.single is not None and isinstance(first[forms.single], Tensor)
+    if "opts" in names or (places and isinstance(places[0], forms.options)):
+        options = _taken(name, ("opts",), places, names)
+    else:
+        options = forms.options()
+        for value in forms.values:
+            if value == "root" or places or value in names:
+                found = _taken(name, (value,), places, names)
+                if found is not None:
+                    setattr(options, FIELDS[value], found)
+    if places or names:
+        raise TypeError(f"{name}() got {len(places) + len(names)} arguments more than it takes")
+    return [[one] for one in first] + [options] if single else [*first, options]
+
+
+def _taken(name: str, aliases: Sequence[str], places: list[Any], names: dict[str, Any]) -> Any:
+    """The next argument of a call, which is taken out of the two."""
+    if places:
+        return places.pop(0)
+    for alias in aliases:
+        if alias in names:
+            return names.pop(alias)
+    raise TypeError(f"{name}() misses its argument {aliases[0]!r}")

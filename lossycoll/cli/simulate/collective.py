@@ -1,0 +1,243 @@
+"""A collective on a network, by the engine itself in virtual time: its time and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.lab_args import NUMBERS, add_numbers, given
+from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.plotting import drawn, must_be_png
+from lossycoll.errors import OptionError
+from lossycoll.lab import network_io
+from lossycoll.lab.network import Network
+from lossycoll.lab.profiles import PROFILES, profile
+from lossycoll.options.fields import Options
+from lossycoll.options.schema import read
+from lossycoll.simulate.collective import COLLECTIVES, SETTLE, Simulated, simulate_collective
+
+UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
+"""What can be swept besides the numbers of a network, and what its values are."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--collective", choices=list(COLLECTIVES), default="all_reduce", help="(%(default)s)")
+    add("--bytes", type=size, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
+    add("--hosts", type=whole(1), metavar="N", help="how many there are (the network's)")
+    add("--ranks-per-host", type=whole(1), default=1, metavar="N", help="(%(default)s)")
+    add(
+        "--network",
+        default="clean",
+        metavar="NAME",
+        help=f"one of {', '.join(PROFILES)}, or a file as of lossycoll lab --file",
+    )
+    add_numbers(parser, NUMBERS)
+    add("--seed", type=whole(0), metavar="N", help="of all chance")
+    add("--calls", type=whole(1), default=7, metavar="N", help="in a row (%(default)s)")
+    text = "of these, the first that don't count (%(default)s)"
+    add("--settle", type=whole(0), default=SETTLE, metavar="N", help=text)
+    text = "for which ranks compute between calls (%(default)s)"
+    add("--gap", type=real(0), default=0.0, metavar="SECONDS", help=text)
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the group (options.md), as in delivery=reliable; may be repeated",
+    )
+    add(
+        "--sweep",
+        metavar="NAME=A:B",
+        help="repeat with hosts, ranks_per_host, bytes or a number of the network from A to B, "
+        "twice as much each time, or with NAME=A,B,...",
+    )
+    add("--picture", type=Path, metavar="FILE.png", help="where to draw a sweep")
+    add("--json", action="store_true", help="print the result as JSON, not as a table")
+
+
+def size(text: str) -> int:
+    """``100M``: bytes, with binary units."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", text.strip().lower())
+    if found is None or not 4 <= float(found[1]) * UNITS[found[2]] <= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 4 to 4G, such as 25M")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what was found, point by point; returns the exit status."""
+    if options.picture is not None and options.sweep is None:
+        raise OptionError("--picture draws a sweep: give --sweep, as in --sweep hosts=2:64")
+    must_be_png(options.picture)
+    group = group_options(options.option)
+    console, errors = Console(stderr=options.json), Console(stderr=True)
+    points = [*swept(options)]
+    found = []
+    hidden = not errors.is_terminal
+    for _, one in track(points, "simulating", console=errors, transient=True, disable=hidden):
+        found.append(simulated(one, group))
+    name = options.sweep.partition("=")[0] if options.sweep else ""
+    rows = [
+        ({name: value} if name else {}) | figures(one)
+        for (value, _), one in zip(points, found, strict=True)
+    ]
+    if options.json:
+        print(json.dumps(rows if name else rows[0], allow_nan=False))
+    else:
+        console.print(table(rows, options))
+    if options.picture is not None and drawn(
+        "lossycoll.cli.simulate.collective_plot",
+        errors,
+        name,
+        rows,
+        title(options),
+        options.picture,
+    ):
+        console.print(f"picture: {options.picture}", markup=False, highlight=False)
+    return EXIT_FAILED if any(one.failed for one in found) else 0
+
+
+def group_options(texts: Sequence[str]) -> Options:
+    """The environment's, and before these what is written. OptionError for what can't be."""
+    table = {entry.name: entry for entry in fields(Options)}
+    written: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--option {text!r}: wanted NAME=VALUE, as in delivery=reliable")
+        written[name] = read(table[name], value) if name in table else value
+    return Options.from_env(None, **written)
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    """A profile or a file, changed by what else is written."""
+    name = options.network
+    is_file = name not in PROFILES and Path(name).suffix in (".json", ".toml")
+    network = network_io.load(name) if is_file else profile(name)
+    network = network.with_parts(**given(options, NUMBERS))
+    return network if options.seed is None else replace(network, seed=options.seed)
+
+
+def swept(options: argparse.Namespace) -> list[tuple[Any, argparse.Namespace]]:
+    """Each value of the sweep, and the options with it; one point where nothing is swept."""
+    if options.sweep is None:
+        return [(None, options)]
+    name, equals, text = options.sweep.partition("=")
+    field = network_io.SHORT.get(name, name)
+    if not equals or (name not in SWEPT and field not in NUMBERS):
+        known = ", ".join([*SWEPT, *NUMBERS])
+        raise OptionError(f"--sweep {options.sweep!r}: wanted NAME=A:B, NAME one of {known}")
+
+    def value_of(word: str) -> Any:
+        try:
+            if name in SWEPT:
+                return size(word) if name == "bytes" else int(word)
+            return network_io.quantity(name, field, word)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise OptionError(f"--sweep {options.sweep!r}: {error}") from None
+
+    first, colon, last = text.partition(":")
+    values = [value_of(word) for word in ([first, last] if colon else text.split(","))]
+    if colon:
+        begin, end = values
+        if not 0 < begin <= end:
+            raise OptionError(f"--sweep {options.sweep!r}: wanted A above 0, and B no less")
+        values = [begin]
+        while values[-1] * 2 <= end:
+            values.append(values[-1] * 2)
+    dest = name if name in SWEPT else field
+    return [(one, argparse.Namespace(**{**vars(options), dest: one})) for one in values]
+
+
+def simulated(options: argparse.Namespace, group: Options) -> Simulated:
+    """One point."""
+    return simulate_collective(
+        network_of(options),
+        options.bytes,
+        collective=options.collective,
+        hosts=options.hosts,
+        ranks_per_host=options.ranks_per_host,
+        options=group,
+        calls=options.calls,
+        settle=min(options.settle, options.calls - 1),
+        gap=options.gap,
+    )
+
+
+def figures(found: Simulated) -> dict[str, Any]:
+    """For JSON: medians, and sums over the calls that count, per call."""
+    calls = found.steady
+    counts = [asdict(call.counts) for call in calls]
+    per_call = {name: sum(one[name] for one in counts) / len(calls) for name in counts[0]}
+    return {
+        "seconds": found.seconds,
+        "seconds_p99": found.seconds_p99,
+        "limit_seconds": calls[-1].limit,
+        "ratio": found.ratio if calls[-1].limit else None,
+        "bound": found.bound,
+        "missing": found.missing,
+        "resent": sum(call.resent for call in calls) / len(calls),
+        "failed": found.failed,
+        "network_packets": per_call["packets"],
+        "network_bytes": per_call["bytes"],
+        "host_packets": per_call["local_packets"],
+        "host_bytes": per_call["local_bytes"],
+        "dropped": {
+            "own_port": per_call["dropped_up"],
+            "receivers_port": per_call["dropped_down"],
+            "policer": per_call["policed"],
+            "network": per_call["lost"],
+            "receive_buffer": per_call["overflow"],
+        },
+        "calls": [
+            {"seconds": call.seconds, "missing": call.missing, "code": call.code}
+            for call in found.calls
+        ],
+    }
+
+
+def title(options: argparse.Namespace) -> str:
+    """What was simulated, in a line."""
+    return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
+
+
+def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
+    """A row for each point."""
+    name = options.sweep.partition("=")[0] if options.sweep else ""
+    out = Table(title=title(options))
+    for column in (*([name] if name else []), "median", "p99", "of limit", "missing", "network"):
+        out.add_column(column, justify="right")
+    for column in ("lost where", "bound"):
+        out.add_column(column)
+    for row in rows:
+        causes = [
+            f"{cause.replace('_', ' ')} {count:,.0f}"
+            for cause, count in row["dropped"].items()
+            if count
+        ]
+        out.add_row(
+            *([f"{row[name]:g}"] if name else []),
+            _time(row["seconds"]),
+            _time(row["seconds_p99"]),
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            f"{row['missing']:.2%}",
+            f"{row['network_bytes'] / (1 << 20):,.1f} MiB",
+            ", ".join(causes) or "nothing",
+            row["bound"] if not row["failed"] else f"failed with code {row['failed']}",
+        )
+    return out
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,401 @@
+"""Hosts of the engine in virtual time: everything is the product's own, but for links and clock.
+
+Only this file knows ``lossycoll._sim`` (native/sim/sim.h): a network in memory, which loses, delays
+and drops as a :class:`lossycoll.lab.Network` says, and whose turn it is. Endpoints, plans, groups,
+control law and timers are those of a job; what they add up is not looked at, so all ranks share
+their buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lossycoll._sim import ffi, lib
+
+from ..errors import EngineError, LossyError, OptionError
+from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
+from ..options.fields import Options
+from ..plan import Plan, Topology
+from ..runtime.collectives.endpoint import Endpoint
+from ..runtime.collectives.parts import Parts
+from ..runtime.engine.binding import EngineGroup
+from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
+from ..runtime.engine.reports import LinkInfo, Report
+from ..runtime.membership.group_state import Health
+from ..runtime.net.payload import IP_UDP_BYTES, payload_bytes
+
+GROUP: Final = 1
+SESSION: Final = 9
+MEMORY_BYTES_PER_S: Final = 10e9
+"""What a host's memory carries between its ranks: of the order that docs/shared-memory.md has."""
+MEMORY_NS: Final = 1000
+MOST_KNOWN: Final = 256
+"""Ranks that can all know one another: each takes 85 KB for each that it knows."""
+LONGEST_SECONDS: Final = 3600.0
+"""Of virtual time, for one call: then it is said to hang."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the network has counted since it began.
+
+    Attributes:
+        packets: That were sent between hosts.
+        bytes: Of those, everything below the engine included.
+        dropped_up: Packets that found the queue before their sender's port full.
+        dropped_down: The same before their receiver's.
+        policed: Packets that were above a policer's rate.
+        lost: By the links' own loss.
+        overflow: Packets that found a receive buffer full.
+        local_packets: That were sent within hosts.
+        local_bytes: Of those.
+        turns: That the engine took.
+    """
+
+    packets: int
+    bytes: int
+    dropped_up: int
+    dropped_down: int
+    policed: int
+    lost: int
+    overflow: int
+    local_packets: int
+    local_bytes: int
+    turns: int
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted since ``before``."""
+        mine, others = vars(self), vars(before)
+        return Counts(**{name: value - others[name] for name, value in mine.items()})
+
+
+class _Group(EngineGroup):
+    """One that remembers what was submitted last, and refuses plans with strangers."""
+
+    plan: Plan | None = None
+    ticket = 0
+    known: frozenset[int] = frozenset()
+
+    def _take(self, plan: Plan) -> None:
+        strangers = peers_of(plan) - self.known
+        if strangers:
+            raise EngineError(
+                f"rank {plan.rank} of a simulation needs rank {min(strangers)}, which the first "
+                f"plan of {plan.collective} did not; simulate {MOST_KNOWN} ranks or fewer"
+            )
+        self.plan = plan
+
+    def submit(self, encoded: Any, call: Any, owner: Any = None, gate: int = 0) -> int:
+        self._take(encoded.plan)
+        self.ticket = super().submit(encoded, call, owner, gate)
+        return self.ticket
+
+    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+        self._take(ready.encoded.plan)
+        self.ticket = super().submit_ready(ready, input, output, owner, gate)
+        return self.ticket
+
+
+class Rank:
+    """One rank: its host, its group, and the endpoint that makes collectives of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        payload: int,
+        options: Options,
+        setting: int,
+        peers: frozenset[int],
+    ) -> None:
+        world = topology.world
+        self.host: Final = Host(
+            rank, world, "memory", payload_bytes=payload, options=options, setting=setting
+        )
+        mine = topology.members_of_hosts[topology.hosts[rank]]
+        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
+        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
+        self.host.start(SESSION, known, topology, shared)
+        self.group: Final = _Group(
+            self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
+        )
+        self.group.known = peers | {rank}
+        self.endpoint: Final = _endpoint(rank, topology, options, self.group)
+
+    def finish(self) -> None:
+        """Takes the operations that have ended."""
+        for operation in list(self.endpoint.operations.unfinished.values()):
+            operation.poll()
+
+    def close(self) -> None:
+        """Frees group and host."""
+        self.group.close()
+        self.host.close()
+
+
+def _endpoint(rank: int, topology: Topology, options: Options, group: Any) -> Endpoint:
+    health = Health(
+        rank,
+        topology.world,
+        addresses=["memory"] * topology.world,
+        liveness=options.liveness,
+        control=None,
+        on_failure=_nothing,
+    )
+    parts = Parts(health, options, GROUP, group, None, topology)
+    return Endpoint(parts, timeout=LONGEST_SECONDS)
+
+
+def _nothing(error: LossyError) -> None:
+    del error
+
+
+class _Planner:
+    """What an endpoint takes for its group, and that only remembers the plan."""
+
+    def __init__(self, payload: int) -> None:
+        self._link = LinkInfo(0, 0, (), 0, payload)
+        self.plan: Plan | None = None
+
+    def link(self) -> LinkInfo:
+        """As of a group."""
+        return self._link
+
+    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+        """Nothing is done; it ends with no ticket."""
+        self.plan = ready.encoded.plan
+        return 0
+
+
+def peers_of(plan: Plan) -> frozenset[int]:
+    """Whom a rank sends to or hears of."""
+    to = {edge.peer for slot in plan.slots for edge in slot.dests}
+    return frozenset(to | {peer for slot in plan.slots for peer in slot.sources})
+
+
+def planned_peers(
+    network: Network, topology: Topology, options: Options, call: Callable[[Endpoint], object]
+) -> list[frozenset[int]]:
+    """:func:`peers_of` each rank, in what ``call`` submits."""
+    payload, topology = _packets(network, topology)
+    found: list[set[int]] = [set() for _ in range(topology.world)]
+    for rank in range(topology.world):
+        planner = _Planner(payload)
+        call(_endpoint(rank, topology, options, planner))
+        assert planner.plan is not None
+        for peer in peers_of(planner.plan):
+            found[rank].add(peer)
+            found[peer].add(rank)
+    return [frozenset(one) for one in found]
+
+
+def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
+    """Bytes that a packet carries, and the topology that says how many make one within a host."""
+    payload = payload_bytes(network.mtu, 4)
+    if not topology.shares_hosts:
+        return payload, topology
+    packets = max(1, SHARED_PAYLOAD // payload)  # as backend/sharing.py
+    return payload, Topology(topology.hosts, topology.sites, packets)
+
+
+class Hosts:
+    """Hosts on a network, each with some ranks, which form one group.
+
+    Args:
+        network: What it is like; without gateways.
+        topology: Who is where. Hosts that the network doesn't have are like its first ones.
+        options: Of the group.
+        capacity: Packets that a rank's receive buffer holds.
+        grain: Seconds that a rank rests between two turns at least, as an operating system's
+            wake-ups have it: what comes meanwhile is taken at once.
+        peers: Whom each rank will send to or hear of; the others are unknown to it, which takes
+            less memory. None: all know all.
+
+    Raises:
+        OptionError: The network has what can't be simulated.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        topology: Topology,
+        options: Options,
+        *,
+        capacity: int,
+        grain: float,
+        peers: Sequence[frozenset[int]] | None = None,
+    ) -> None:
+        payload, topology = _packets(network, topology)
+        self.topology: Final = topology
+        self.payload: Final = payload
+        places = ffi.new("uint16_t[]", list(topology.hosts))
+        config = ffi.new("lc_sim_config *")
+        config.ranks = topology.world
+        config.places = places
+        config.payload_bytes = payload
+        config.wire_bytes = IP_UDP_BYTES[4] + ETHERNET_BYTES
+        config.capacity = capacity
+        config.local_payload = SHARED_PAYLOAD if topology.shares_hosts else 0
+        config.grain_ns = round(grain * 1e9)
+        config.seed = network.seed
+        self._sim = lib.lc_sim_open(config, _engine())
+        if self._sim == ffi.NULL:
+            raise MemoryError("no memory for a simulation")
+        self.ranks: Final[list[Rank]] = []
+        for host in range(topology.n_hosts):
+            lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
+        self.change(network)
+        everyone = frozenset(range(topology.world))
+        for rank in range(topology.world):
+            setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
+            known = everyone if peers is None else peers[rank]
+            one = Rank(rank, topology, payload, options, setting, known)
+            self.ranks.append(one)
+            lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees everything."""
+        for rank in self.ranks:
+            rank.close()
+        lib.lc_sim_close(self._sim)
+
+    def change(self, network: Network) -> None:
+        """The network is like this from now on.
+
+        Args:
+            network: With as many hosts as before.
+
+        Raises:
+            OptionError: It has gateways, which can't be simulated.
+        """
+        if network.gateway != Port():
+            raise OptionError("a simulation has no gateways: give the hosts' ports their rates")
+        known = network.total_hosts
+        usual = _link(network.link)
+        for host in range(self.topology.n_hosts):
+            port = network.port_of(host) if host < known else network.port
+            for up in (0, 1):
+                rate = port.up_mbit if up else port.down_mbit
+                lib.lc_sim_set_port(self._sim, host, up, _port(port, rate, network.mtu))
+            for other in range(self.topology.n_hosts):
+                both = max(host, other) < known and host != other
+                link = _link(network.link_of(host, other)) if both else usual
+                lib.lc_sim_set_path(self._sim, host, other, link)
+
+    @property
+    def now(self) -> float:
+        """Seconds of virtual time."""
+        return float(lib.lc_sim_now(self._sim)) * 1e-9
+
+    def submitted(self, rank: int) -> None:
+        """A rank has submitted an operation by its endpoint: :meth:`run` waits for it."""
+        group = self.ranks[rank].group
+        address = ffi.cast("void *", group.address)
+        lib.lc_sim_await(self._sim, rank, address, group.ticket)
+
+    def run(self, until: float | None = None) -> int:
+        """Lets time pass.
+
+        Args:
+            until: This time; None: until all that was submitted has ended.
+
+        Returns:
+            How many ranks still wait.
+        """
+        end = (1 << 64) - 1 if until is None else round(until * 1e9)
+        return int(lib.lc_sim_run(self._sim, end))
+
+    def ended(self, rank: int) -> tuple[float, int]:
+        """When a rank's last operation ended, and with which code."""
+        code = ffi.new("int *")
+        at = float(lib.lc_sim_ended(self._sim, rank, code)) * 1e-9
+        return at, code[0]
+
+    def report(self, rank: int) -> Report:
+        """Of a rank's last operation; before :meth:`Rank.finish`."""
+        group = self.ranks[rank].group
+        return group.result(group.ticket)[0]
+
+    def counts(self) -> Counts:
+        """What was counted until now."""
+        all_ = ffi.new("lc_sim_counts *")
+        lib.lc_sim_counted(self._sim, all_)
+        ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self.topology.n_hosts)]
+        return Counts(
+            packets=all_.sent,
+            bytes=sum(up.bytes for _, up in ports),
+            dropped_up=sum(up.dropped for _, up in ports),
+            dropped_down=sum(down.dropped for down, _ in ports),
+            policed=sum(one.policed for both in ports for one in both),
+            lost=all_.lost,
+            overflow=all_.overflow,
+            local_packets=all_.local_packets,
+            local_bytes=all_.local_bytes,
+            turns=all_.turns,
+        )
+
+    def _port_counts(self, host: int, up: int) -> Any:
+        counts = ffi.new("lc_sim_port_counts *")
+        lib.lc_sim_port_counted(self._sim, host, up, counts)
+        return counts
+
+
+def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list[int]]:
+    """Elements that leave each host, and that come to it, by the plans of all ranks."""
+    up, down = [0] * topology.n_hosts, [0] * topology.n_hosts
+    for plan in plans:
+        here = topology.hosts[plan.rank]
+        for slot in plan.slots:
+            for dest in slot.dests:
+                there = topology.hosts[dest.peer]
+                if there != here:
+                    up[here] += slot.length
+                    down[there] += slot.length
+    return up, down
+
+
+def _engine() -> Any:
+    turn, idle_ns, wait = (ffi.cast("void *", one) for one in step_functions())
+    return ffi.new("lc_sim_engine *", {"turn": turn, "idle_ns": idle_ns, "wait": wait})
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1e6)
+
+
+def _bytes_per_s(mbit: float) -> float:
+    return mbit * 125_000
+
+
+def _port(port: Port, mbit: float | None, mtu: int) -> Any:
+    out = ffi.new("lc_sim_port *")
+    if not mbit:
+        return out
+    rate = _bytes_per_s(mbit)
+    room = round(queue_bytes(mbit, port, mtu) / rate * 1e9)
+    if port.policer_ms is None:
+        out.bytes_per_s, out.queue_ns = rate, room
+    else:
+        out.police_bytes_per_s, out.police_ns = rate, room
+    return out
+
+
+def _link(link: Link) -> Any:
+    out = ffi.new("lc_sim_path *")
+    out.delay_ns = _ns(link.delay_ms - link.jitter_ms)
+    out.ordered = link.jitter_ms > 0
+    out.jitter_ns = _ns(2 * link.jitter_ms) if link.jitter_ms else _ns(link.spread_ms)
+    out.late, out.late_ns = link.reorder, _ns(link.hold_ms)
+    out.loss, out.burst, out.twice = link.loss, link.burst, link.duplicate
+    if link.rate_mbit:
+        out.bytes_per_s = _bytes_per_s(link.rate_mbit)
+        out.queue_ns = round(queue_bytes(link.rate_mbit, link, 1500) / out.bytes_per_s * 1e9)
+    return out

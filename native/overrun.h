@@ -1,0 +1,37 @@
+/* Whether loss is the path's own or the sender's doing.
+ *
+ * A queue shows in the delay. A policer, or a buffer too short to show, only drops: the share lost
+ * then follows the rate of sending, which random loss doesn't. So where more is lost than usual,
+ * less is sent for a while, and the two shares are compared. */
+#ifndef LC_OVERRUN_H
+#define LC_OVERRUN_H
+
+#include <stdint.h>
+
+typedef enum {
+    LC_OVERRUN_NONE,  /* nothing new */
+    LC_OVERRUN_CLEAN, /* a window has ended without a loss beyond the usual */
+    LC_OVERRUN_TEST,  /* more is lost than usual: send LC_OVERRUN_LESS of the rate */
+    LC_OVERRUN_OWN,   /* the test has ended: less was lost, so what was too much was */
+    LC_OVERRUN_RANDOM /* the test has ended: so much is lost at any rate */
+} lc_overrun_verdict;
+
+#define LC_OVERRUN_LESS 0.9
+
+typedef struct {
+    double lost;  /* share that is lost at any rate */
+    double share; /* that was lost before the latest test */
+    int testing;
+    uint32_t clean; /* windows in a row without a loss beyond the usual */
+    /* state */
+    uint64_t from_ns;    /* the window's begin; packets before it left at another rate */
+    double moved, taken; /* in the window */
+} lc_overrun;
+
+/* Bytes that peers have seen or missed, and those that came; packet: bytes of one. */
+lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
+                                  double packet, uint64_t rtt_ns);
+/* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */
+void lc_overrun_begin(lc_overrun *o, uint64_t from_ns);
+
+#endif

@@ -1,0 +1,247 @@
+#include "port.h"
+
+#include "pace.h"
+
+static const double NOISE_S = 1e-9 * LC_NOISE_NS;
+static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
+static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
+static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
+static const double LOST_START = 0.3; /* so much lost ends a start */
+static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
+static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
+static const double PUSH = 1.0 / 32;  /* and at most so much more, */
+static const double SLACK = 0.25;     /* or this where paths hold themselves back */
+static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
+static const uint32_t LONG_EPOCHS =
+    4;                              /* with as little as possible, in which a queue must shrink */
+static const double CUT_SEEN = 0.5; /* by so much of what it should */
+static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
+static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6; /* twice as much after so many, so often */
+static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
+static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
+
+/* Seconds of queue that the port aims at. */
+static double aim_s(const lc_port *port) {
+    double aim = lc_pace_aim_s(port->rate);
+    if (port->aim_most > 0 && aim > port->aim_most)
+        aim = port->aim_most;
+    double least = 3 * 1500 / port->rate; /* a few packets' time isn't a queue */
+    if (least < NOISE_S)
+        least = NOISE_S;
+    return aim > least ? aim : least;
+}
+
+static void begin_epoch(lc_port *port, uint64_t now) {
+    port->epoch_ns = now;
+    port->moved = port->taken = 0;
+    port->held = 0;
+    port->least_queue_ns = INT64_MAX;
+    port->most_queue_ns = 0;
+}
+
+void lc_port_init(lc_port *port, uint64_t now) {
+    *port = (lc_port){.start = START_BYTES, .patience = PATIENCE, .trial = TRIAL_MIN};
+    begin_epoch(port, now);
+    lc_rate_init(&port->gate, START_BYTES / START_S, now);
+    port->gate.tokens = port->gate.burst_bytes = START_BYTES;
+}
+
+static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
+    double burst = bytes_per_s * RUN_S;
+    lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
+}
+
+/* ---- a start ---- */
+
+static void set_start(lc_port *port, uint64_t now) {
+    double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
+    set_gate(port, now, 2 * port->start / rtt);
+}
+
+/* Doubles as long as no queue stands. */
+static void start(lc_port *port, uint64_t now, double taken, double queue) {
+    double high = 1e-9 * (double)port->rtt_ns / 8;
+    if (high < 2 * NOISE_S)
+        high = 2 * NOISE_S;
+    double lost = 1 - port->taken / port->moved;
+    if (queue > high || lost > LOST_START) {
+        port->rate = taken;
+        port->trial = queue > high ? TRIAL_MIN : TRIAL_MAX / 4;
+        set_gate(port, now, queue > high ? CUT_MOST * taken : taken);
+        lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
+        return;
+    }
+    if (port->held)
+        port->start *= 2;
+    set_start(port, now);
+}
+
+/* ---- the law ---- */
+
+/* More is tried where no queue stands. */
+static void judge_trial(lc_port *port, double carried) {
+    if (port->tried_from <= 0 || ++port->tried < 2)
+        return;
+    if (carried > port->tried_from * (1 + port->trial / 2)) {
+        if (carried > port->rate)
+            port->rate = carried;
+        port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
+        port->patience = 0;
+    } else {
+        port->trial = TRIAL_MIN;
+        port->patience = port->patience < PATIENCE ? PATIENCE : port->patience * 2;
+        if (port->patience > PATIENCE_MAX)
+            port->patience = PATIENCE_MAX;
+    }
+    port->tried_from = 0;
+    port->idle = 0;
+}
+
+/* A queue of this host shrinks while less is sent than goes through. One that doesn't is a longer
+ * path, or another's. */
+static void judge_length(lc_port *port, double times, double queue, double seconds) {
+    if (times > CUT_MOST) {
+        port->cuts = 0;
+        return;
+    }
+    if (port->cuts++ == 0) {
+        port->cut_from = queue;
+        port->shrinks = 0;
+        return;
+    }
+    port->shrinks += (1 - CUT_MOST) * seconds;
+    if (port->cuts < LONG_EPOCHS)
+        return;
+    if (port->cut_from - queue < CUT_SEEN * port->shrinks)
+        port->renewed++;
+    port->cuts = 0;
+}
+
+static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
+    double aim = aim_s(port);
+    int busy = queue > aim / 2; /* the port was, all the time */
+    if (carried > port->rate || queue > aim)
+        port->rate += STEP * (carried - port->rate);
+    judge_trial(port, carried);
+    port->idle = !busy && port->held ? port->idle + 1 : 0;
+    double times = 1 + GAIN * (aim - queue) / seconds;
+    /* Where paths hold themselves back, there is room for what they try. */
+    double most = 1 + (port->held ? PUSH : SLACK);
+    if (!port->held && !busy)
+        times = most;
+    times = times < CUT_MOST ? CUT_MOST : times < most ? times : most;
+    judge_length(port, times, queue, seconds);
+    if (port->tried_from <= 0 && port->idle > port->patience) {
+        port->tried_from = port->rate;
+        port->tried = 0;
+        times = 1 + port->trial;
+    }
+    double rate = port->rate * times;
+    if (port->cap > 0 && rate > port->cap && port->tried_from <= 0)
+        rate = port->cap;
+    if (port->overrun.testing)
+        rate = port->rate * LC_OVERRUN_LESS;
+    set_gate(port, now, rate);
+}
+
+static void end_epoch(lc_port *port, uint64_t now) {
+    double seconds = 1e-9 * (double)(now - port->epoch_ns);
+    double taken = port->taken / seconds;
+    port->common_ns = port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns;
+    double queue = 1e-9 * (double)port->common_ns;
+    if (port->rate > 0)
+        cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
+    else
+        start(port, now, taken, queue);
+}
+
+/* The bound rises, faster and faster, as long as nothing is lost for it. */
+static void raise_cap(lc_port *port) {
+    uint32_t times = port->overrun.clean / CAP_TWICE;
+    double step = CAP_STEP * (double)(1u << (times < CAP_TWICE_MOST ? times : CAP_TWICE_MOST));
+    port->cap *= 1 + (step < CAP_STEP_MAX ? step : CAP_STEP_MAX);
+    if (port->cap > 2 * port->rate)
+        port->cap = 0;
+}
+
+static void set_cap(lc_port *port) {
+    double most = 1e-9 * (double)port->most_queue_ns;
+    port->cap = port->rate * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    if (port->rate > port->cap)
+        port->rate = port->cap;
+    if (most > 2 * NOISE_S)
+        port->aim_most = most / 2;
+    uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
+    port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+    port->trial = TRIAL_MIN;
+    port->idle = 0;
+}
+
+static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
+    if (port->rate <= 0)
+        return;
+    if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
+        raise_cap(port);
+    } else if (verdict == LC_OVERRUN_TEST) {
+        set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+        port->tried_from = 0;
+    } else if (verdict == LC_OVERRUN_OWN) {
+        set_cap(port);
+    }
+}
+
+void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
+    if (ack->rtt_ns && !port->rtt_ns) {
+        port->rtt_ns = ack->rtt_ns;
+        if (port->rate <= 0)
+            set_start(port, ack->now);
+    } else if (ack->rtt_ns) {
+        port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
+    }
+    uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
+    if (epoch < EPOCH_MIN_NS)
+        epoch = EPOCH_MIN_NS;
+    uint64_t pause = ack->now - port->heard_ns;
+    port->heard_ns = ack->now;
+    if (pause > epoch / 2) { /* what comes now left before it */
+        begin_epoch(port, ack->now);
+        lc_overrun_begin(&port->overrun, ack->now);
+        return;
+    }
+    port->moved += ack->moved;
+    port->taken += ack->taken;
+    if (ack->queue_ns >= 0) {
+        if (ack->queue_ns < port->least_queue_ns)
+            port->least_queue_ns = ack->queue_ns;
+        if (ack->queue_ns > port->most_queue_ns)
+            port->most_queue_ns = ack->queue_ns;
+    }
+    obey(port, ack->now,
+         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                        port->rtt_ns));
+    if (ack->now - port->epoch_ns < epoch || port->moved < EPOCH_BYTES)
+        return;
+    end_epoch(port, ack->now);
+    begin_epoch(port, ack->now);
+}
+
+uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
+                      uint32_t n_paths) {
+    double run = port->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
+    if (run < PACKETS_MIN)
+        run = PACKETS_MIN;
+    if (run < want)
+        want = (uint32_t)run;
+    uint32_t room = lc_rate_room(&port->gate, now, want, packet_bytes);
+    if (want && !room)
+        port->held = 1;
+    return room;
+}
+
+void lc_port_spend(lc_port *port, uint64_t now, double bytes) {
+    lc_rate_spend(&port->gate, now, 1, (uint32_t)bytes);
+}
+
+uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes) {
+    return lc_rate_delay(&port->gate, now, packet_bytes);
+}

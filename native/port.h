@@ -1,0 +1,53 @@
+/* How fast a host sends by one interface, all paths together.
+ *
+ * All that leaves crosses the host's own uplink, so it is paced as one flow. The law has no socket
+ * and no clock; docs/congestion.md derives it. */
+#ifndef LC_PORT_H
+#define LC_PORT_H
+
+#include "overrun.h"
+#include "rate.h"
+
+/* What an acknowledgement of one path tells of the port. */
+typedef struct {
+    uint64_t now;
+    uint64_t rtt_ns;  /* least round trip of the path; 0: unknown */
+    int64_t queue_ns; /* queue that its latest packet met; -1: unknown */
+    double moved;     /* bytes that the peer has seen or missed, */
+    double taken;     /* and those that came; late ones count when they come */
+    double packet;    /* bytes of one */
+} lc_port_ack;
+
+typedef struct {
+    double rate;     /* bytes/s that the uplink carries; 0: unknown */
+    double start;    /* bytes of a round trip while it is unknown */
+    double aim_most; /* s of queue that the uplink has room for; 0: not met */
+    double cap;      /* bytes/s beyond which packets are lost without a queue; 0: none known */
+    lc_overrun overrun;
+    uint32_t idle;            /* epochs in a row that were held back and met no queue */
+    uint32_t patience;        /* of those before more is tried */
+    double trial;             /* share by which the next trial exceeds the rate */
+    double tried_from;        /* the rate before more was tried; 0: nothing is being tried */
+    uint32_t tried;           /* epochs since */
+    uint32_t cuts;            /* epochs in a row in which much less was sent, for the queue, */
+    double cut_from, shrinks; /* the queue before, and by how much it should be shorter */
+    uint32_t renewed; /* times that the least delays of all paths turned out to be of the past */
+    /* this epoch */
+    uint64_t epoch_ns, heard_ns, rtt_ns;
+    double moved, taken; /* bytes */
+    int held;            /* packets waited for this law */
+    int64_t least_queue_ns, most_queue_ns;
+    int64_t common_ns; /* queue that all paths met throughout the last epoch */
+    lc_rate gate;
+} lc_port;
+
+void lc_port_init(lc_port *port, uint64_t now);
+void lc_port_acked(lc_port *port, const lc_port_ack *ack);
+/* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
+uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
+                      uint32_t n_paths);
+void lc_port_spend(lc_port *port, uint64_t now, double bytes);
+/* Nanoseconds until a packet may go; 0: now. */
+uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes);
+
+#endif

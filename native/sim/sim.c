@@ -1,0 +1,301 @@
+#include "sim.h"
+
+#include <stdlib.h>
+
+#include "link_memory.h"
+#include "step.h"
+#include "wire.h"
+
+/* A rank that says that it moved so often in a row is never done. */
+enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20, LOOKS_AGAIN = 5 };
+
+typedef int turn_function(lc_host *host);
+typedef uint64_t idle_function(lc_host *host);
+typedef int wait_function(lc_group *group, int64_t ticket, uint64_t timeout_ns);
+
+typedef struct {
+    lc_host *host;     /* NULL: not yet */
+    uint64_t timer_ns; /* when it has something to do by itself, */
+    uint64_t rests_ns; /* and it rests until then */
+    uint64_t wakes_ns; /* the key of the heap */
+    uint32_t at;       /* where it is in it */
+    lc_group *group;   /* of the operation that is awaited; NULL: none is */
+    int64_t ticket;
+    uint64_t ended_ns;
+    int code;
+} sim_rank;
+
+struct lc_sim {
+    lc_sim_config config;
+    turn_function *turn;
+    idle_function *idle_ns;
+    wait_function *wait;
+    memory_net *net;
+    memory_net *local; /* NULL: no memory is shared */
+    lc_link *links[2];
+    lc_setting setting;
+    sim_rank *ranks;
+    uint16_t *heap; /* of ranks: who wakes next is first */
+    uint16_t places;
+    uint32_t awaited;
+    uint64_t turns;
+};
+
+/* ---- who wakes next ---- */
+
+static void put_at(lc_sim *sim, uint32_t at, uint16_t rank) {
+    sim->heap[at] = rank;
+    sim->ranks[rank].at = at;
+}
+
+static int before(const lc_sim *sim, uint16_t a, uint16_t b) {
+    uint64_t first = sim->ranks[a].wakes_ns, second = sim->ranks[b].wakes_ns;
+    return first != second ? first < second : a < b;
+}
+
+static void move_up(lc_sim *sim, uint16_t rank) {
+    uint32_t at = sim->ranks[rank].at;
+    while (at && before(sim, rank, sim->heap[(at - 1) / 2])) {
+        put_at(sim, at, sim->heap[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    put_at(sim, at, rank);
+}
+
+static void move_down(lc_sim *sim, uint16_t rank) {
+    uint32_t at = sim->ranks[rank].at, n = sim->config.ranks;
+    for (uint32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        if (child + 1 < n && before(sim, sim->heap[child + 1], sim->heap[child]))
+            child++;
+        if (!before(sim, sim->heap[child], rank))
+            break;
+        put_at(sim, at, sim->heap[child]);
+        at = child;
+    }
+    put_at(sim, at, rank);
+}
+
+static void set_wakes(lc_sim *sim, uint16_t rank, uint64_t ns) {
+    sim_rank *r = &sim->ranks[rank];
+    uint64_t was = r->wakes_ns;
+    r->wakes_ns = ns > r->rests_ns ? ns : r->rests_ns;
+    if (r->wakes_ns < was)
+        move_up(sim, rank);
+    else if (r->wakes_ns > was)
+        move_down(sim, rank);
+}
+
+static void packet_comes(void *context, uint16_t rank, uint64_t at_ns) {
+    lc_sim *sim = context;
+    if (at_ns < sim->ranks[rank].wakes_ns)
+        set_wakes(sim, rank, at_ns);
+}
+
+/* ---- opening and closing ---- */
+
+static memory_net *local_net(const lc_sim_config *config, lc_sim *sim) {
+    uint32_t bytes = LC_HEADER_BYTES + config->local_payload;
+    memory_net *net =
+        memory_net_at(config->ranks, config->places, bytes, LOCAL_CAPACITY, config->seed + 1);
+    memory_set_local(net, config->local_payload);
+    memory_follow(net, sim->net);
+    memory_set_wake(net, packet_comes, sim);
+    return net;
+}
+
+static int are_places(const lc_sim_config *config) {
+    uint16_t next = 0;
+    for (uint16_t i = 0; i < config->ranks; i++) {
+        if (config->places[i] > next)
+            return 0;
+        next = config->places[i] == next ? (uint16_t)(next + 1) : next;
+    }
+    return config->ranks > 0;
+}
+
+lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine) {
+    lc_sim *sim = are_places(config) ? calloc(1, sizeof *sim) : NULL;
+    if (!sim)
+        return NULL;
+    uint32_t bytes = LC_HEADER_BYTES + config->payload_bytes;
+    sim->config = *config;
+    sim->turn = (turn_function *)engine->turn;
+    sim->idle_ns = (idle_function *)engine->idle_ns;
+    sim->wait = (wait_function *)engine->wait;
+    sim->net = memory_net_at(config->ranks, config->places, bytes, config->capacity, config->seed);
+    memory_set_wire(sim->net, config->wire_bytes);
+    memory_set_wake(sim->net, packet_comes, sim);
+    sim->local = config->local_payload ? local_net(config, sim) : NULL;
+    sim->ranks = calloc(config->ranks, sizeof *sim->ranks);
+    sim->heap = calloc(config->ranks, sizeof *sim->heap);
+    if (!sim->ranks || !sim->heap) {
+        lc_sim_close(sim);
+        return NULL;
+    }
+    sim->config.places = NULL; /* the caller's */
+    for (uint16_t i = 0; i < config->ranks; i++) {
+        sim->places =
+            config->places[i] >= sim->places ? (uint16_t)(config->places[i] + 1) : sim->places;
+        sim->ranks[i].wakes_ns = UINT64_MAX;
+        put_at(sim, i, i);
+    }
+    return sim;
+}
+
+void lc_sim_close(lc_sim *sim) {
+    if (sim->local)
+        memory_net_free(sim->local);
+    memory_net_free(sim->net);
+    free(sim->ranks);
+    free(sim->heap);
+    free(sim);
+}
+
+void *lc_sim_setting(lc_sim *sim, uint16_t rank) {
+    sim->links[0] = memory_link_open(sim->net, rank);
+    sim->links[1] = sim->local ? memory_link_open(sim->local, rank) : NULL;
+    sim->setting = (lc_setting){memory_clock(sim->net), sim->links, (uint16_t)(sim->local ? 2 : 1)};
+    return &sim->setting;
+}
+
+void lc_sim_take(lc_sim *sim, uint16_t rank, void *host) {
+    sim->ranks[rank].host = host;
+    set_wakes(sim, rank, lc_sim_now(sim));
+}
+
+/* ---- the network ---- */
+
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port) {
+    memory_port *to = up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place);
+    to->bytes_per_s = port->bytes_per_s;
+    to->queue_ns = port->queue_ns;
+    to->police_bytes_per_s = port->police_bytes_per_s;
+    to->police_ns = port->police_ns;
+}
+
+void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path) {
+    memory_path *p = memory_path_of(sim->net, from, to);
+    p->delay_ns = path->delay_ns;
+    p->jitter_ns = path->jitter_ns;
+    p->ordered = path->ordered;
+    p->late = path->late;
+    p->late_ns = path->late_ns;
+    p->loss = path->loss;
+    p->cut = path->loss >= 1;
+    p->burst = path->burst;
+    p->twice = path->twice;
+    p->bytes_per_s = path->bytes_per_s;
+    p->queue_ns = path->queue_ns;
+}
+
+void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s) {
+    if (!sim->local)
+        return;
+    memory_path_of(sim->local, place, place)->delay_ns = delay_ns;
+    memory_port_up(sim->local, place)->bytes_per_s = bytes_per_s;
+}
+
+/* ---- time ---- */
+
+static uint64_t next_of(const lc_sim *sim, uint16_t rank) {
+    uint64_t next = sim->ranks[rank].timer_ns, arrives = memory_next(sim->net, rank);
+    next = arrives < next ? arrives : next;
+    if (sim->local) {
+        arrives = memory_next(sim->local, rank);
+        next = arrives < next ? arrives : next;
+    }
+    return next;
+}
+
+static void note_end(lc_sim *sim, sim_rank *r) {
+    int code = r->group ? sim->wait(r->group, r->ticket, 0) : LC_PENDING;
+    if (code == LC_PENDING)
+        return;
+    r->ended_ns = memory_now(sim->net);
+    r->code = code;
+    r->group = NULL;
+    sim->awaited--;
+}
+
+/* A rank that has moved may have more to do, and looks again soon. */
+static void take_turns(lc_sim *sim, uint16_t rank) {
+    sim_rank *r = &sim->ranks[rank];
+    uint64_t now = memory_now(sim->net), next;
+    int turns = 0, moved;
+    do {
+        moved = sim->turn(r->host);
+        uint64_t idle = sim->idle_ns(r->host);
+        r->timer_ns = idle < UINT64_MAX - now ? now + idle : UINT64_MAX;
+        next = next_of(sim, rank);
+    } while (++turns < TURNS_MOST && moved && next <= now);
+    sim->turns += (uint64_t)turns;
+    note_end(sim, r);
+    if (moved && next > now + sim->config.grain_ns * LOOKS_AGAIN)
+        r->timer_ns = now + sim->config.grain_ns * LOOKS_AGAIN;
+    r->rests_ns = now + sim->config.grain_ns;
+    set_wakes(sim, rank, next_of(sim, rank));
+}
+
+int lc_sim_run(lc_sim *sim, uint64_t until_ns) {
+    while (sim->awaited || until_ns < UINT64_MAX) {
+        uint16_t rank = sim->heap[0];
+        sim_rank *r = &sim->ranks[rank];
+        uint64_t now = memory_now(sim->net);
+        if (r->wakes_ns >= until_ns) {
+            memory_set_now(sim->net, until_ns > now ? until_ns : now);
+            break;
+        }
+        if (r->wakes_ns > now)
+            memory_set_now(sim->net, now = r->wakes_ns);
+        memory_advance(sim->net, rank);
+        uint64_t next = next_of(sim, rank);
+        if (next > now)
+            set_wakes(sim, rank, next); /* what came to its port is still behind it */
+        else
+            take_turns(sim, rank);
+        if (!sim->awaited && until_ns == UINT64_MAX)
+            break;
+    }
+    return (int)sim->awaited;
+}
+
+uint64_t lc_sim_now(const lc_sim *sim) {
+    return memory_now(sim->net);
+}
+
+void lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket) {
+    sim_rank *r = &sim->ranks[rank];
+    sim->awaited += !r->group;
+    r->group = group;
+    r->ticket = ticket;
+    r->ended_ns = 0;
+    r->timer_ns = lc_sim_now(sim);
+    r->rests_ns = 0;
+    set_wakes(sim, rank, r->timer_ns);
+}
+
+uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code) {
+    *code = sim->ranks[rank].code;
+    return sim->ranks[rank].ended_ns;
+}
+
+void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts) {
+    const memory_port *p = up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place);
+    *counts = (lc_sim_port_counts){p->packets, p->bytes, p->dropped, p->policed};
+}
+
+void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
+    memory_counts found = memory_counts_of(sim->net);
+    *counts = (lc_sim_counts){.sent = found.sent,
+                              .lost = found.lost,
+                              .doubled = found.doubled,
+                              .dropped = found.dropped,
+                              .turns = sim->turns};
+    for (uint16_t i = 0; i < sim->config.ranks; i++)
+        counts->overflow += memory_overflow(sim->net, i);
+    if (!sim->local)
+        return;
+    counts->local_packets = memory_counts_of(sim->local).sent;
+    for (uint16_t i = 0; i < sim->places; i++)
+        counts->local_bytes += memory_port_up(sim->local, i)->bytes;
+}

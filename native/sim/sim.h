@@ -1,0 +1,99 @@
+/* Whole hosts of the engine in virtual time, joined by a network of memory (link_memory.h), in one
+ * thread. The engine is the caller's, who opens hosts and groups as always and submits to them;
+ * here is what is around it: links, the clock, and whose turn it is.
+ *
+ * The part between the two cdef marks is read by native/build_cffi.py as it stands, so it holds
+ * plain declarations only. */
+#ifndef LC_SIM_H
+#define LC_SIM_H
+
+#include <stdint.h>
+
+/* cdef begin */
+
+/* The engine's functions (step.h, lossycoll.h), which are in another library. */
+typedef struct {
+    void *turn;    /* lc_host_turn */
+    void *idle_ns; /* lc_host_idle_ns */
+    void *wait;    /* lc_group_wait */
+} lc_sim_engine;
+
+typedef struct {
+    uint16_t ranks;
+    const uint16_t *places; /* the host of each rank, ascending from 0; ranks of one share its port
+                               and its memory */
+    uint16_t payload_bytes; /* data bytes of a packet, */
+    uint32_t wire_bytes;    /* what networks below the engine add to it, */
+    uint32_t capacity;      /* and packets that a rank's receive buffer holds */
+    uint16_t local_payload; /* data bytes of a packet in a host's memory; 0: there is none */
+    uint64_t grain_ns;      /* a rank that has had its turns rests for so long at least */
+    uint64_t seed;
+} lc_sim_config;
+
+/* One direction of a host's connection. */
+typedef struct {
+    double bytes_per_s;        /* 0: no bound */
+    uint64_t queue_ns;         /* what would wait longer is dropped; 0: it waits */
+    double police_bytes_per_s; /* of a token bucket without a queue; 0: there is none */
+    uint64_t police_ns;        /* what it lets through at once */
+} lc_sim_port;
+
+/* From one host to another. */
+typedef struct {
+    uint64_t delay_ns;
+    uint64_t jitter_ns; /* up to so much more */
+    uint8_t ordered;    /* packets don't overtake each other, and the delay wanders */
+    double late;        /* share that takes late_ns more */
+    uint64_t late_ns;
+    double loss;
+    double burst;       /* mean length of a run of losses */
+    double twice;       /* share that comes twice */
+    double bytes_per_s; /* as of a port */
+    uint64_t queue_ns;
+} lc_sim_path;
+
+typedef struct {
+    uint64_t packets, bytes; /* that came to it, what wire_bytes says included */
+    uint64_t dropped, policed;
+} lc_sim_port_counts;
+
+typedef struct {
+    uint64_t sent; /* packets, of the network */
+    uint64_t lost; /* by the paths' own chance */
+    uint64_t doubled;
+    uint64_t dropped;                    /* at ports and bottlenecks of paths */
+    uint64_t overflow;                   /* found a receive buffer full */
+    uint64_t local_packets, local_bytes; /* within hosts */
+    uint64_t turns;                      /* of the engine */
+} lc_sim_counts;
+
+typedef struct lc_sim lc_sim;
+
+/* NULL: no memory, or places that can't be. */
+lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine);
+/* After all hosts were closed. */
+void lc_sim_close(lc_sim *sim);
+/* Opens a rank's links: an lc_setting for lc_host_open_in. Valid until the next one is asked for.
+ */
+void *lc_sim_setting(lc_sim *sim, uint16_t rank);
+/* The rank's host, an lc_host, that was opened with it: it takes turns from now on. */
+void lc_sim_take(lc_sim *sim, uint16_t rank, void *host);
+/* Of a host, up: to the network. */
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port);
+void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path);
+/* Of what goes through a host's memory. */
+void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s);
+/* A rank has submitted an operation to an lc_group: when it ends is noted. One at a time. */
+void lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket);
+/* Time passes until all that is awaited has ended, or until then. Returns how many ranks have not
+ * ended. */
+int lc_sim_run(lc_sim *sim, uint64_t until_ns);
+uint64_t lc_sim_now(const lc_sim *sim);
+/* When the operation that was last awaited ended, and with which code; 0: it has not. */
+uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
+void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts);
+void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
+
+/* cdef end */
+
+#endif

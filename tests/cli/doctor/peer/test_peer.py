@@ -1,0 +1,386 @@
+"""Two doctors that look at the network between them, and what else they may meet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lossycoll.cli.doctor.findings import Severity
+from lossycoll.cli.doctor.peer import analysis, control, packets, report
+from lossycoll.cli.doctor.peer.control import Control, Meeting, PeerError
+from lossycoll.cli.doctor.peer.measure import Found, Way
+from lossycoll.cli.doctor.peer.packets import Arrival
+from lossycoll.cli.doctor.peer.ports import Reach, Reached
+from lossycoll.cli.main import main
+from lossycoll.lab import Lab, Link, Network, Port
+from tests.support.harness import free_port
+from tests.support.lab_kit import ROOT, needs_lab
+
+HELLO = {"address": "127.0.0.1", "device": "lo", "mtu": 1500, "budget": 1 << 20, "idle": 0}
+HELLO["rate"] = 100
+
+# ---- who is at the other end ----
+
+
+def found_by(port: int, seconds: float, out: list[Any], host: str = "127.0.0.1") -> None:
+    try:
+        out.append(Meeting(host, port, HELLO).find(seconds))
+    except PeerError as error:
+        out.append(error)
+
+
+@contextlib.contextmanager
+def two_ends() -> Iterator[list[Control]]:
+    port, out = free_port(), []
+    threads = [threading.Thread(target=found_by, args=(port, 20.0, out)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert all(isinstance(one, Control) for one in out), out
+        yield out
+    finally:
+        for one in out:
+            one.close()
+
+
+def test_two_doctors_find_each_other_and_share_a_session() -> None:
+    with two_ends() as ends:
+        assert ends[0].session == ends[1].session
+        assert {one.leads for one in ends} == {True, False}
+        assert ends[0].peer.mtu == 1500
+        thread = threading.Thread(target=lambda: ends[1].swap("x", value=7))
+        thread.start()
+        assert ends[0].swap("x", value=8)["value"] == 7
+        thread.join()
+
+
+@contextlib.contextmanager
+def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Something else that listens; ``serve`` is given each connection."""
+    with socket.socket() as end:
+        end.bind(("127.0.0.1", 0))
+        end.listen()
+        end.settimeout(20)
+        kept = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    other, _ = end.accept()
+                    kept.append(other)
+                    serve(other)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield end.getsockname()[1]
+        finally:
+            end.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for other in kept:
+                other.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [
+        (lambda end: end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n"), "says b'SSH-2.0"),
+        (lambda end: end.sendall(b'{"step": "go"}\n'), 'says b\'{"step": "go"}\''),
+        (lambda end: end.sendall(b'{"step": "hello", "magic": "x"}\n'), "something else listens"),
+        (lambda end: end.sendall(b"x" * 200_000), "without an end of line"),
+        (lambda end: end.close(), "closes the connection without a word"),
+        (lambda end: None, "says nothing for 0.5 s"),
+    ],
+    ids=["ssh", "too early", "another hello", "endless", "closes", "silent"],
+)
+def test_something_else_that_listens_is_named_soon(
+    serve: Callable[[socket.socket], None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "HELLO_SECONDS", 0.5)
+    out: list[Any] = []
+    begin = time.monotonic()
+    with listener(serve) as port:
+        found_by(port, 60.0, out)
+    assert isinstance(out[0], PeerError)
+    assert said in str(out[0])
+    assert f"127.0.0.1, TCP port {port}" in str(out[0])
+    assert time.monotonic() - begin < 30, "the wait for a peer isn't waited out"
+
+
+def test_a_doctor_of_another_version_is_named() -> None:
+    other = dict(HELLO, step="hello", magic=control.MAGIC, version=2, nonce="0" * 32)
+    out: list[Any] = []
+    with listener(lambda end: end.sendall(json.dumps(other).encode() + b"\n")) as port:
+        found_by(port, 20.0, out)
+    assert "speaks version 2, this one 1" in str(out[0])
+
+
+def test_a_stranger_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meeting, "_connect", lambda self, now: None)
+    port, out = free_port(), []
+    thread = threading.Thread(target=found_by, args=(port, 1.5, out, "127.0.0.2"))
+    thread.start()
+    end = time.monotonic() + 1.5
+    text = b""
+    while not text and time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:
+            text = one.recv(4096)
+    thread.join()
+    assert b'"refused"' in text
+    assert b"looks at 127.0.0.2, not 127.0.0.1" in text
+    assert "refused 127.0.0.1, which isn't 127.0.0.2" in str(out[0])
+
+
+def test_nobody_there_ends_in_time_and_says_what_to_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--json"]) == 1
+    assert "127.0.0.1 is this host" in capsys.readouterr().out
+    monkeypatch.setattr(Meeting, "_listener", lambda self: None)
+    command = ["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--wait", "1"]
+    assert main([*command, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["options"] == {}
+    (check,) = answer["checks"]
+    assert check["status"] == "fail"
+    assert "run 'lossycoll doctor --peer' there as well" in check["found"]
+    assert main(["doctor", "--peer", "no-such-host.invalid"]) == 1
+
+
+def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
+    with two_ends() as (one, other):
+        other.send("number", value=1 << 40)
+        with pytest.raises(PeerError, match="wanted 0 to 9"):
+            control.number(one.receive("number"), "value", 0, 9)
+        other.send("other")
+        with pytest.raises(PeerError, match="is at step 'other', not 'wanted'"):
+            one.receive("wanted")
+        with pytest.raises(PeerError, match="has said nothing for"):
+            one.receive("wanted", 0.1)
+        for bad in ("x", [1] * 9, [-1], [True], None):
+            with pytest.raises(PeerError):
+                control.numbers({"ports": bad}, "ports", 8, 9)
+        other.close()
+        with pytest.raises(PeerError, match="has ended"):
+            one.receive("wanted")
+
+
+def test_packets_of_strangers_are_not_believed() -> None:
+    with two_ends() as (one, other), packets.open_udp("127.0.0.1", 0) as end:
+        place = end.getsockname()
+        good = packets.packet(other, packets.FLOW, 3, 5)
+        of_another_kind = packets.packet(one, packets.SIZE, 3, 5)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for data in (good[:-1], bytes(16) + good[16:], of_another_kind, good):
+                sender.sendto(data, place)
+        time.sleep(0.05)
+        found = packets.take(end, one, packets.FLOW, 3)
+        assert [arrival.number for arrival, _ in found] == [5]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.bind(("127.0.0.2", 0))
+            stranger.sendto(good, place)
+        time.sleep(0.05)
+        assert not packets.take(end, one, packets.FLOW, 3)
+
+
+# ---- what arrivals say ----
+
+
+def arrivals(
+    count: int, mbit: float, passes: Callable[[int, float], float | None], size: int = 1250
+) -> tuple[list[Arrival], float]:
+    """``passes``: the delay (s) of a packet that is sent at a time, None: it is lost."""
+    found, step = [], size * 8 / mbit / 1e6
+    for number in range(count):
+        sent = number * step
+        delay = passes(number, sent)
+        if delay is not None:
+            found.append(Arrival(number, int(sent * 1e9), int((sent + delay) * 1e9), size))
+    return found, count * step
+
+
+def policer(mbit: float, bucket: int) -> Callable[[int, float], float | None]:
+    left, at = [float(bucket)], [0.0]
+
+    def passes(number: int, now: float) -> float | None:
+        left[0] = min(bucket, left[0] + (now - at[0]) * mbit * 1e6 / 8)
+        at[0] = now
+        if left[0] < 1250:
+            return None
+        left[0] -= 1250
+        return 0.001
+
+    return passes
+
+
+def queue(mbit: float, room: float) -> Callable[[int, float], float | None]:
+    free = [0.0]
+
+    def passes(number: int, now: float) -> float | None:
+        wait = max(0.0, free[0] - now)
+        if wait > room:
+            return None
+        free[0] = now + wait + 1250 * 8 / mbit / 1e6
+        return 0.001 + wait
+
+    return passes
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.05])
+def test_a_policer_is_told_from_a_queue(lost: float) -> None:
+    def with_loss(made: Callable[[int, float], float | None]) -> Any:
+        every = round(1 / lost) if lost else 1 << 30
+        return lambda number, now: None if number % every == every - 1 else made(number, now)
+
+    made, seconds = arrivals(8000, 400, with_loss(policer(20, 250_000)))
+    rate = analysis.rate_of(made, 8000, seconds, lost)
+    assert rate.limit == "policer"
+    assert rate.got == pytest.approx(20, rel=0.1)
+    assert rate.burst == pytest.approx(250_000, rel=0.15)
+    made, seconds = arrivals(8000, 400, with_loss(queue(50, 0.03)))
+    rate = analysis.rate_of(made, 8000, seconds, lost)
+    assert rate.limit == "queue"
+    assert rate.got == pytest.approx(50, rel=0.1)
+    assert rate.queue_ms == pytest.approx(30, rel=0.2)
+
+
+def test_a_path_without_limit_and_a_deep_queue() -> None:
+    made, seconds = arrivals(4000, 400, lambda number, now: 0.001)
+    rate = analysis.rate_of(made, 4000, seconds)
+    assert (rate.limit, rate.lost, rate.burst) == ("none", 0.0, 0)
+    assert rate.got == pytest.approx(400, rel=0.01)
+    made, seconds = arrivals(4000, 400, queue(100, 60.0))
+    rate = analysis.rate_of(made, 4000, seconds)
+    assert rate.limit == "queue"
+    assert rate.got == pytest.approx(100, rel=0.05)
+    assert analysis.rate_of([], 100, 1.0).lost == 1.0
+
+
+def test_loss_order_and_doubles_are_counted() -> None:
+    numbers = [0, 1, 3, 2, 3, 7]
+    flow = analysis.flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
+    assert flow.lost == pytest.approx(0.5)
+    assert flow.late == pytest.approx(0.1)
+    assert flow.doubled == pytest.approx(0.1)
+    assert flow.run == 3
+
+
+def test_a_translator_is_named() -> None:
+    seen = (("192.168.0.5", 42000), ("198.51.100.7", 1024))
+    closed = Reached({42000: "no answer"}, [42000], [])
+    found = Found(Reach(closed, closed, seen, []), 1.0, Way(), Way())
+    checks = report.report(found, "node1", "0", 1500, PEER)
+    (address,) = [one for one in checks if one.name == "address of this host"]
+    assert address.status is Severity.FAIL
+    assert "NAT" in address.advice
+    assert sum(one.status is Severity.FAIL for one in checks) == 5
+    assert report.settings(found, 1500, PEER, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
+
+
+PEER = control.Peer("10.0.0.2", "eth0", 1500, 1, 0, 1)
+
+# ---- networks ----
+
+QUICK = "import lossycoll.cli.doctor.peer.measure as m; m.IDLE_SECONDS = (1, 4)"
+RUN = "import sys; from lossycoll.cli.main import main; sys.exit(main())"
+BLOCK = (
+    "ip rule add pref 1 ipproto udp dport 42008-42009 iif eth0 blackhole; "
+    "ip rule add pref 2 ipproto tcp dport 42008-42009 iif eth0 blackhole; "
+    "ip rule add pref 10 lookup local; ip rule del pref 0"
+)
+FORGET = "ip rule add pref 3 ipproto udp iif eth0 blackhole"
+POLICE = "tc qdisc replace dev eth0 root tbf rate 20mbit burst 100kb limit 3100"
+
+
+def start(lab: Lab, host: int, *arguments: str) -> subprocess.Popen[str]:
+    program = f"{QUICK}; {RUN}"
+    peer = ["doctor", "--peer", lab.address(1 - host), "--json", *arguments]
+    return lab.start(
+        host,
+        [sys.executable, "-c", program, *peer],
+        {"LOSSYCOLL_PORT_RANGE": "42000-42009", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    out, _ = process.communicate(timeout=90)
+    said = json.loads(out)
+    assert said["ok"] is (process.returncode == 0)
+    return {one["name"]: one for one in said["checks"]}, said["options"]
+
+
+@needs_lab
+def test_a_filter_a_policer_and_flows_that_are_forgotten() -> None:
+    """Towards host 1 two ports are closed, from host 0 a policer drops, and in mid-test host 1
+    forgets all flows."""
+    with Lab(Network(hosts=2)) as lab:
+        assert lab.start(0, ["sh", "-ec", POLICE]).wait(30) == 0
+        assert lab.start(1, ["sh", "-ec", BLOCK]).wait(30) == 0
+        ends = [start(lab, host, "--budget", "8", "--idle", "4") for host in range(2)]
+        assert ends[1].stderr is not None
+        assert any("idle: 4 of 4 s" in line for line in ends[1].stderr)
+        assert lab.start(1, ["sh", "-ec", FORGET]).wait(30) == 0
+        (first, options), (second, its_options) = map(answer, ends)
+    to, back = "to 10.77.0.2", "from 10.77.0.1"
+    for checks, name, way in ((first, to, "from 10.77.0.2"), (second, back, "to 10.77.0.1")):
+        for kind in ("TCP (control)", "UDP (data)"):
+            assert checks[f"{name}: {kind}"]["status"] == "fail"
+            assert "8 of 10 ports are reached; not 42008" in checks[f"{name}: {kind}"]["found"]
+            assert checks[f"{way}: {kind}"]["status"] == "ok" or kind == "UDP (data)"
+        assert checks[f"{name}: packet size"]["found"] == "1500 bytes pass"
+        passes = re.match(r"policed: (\d+) KiB pass", checks[f"{name}: rate"]["found"])
+        assert passes, checks
+        assert 93 <= int(passes[1]) < 110, checks  # of a bucket of 100 KiB, with headers
+        assert checks[f"{name}: idle flows"]["found"] == "forgotten after 1 to 4 s of silence"
+        assert checks[f"{way}: idle flows"]["found"] == "alive after 4 s of silence"
+        assert checks["address of this host"]["status"] == "ok"
+    assert options == its_options
+    assert 2.1e6 < float(options["LOSSYCOLL_PACE"]) < 2.6e6
+
+
+@needs_lab
+@pytest.mark.long
+def test_loss_order_queues_and_small_packets() -> None:
+    link = Link(loss=0.05, delay_ms=10, reorder=0.05)
+    port = Port(up_mbit=50, queue_ms=50)
+    with Lab(Network(hosts=2, link=link, port=port)) as lab:
+        ends = [start(lab, host, "--budget", "4", "--idle", "0") for host in range(2)]
+        (checks, options), _ = map(answer, ends)
+    assert options == {}
+    assert float(checks["round trip"]["found"].split()[0]) >= 20
+    for way in ("to", "from"):
+        found = {kind: checks[f"{way} 10.77.0.2: {kind}"]["found"] for kind in ("loss", "rate")}
+        assert 2 < float(found["loss"].partition("%")[0]) < 9, found
+        assert 35 < float(found["rate"].partition(" Mbit/s behind a queue")[0]) < 55, found
+
+
+@needs_lab
+@pytest.mark.long
+def test_a_path_that_takes_smaller_packets_than_its_interfaces() -> None:
+    # A bucket smaller than a packet never lets it go.
+    small = "tc qdisc replace dev eth0 root tbf rate 100mbit burst 1314 latency 50ms"
+    with Lab(Network(hosts=2)) as lab:
+        assert lab.start(0, ["sh", "-ec", small]).wait(30) == 0
+        ends = [start(lab, host, "--budget", "1", "--idle", "0") for host in range(2)]
+        (first, options), (second, _) = map(answer, ends)
+    assert options["LOSSYCOLL_MTU"] == "1300"
+    for checks, name in ((first, "to 10.77.0.2"), (second, "from 10.77.0.1")):
+        assert checks[f"{name}: packet size"]["status"] == "warn"
+        assert "1300 bytes pass, though" in checks[f"{name}: packet size"]["found"]
+    assert first["from 10.77.0.2: packet size"]["status"] == "ok"

@@ -1,0 +1,99 @@
+"""A group is ended while one of its calls waits: by a signal's handler, or by another thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.failure_cases import CALM, catch
+from tests.support.harness import init, run_good
+
+TIMEOUT = 60.0
+"""Seconds: of every call, where nothing else ends it."""
+PROMPT = TIMEOUT / 3
+"""What ends within it, on a starved machine as well, has waited for no timeout."""
+
+
+KINDS = ("EngineWork", "MessageWork", "GlooWork")
+
+
+def calls(group: Any) -> dict[str, Callable[[], Any]]:
+    """Calls that the other rank doesn't make, by the kind of their works.
+
+    Methods of the group: torch's functions look for it after an error, and hide that by another.
+    """
+    import torch
+
+    many = torch.ones(100_000)
+    return {
+        "EngineWork": lambda: group.allreduce(many),
+        "MessageWork": lambda: group.recv([many], 1, 0),
+        "GlooWork": group.barrier,
+    }
+
+
+def ends(group: Any, how: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    dist.destroy_process_group(group) if how == "destroy" else _abort_process_group(group)
+
+
+def rank_ended_in_a_call(rank: int, world: int) -> list[tuple[str, str, float, float]]:
+    """Of each way: its name, the error of the call, and how long ending the group and the call
+    took."""
+    import torch.distributed as dist
+
+    init(timeout=TIMEOUT)
+    seen = []
+    for by, how, kind in [
+        ("handler", "destroy", "EngineWork"),
+        ("handler", "destroy", "GlooWork"),
+        ("thread", "destroy", "MessageWork"),
+        *[("handler", "abort", kind) for kind in KINDS],
+        *[("thread", "abort", kind) for kind in KINDS],
+    ]:
+        group: Any = dist.new_group()
+        dist.barrier(group)  # both have come to the mesh that serves barriers from now on
+        began: list[float] = []
+        took: list[float] = []
+
+        def end(*_: object) -> None:
+            began.append(time.monotonic())  # noqa: B023 (called before the loop goes on)
+            ends(group, how)  # noqa: B023
+            took.append(time.monotonic() - began[0])  # noqa: B023
+
+        if rank == 0:
+            signal.signal(signal.SIGUSR1, end)
+            work = calls(group)[kind]()
+            assert type(work).__name__ == kind, (type(work), kind)
+
+            def soon() -> None:
+                time.sleep(0.1)
+                if by == "handler":  # noqa: B023
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                else:
+                    end()
+
+            ender = threading.Thread(target=soon)
+            ender.start()
+            caught = catch(work.wait)
+            ender.join()
+            seen.append((f"{by} {how} {kind}", caught.kind, took[0], caught.when - began[0]))
+        dist.barrier()
+        if rank == 1:
+            dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    return seen
+
+
+def test_a_group_can_be_ended_in_a_handler_or_a_thread_while_a_call_waits() -> None:
+    env = {**CALM, "LOSSYCOLL_BULK_MIN_BYTES": "1000"}
+    seen, _ = run_good(rank_ended_in_a_call, 2, env)
+    assert len(seen) == 9
+    for name, error, ending, call in seen:
+        assert error == ("AbortedError" if "abort" in name else "ClosedError"), (name, error)
+        assert max(ending, call) < PROMPT, (name, ending, call)

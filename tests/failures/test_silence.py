@@ -1,0 +1,238 @@
+"""UDP between two ranks that live is blocked in the middle of a job, in one direction or both."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lossycoll
+from tests.support.deaf_sockets import drop_from
+from tests.support.failure_cases import SLACK, Caught, catch, good
+from tests.support.harness import init, run_ranks
+from tests.support.sharded_cases import network, sharded
+from tests.support.waiting import until
+
+WORLD, FLOATS, CALLS = 3, 100_000, 4
+DEADLINE, LIVENESS = 1.0, 3.0
+TIMEOUT = 50.0
+ENV = {
+    "LOSSYCOLL_LIVENESS": str(LIVENESS),
+    "LOSSYCOLL_DEADLINE_MIN": "0.2",
+    "LOSSYCOLL_DEADLINE_MAX": str(DEADLINE),
+    "LOSSYCOLL_LINK": "udp",
+    "LOSSYCOLL_LOG": "off",
+}
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelname, record.getMessage()))
+
+
+@dataclass
+class Seen:
+    """At one rank."""
+
+    filtered: int = 0
+    seconds: list[float] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    silence: list[int] = field(default_factory=list)
+    link_loss: list[float] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    healed: list[int] = field(default_factory=list)
+    caught: Caught | None = None
+    error_after: float = 0.0
+
+
+def call(seen: list[int]) -> float:
+    begin = time.monotonic()
+    dist.all_reduce(torch.ones(FLOATS))
+    report = lossycoll.last_report()
+    assert report is not None
+    seen.append(report.packets_missing)
+    return time.monotonic() - begin
+
+
+def await_figures(silent: bool) -> None:
+    """The control plane's thread looks at them every eighth of liveness."""
+    until(
+        lambda: any(peer.silence for peer in lossycoll.stats().peers) == silent,
+        "the link's state in stats()",
+    )
+    time.sleep(LIVENESS / 4)
+
+
+def use(rank: int, world: int, both: bool) -> Seen:
+    init(TIMEOUT)
+    kept, seen = Kept(), Seen()
+    logging.getLogger("lossycoll").addHandler(kept)
+    logging.getLogger("lossycoll").setLevel(logging.INFO)
+    store = dist.distributed_c10d._get_default_store()
+    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
+    for _ in range(3):
+        call([])
+    dist.barrier()
+    deaf = {1: [2], 2: [1]} if both else {2: [1]}
+    if rank in deaf:
+        seen.filtered = drop_from([ports[peer] for peer in deaf[rank]])
+    store.set(f"deaf{rank}", "1")
+    store.wait([f"deaf{one}" for one in range(world)])
+    for _ in range(CALLS):
+        seen.seconds.append(call(seen.missing))
+    await_figures(rank > 0)
+    seen.silence = [peer.silence for peer in lossycoll.stats().peers]
+    seen.link_loss = [peer.link_loss for peer in lossycoll.stats().peers]
+    store.set(f"seen{rank}", "1")
+    store.wait([f"seen{one}" for one in range(world)])
+    if rank in deaf:
+        drop_from([])
+    store.set(f"healed{rank}", "1")
+    store.wait([f"healed{one}" for one in range(world)])
+    for _ in range(3):
+        call(seen.healed)
+    await_figures(False)
+    dist.barrier()
+    if rank in deaf:
+        drop_from([ports[peer] for peer in deaf[rank]])
+    begin = time.monotonic()
+    with lossycoll.reliable():
+        seen.caught = catch(lambda: [dist.all_reduce(torch.ones(FLOATS)) for _ in range(3)])
+    seen.error_after = seen.caught.when - begin
+    seen.lines = kept.lines
+    return seen
+
+
+def use_both(rank: int, world: int) -> Seen:
+    return use(rank, world, True)
+
+
+def use_one(rank: int, world: int) -> Seen:
+    return use(rank, world, False)
+
+
+def check_job(found: list[Seen], both: bool) -> None:
+    for rank, seen in enumerate(found):
+        assert bool(seen.filtered) == (rank == 2 or (both and rank == 1))
+        assert (sum(seen.missing) > 0) == (rank > 0), seen.missing
+        assert seen.seconds[0] < DEADLINE + SLACK
+        # Each of those that follow waited for the whole deadline once.
+        assert sum(seen.seconds[1:]) < (CALLS - 1) * DEADLINE, seen.seconds
+        assert seen.healed[-1] == 0, seen.healed
+        assert seen.error_after < 2 * LIVENESS + SLACK
+    from_1, to_2 = (1 if both else 2), (2 if not both else 1)
+    assert found[0].silence == [0, 0, 0]
+    assert found[1].silence == [0, 0, from_1 if both else to_2]
+    assert found[2].silence == [0, 1, 0]
+    assert found[1].link_loss[2] == found[2].link_loss[1] == 1.0
+
+
+def check_lines(seen: Seen, rank: int, text: str) -> None:
+    warned = [
+        line for level, line in seen.lines if level == "WARNING" and f" rank {3 - rank} " in line
+    ]
+    assert len(warned) == 1, seen.lines
+    for part in (f"rank {rank}/3: ", text, "does a firewall drop UDP", "LOSSYCOLL_PORT_RANGE"):
+        assert part in warned[0], warned[0]
+    assert any("again" in line for level, line in seen.lines if level == "INFO"), seen.lines
+
+
+def test_a_link_that_is_dead_both_ways_is_said_once_and_costs_one_deadline() -> None:
+    found = good(run_ranks(use_both, WORLD, ENV, 60))
+    check_job(found, True)
+    check_lines(found[1], 1, "nothing comes from rank 2 (127.0.0.1:")
+    check_lines(found[2], 2, "nothing comes from rank 1 (127.0.0.1:")
+    assert {seen.caught.kind for seen in found if seen.caught} <= {"LinkError", "AbortedError"}
+    assert any(seen.caught and seen.caught.kind == "LinkError" for seen in found)
+
+
+@pytest.mark.long
+def test_a_direction_that_is_dead_is_named_by_both_ends() -> None:
+    found = good(run_ranks(use_one, WORLD, ENV, 60))
+    check_job(found, False)
+    check_lines(found[1], 1, "rank 2 (127.0.0.1:")
+    assert any("hears nothing of this rank" in line for _, line in found[1].lines)
+    check_lines(found[2], 2, "nothing comes from rank 1 (127.0.0.1:")
+    text = " ".join(seen.caught.text for seen in found if seen.caught)
+    assert re.search(r"the link from rank 1 \(127.0.0.1:\d+\) to rank 2 \(127.0.0.1:", text)
+    assert "the link from rank 2" not in text
+
+
+# ---- methods that need the link ----
+
+
+def bound(model: nn.Module, group: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lossycoll.DriftBound(model, optimizer, period=1000, group=group)
+    return optimizer
+
+
+METHODS: dict[str, Callable[[nn.Module, Any], torch.optim.Optimizer]] = {
+    "drift": bound,
+    "sharded": lambda model, group: sharded(model.parameters(), torch.optim.SGD, group, lr=0.1),
+}
+
+
+def train(rank: int, world: int) -> dict[str, Caught]:
+    """Each method trains in a thread and a group of its own."""
+    init(TIMEOUT)
+    groups = {name: dist.new_group() for name in METHODS}
+    models = {name: network() for name in METHODS}
+    optimizers = {name: METHODS[name](models[name], groups[name]) for name in METHODS}
+    store = dist.distributed_c10d._get_default_store()
+    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
+    ended: dict[str, Caught] = {}
+
+    def step(name: str) -> None:
+        models[name](torch.ones(4, next(models[name].parameters()).shape[1])).sum().backward()
+        optimizers[name].step()
+
+    def steps(name: str) -> None:
+        end = time.monotonic() + TIMEOUT
+        while time.monotonic() < end:
+            step(name)
+
+    def run(name: str) -> None:
+        ended[name] = catch(lambda: steps(name))
+
+    for name in METHODS:
+        for _ in range(3):
+            step(name)
+    store.set(f"warm{rank}", "1")
+    store.wait([f"warm{one}" for one in range(world)])
+    begin = time.monotonic()
+    if rank == 1:
+        assert drop_from([ports[0]])
+    threads = [threading.Thread(target=run, args=(name,)) for name in METHODS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for caught in ended.values():
+        caught.when -= begin
+    store.set(f"end{rank}", "1")
+    store.wait([f"end{one}" for one in range(world)])
+    return ended
+
+
+@pytest.mark.long
+def test_methods_that_need_a_dead_link_end_in_bounded_time() -> None:
+    found = good(run_ranks(train, 2, ENV, 60))
+    for name in METHODS:
+        for ended in found:
+            assert ended[name].kind in ("LinkError", "AbortedError"), ended[name]
+            assert ended[name].when < 2 * LIVENESS + 2 * DEADLINE + SLACK
+        assert "LinkError" in [ended[name].kind for ended in found]

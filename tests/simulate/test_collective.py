@@ -1,0 +1,175 @@
+"""Simulated hosts: what they take, lose and count follows from the network that was described."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lossycoll.errors import OptionError
+from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
+from lossycoll.options.fields import Options
+from lossycoll.runtime.net.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
+from lossycoll.simulate import collective as module
+from lossycoll.simulate.collective import COLLECTIVES, Change, Simulated, simulate_collective
+
+MIB = 1 << 20
+QUIET = Network(link=Link(delay_ms=5), port=Port(up_mbit=200, down_mbit=200, queue_ms=25))
+
+
+def with_link(**changes: float) -> Network:
+    return replace(QUIET, link=replace(QUIET.link, **changes))
+
+
+def dropped(found: Simulated) -> int:
+    return sum(
+        call.counts.dropped_up + call.counts.dropped_down + call.counts.policed
+        for call in found.calls
+    )
+
+
+def test_two_hosts_lose_nothing_and_take_no_less_than_their_ports_do() -> None:
+    found = simulate_collective(QUIET, MIB)
+    assert not found.failed
+    assert found.missing == 0
+    assert dropped(found) == 0
+    wire = HEADER_BYTES + IP_UDP_BYTES[4] + ETHERNET_BYTES
+    packet = payload_bytes(1500, 4)
+    for call in found.calls:
+        assert call.limit == pytest.approx(MIB * 8e-6 / 200 + 0.01, rel=0.01)
+        # The port is busy all the time, and the last packet has its way to go.
+        assert call.seconds > MIB * (1 + wire / packet) * 8e-6 / 200 + 0.005
+        # Each host sends half the tensor twice; control is small beside it.
+        data = 2 * MIB * (1 + wire / packet)
+        assert data <= call.counts.bytes < 1.1 * data
+        assert call.counts.local_packets == 0
+    assert "200 Mbit/s" in found.bound
+
+
+def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
+    lossy = with_link(loss=0.05)
+    first, again = (simulate_collective(lossy, MIB, hosts=3) for _ in range(2))
+    assert first == again
+    other = simulate_collective(replace(lossy, seed=2), MIB, hosts=3)
+    assert other.calls != first.calls
+
+
+def test_what_the_network_loses_is_missing_to_the_counting_error() -> None:
+    found = simulate_collective(with_link(loss=0.05), 2 * MIB, calls=4)
+    assert dropped(found) == 0
+    packets = 4 * 2 * MIB // payload_bytes(1500, 4)
+    share = sum(call.missing for call in found.calls) / 4
+    assert share == pytest.approx(0.05, abs=4 * math.sqrt(0.05 / packets))
+    # Control is lost as well.
+    assert sum(call.counts.lost for call in found.calls) > share * packets * 2
+
+
+def test_reliable_delivery_leaves_nothing_missing() -> None:
+    options = Options(delivery="reliable")
+    found = simulate_collective(with_link(loss=0.05), MIB, options=options)
+    assert not found.failed
+    assert sum(call.counts.lost for call in found.calls) > 0
+    assert all(call.missing == 0 and call.resent > 0 for call in found.calls)
+
+
+def test_a_policer_lets_its_rate_pass_and_what_its_bucket_holds() -> None:
+    port = Port(up_mbit=50, down_mbit=1000, policer_ms=10)
+    found = simulate_collective(replace(QUIET, port=port), MIB, calls=4)
+    assert sum(call.counts.policed for call in found.calls) > 0
+    size = payload_bytes(1500, 4) + HEADER_BYTES + IP_UDP_BYTES[4] + ETHERNET_BYTES
+    for call in found.calls:
+        passed = call.counts.bytes - call.counts.policed * size
+        assert passed <= 2 * 50e6 / 8 * (call.seconds + 0.011)
+
+
+def test_ranks_of_a_host_share_its_memory_and_its_port() -> None:
+    alone = simulate_collective(QUIET, MIB)
+    shared = simulate_collective(QUIET, MIB, ranks_per_host=4)
+    assert not shared.failed
+    for one, other in zip(alone.calls, shared.calls, strict=True):
+        assert other.counts.local_bytes > 4 * MIB
+        assert other.limit == pytest.approx(one.limit, rel=0.01)
+        assert other.counts.bytes < 1.2 * one.counts.bytes
+        assert other.seconds > other.limit - 0.005
+
+
+def test_a_change_comes_at_its_time_and_stays() -> None:
+    slow = replace(QUIET, port=Port(up_mbit=20, down_mbit=20, queue_ms=25))
+    found = simulate_collective(QUIET, MIB, calls=5, changes=[Change(1, 0.02, slow)])
+    limits = [call.limit for call in found.calls]
+    assert limits[1] == limits[0]
+    assert limits[2] == pytest.approx(MIB * 8e-6 / 20 + 0.01, rel=0.01)
+    assert found.calls[1].seconds > 2 * found.calls[0].seconds
+    assert found.steady[-1].seconds > MIB * 8e-6 / 20
+
+
+def test_time_passes_between_calls_without_any_of_them() -> None:
+    close, apart = (simulate_collective(QUIET, MIB, gap=gap) for gap in (0.0, 2.0))
+    assert apart.calls != close.calls
+    assert apart.seconds < 2 * close.seconds
+
+
+def test_a_cut_link_ends_lossy_calls_with_what_came() -> None:
+    found = simulate_collective(with_link(loss=1.0), 64 << 10, calls=2, settle=0)
+    assert not found.failed
+    assert all(call.counts.lost == call.counts.packets for call in found.calls)
+    assert found.missing == 1
+
+
+def test_ranks_that_know_their_partners_alone_do_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_known = simulate_collective(QUIET, MIB, hosts=4, ranks_per_host=2)
+    monkeypatch.setattr(module, "MOST_KNOWN", 7)
+    partners = simulate_collective(QUIET, MIB, hosts=4, ranks_per_host=2)
+    assert not partners.failed
+    assert partners.missing == all_known.missing == 0
+    assert partners.seconds == pytest.approx(all_known.seconds, rel=0.05)
+    with pytest.raises(OptionError, match="in 56 ways; wanted 49 at most"):
+        simulate_collective(QUIET, MIB, hosts=8)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_ends(collective: str) -> None:
+    found = simulate_collective(
+        with_link(loss=0.02), MIB // 2, collective=collective, hosts=3, calls=3
+    )
+    assert not found.failed
+    assert len(found.calls) == 3
+    assert all(call.seconds > 0 and call.counts.packets > 0 for call in found.calls)
+
+
+def test_ports_that_differ_bound_the_call() -> None:
+    network = replace(QUIET, hosts=3).with_port(1, up_mbit=50)
+    found = simulate_collective(network, MIB)
+    assert found.bound == "50 Mbit/s up of host 1"
+    assert found.seconds > found.steady[0].limit - 0.005
+
+
+def test_encoded_elements_take_less_of_the_network() -> None:
+    plain = simulate_collective(QUIET, MIB)
+    int8 = simulate_collective(QUIET, MIB, options=Options(wire="int8"))
+    assert int8.calls[0].counts.bytes < plain.calls[0].counts.bytes / 3
+    assert int8.calls[0].limit < plain.calls[0].limit
+    assert int8.seconds > int8.steady[0].limit - 0.005
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"collective": "all_reduced"}, "no collective 'all_reduced'"),
+        ({"hosts": 1}, "1 hosts of 1 ranks; wanted 2 ranks at least"),
+        ({"hosts": 64, "ranks_per_host": 64}, "are 4096 ranks"),
+        ({"calls": 2, "settle": 2}, "2 of 2 calls are left out"),
+    ],
+)
+def test_refusals(how: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        simulate_collective(QUIET, MIB, **how)  # type: ignore[arg-type]
+
+
+def test_gateways_are_refused() -> None:
+    network = Network(sites=2, hosts=1, gateway=Port(up_mbit=10, down_mbit=10))
+    with pytest.raises(OptionError, match="no gateways"):
+        simulate_collective(network, MIB)

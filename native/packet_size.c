@@ -33,7 +33,7 @@ void lc_size_begin(lc_packet_size *s, uint32_t want, int on) {
     s->wait_ns = WAIT_NS;
 }
 
-void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint64_t now) {
+void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint32_t next, uint64_t now) {
     if (!s->floor || !n)
         return;
     s->wanted = 1;
@@ -42,7 +42,10 @@ void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint64_t now) {
     if (bytes > s->tried) {
         s->tried = bytes;
         s->n_tried = 0;
-        s->tried_ns = s->tried_ns ? s->tried_ns : now;
+    }
+    if (s->n_tried < VANISHED) {
+        s->many_ns = now;
+        s->many_seq = next;
     }
     s->n_tried += n;
 }
@@ -50,7 +53,6 @@ void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint64_t now) {
 /* Nothing larger is under way of which it isn't known whether it comes. */
 static void forget_tried(lc_packet_size *s) {
     s->tried = s->n_tried = 0;
-    s->tried_ns = 0;
 }
 
 void lc_size_came(lc_packet_size *s, uint32_t bytes, uint64_t now) {
@@ -89,10 +91,11 @@ static void fall(lc_packet_size *s, uint64_t now) {
     forget_tried(s);
 }
 
-void lc_size_check(lc_packet_size *s, uint64_t now, uint64_t rto_ns, uint64_t heard_ns) {
+void lc_size_check(lc_packet_size *s, uint64_t now, uint64_t rto_ns, uint64_t heard_ns,
+                   uint32_t acked) {
     if (!s->floor || s->n_tried < VANISHED)
         return;
-    if (heard_ns > s->tried_ns + rto_ns)
+    if (heard_ns > s->many_ns + rto_ns && (int32_t)(acked - s->many_seq) >= 0)
         fall(s, now);
 }
 

@@ -19,7 +19,8 @@ typedef struct {
     uint32_t size;  /* larger ones aren't sent */
     uint32_t tried; /* the largest of those sent since the peer last said that one as large came, */
     uint32_t n_tried;  /* how many of that size, */
-    uint64_t tried_ns; /* and when the first of them went; 0: none did */
+    uint64_t many_ns;  /* when so many had gone that one should have come, */
+    uint32_t many_seq; /* and the link_seq that followed them */
     uint64_t ask_ns;   /* when larger ones are next tried; 0: not before some data is sent */
     uint64_t asked_ns; /* when they last were, */
     uint32_t attempts; /* and how often since the size was last given up */
@@ -34,12 +35,15 @@ typedef struct {
 
 /* on: whether it is looked for. */
 void lc_size_begin(lc_packet_size *s, uint32_t want, int on);
-/* Datagrams of so many bytes went. */
-void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint64_t now);
+/* Datagrams of so many bytes went; `next` is the link_seq of what follows them. */
+void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint32_t next, uint64_t now);
 /* The peer says that this is the largest that came since it last said so; 0: none did. */
 void lc_size_came(lc_packet_size *s, uint32_t bytes, uint64_t now);
-/* Gives the size up where larger datagrams vanish while the peer goes on answering. */
-void lc_size_check(lc_packet_size *s, uint64_t now, uint64_t rto_ns, uint64_t heard_ns);
+/* Gives the size up where larger datagrams vanish while what follows them arrives: `acked` is the
+ * link_seq up to which the peer knows what was sent. That it is heard isn't enough, since what a
+ * busy peer says may be older than the datagrams. */
+void lc_size_check(lc_packet_size *s, uint64_t now, uint64_t rto_ns, uint64_t heard_ns,
+                   uint32_t acked);
 /* Whether larger ones are to be tried now. */
 static inline int lc_size_is_due(const lc_packet_size *s, uint64_t now) {
     return s->floor && s->ask_ns && s->wanted && now >= s->ask_ns;

@@ -308,7 +308,7 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
         atomic_store(&p->pulse_ns, p->heard_ns);
         lc_tell_probe(p);
     }
-    lc_size_check(&p->size, h->now, lc_pace_rto(&p->pace), p->heard_ns);
+    lc_size_check(&p->size, h->now, lc_pace_rto(&p->pace), p->heard_ns, p->tx_acked);
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
         p->probe_ns = backoff(h, p, 1);

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from lossycoll.runtime.net.payload import IP_UDP_BYTES
+
 from .failures import Where
 
 log: Final = logging.getLogger("lossycoll")
@@ -82,10 +84,11 @@ def sentence(event: LinkEvent, where: Where) -> str:
         )
     if event.kind == LinkEventKind.SIZE:
         to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
+        headers = IP_UDP_BYTES[6 if _own(where).startswith("[") else 4]
         return (
             f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
             f"{event.wanted} (a tunnel or a router has a smaller MTU), so packets go there in "
-            f"pieces; LOSSYCOLL_MTU={event.bytes + 28} on all ranks avoids that. Other paths of "
+            f"pieces; LOSSYCOLL_MTU={event.bytes + headers} on all ranks avoids that. Other paths of "
             "which this is true aren't named"
         )
     if event.kind == LinkEventKind.LOST:

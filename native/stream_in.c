@@ -167,11 +167,8 @@ void lc_inject_round(lc_in *in) {
 /* What the peer has sent in the round that ends, if nothing of it came. */
 static void note_empty_round(lc_in *in) {
     lc_member *m = &in->slot->op->group->members[in->peer];
-    if (in->n_told && !in->came) {
-        if (!m->empty_rounds++)
-            m->empty_ns = host_of(in)->now;
-        m->empty_packets += in->n_told;
-    }
+    if (in->n_told && !in->came)
+        lc_note_empty(&m->empty, in->n_told, host_of(in)->now);
     in->n_told = 0;
     in->came = 0;
 }
@@ -226,6 +223,7 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
     } else {
+        p->rx_empty.packets = 0;
         lc_runs_came(&p->rx_runs, header->link_seq);
     }
     uint32_t unreported = p->rx_next - p->rx_reported;
@@ -456,8 +454,7 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
 }
 
 void lc_note_fertile(lc_member *m) {
-    m->empty_rounds = 0;
-    m->empty_packets = 0;
+    m->empty.packets = 0;
 }
 
 static void take_into(lc_in *in, const lc_header *header, const uint8_t *payload, int kept) {

@@ -220,8 +220,8 @@ class Options:
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
-        "Largest IP packet; 0 takes the interface's, at most 9000. The group uses the smallest of "
-        "its ranks'.",
+        "Largest IP packet; 0 takes that of the route to the master, at most 9000. The group uses "
+        "the smallest of its ranks'; paths that carry less are found out (packet-size.md).",
         enters=Enters.HOST,
     )
     socket_buffer: int = option(
@@ -241,7 +241,7 @@ class Options:
     disable: str = option(
         "",
         text(
-            "some of `gso,gro,mmsg,gather,simd,stamps,stream_wait,device_wire,verbs`",
+            "some of `gso,gro,mmsg,gather,simd,stamps,path_mtu,stream_wait,device_wire,verbs`",
             texts.check_disable,
         ),
         "Fast paths that must not be used.",

@@ -66,7 +66,7 @@ struct memory_net {
     uint16_t size, places;
     uint16_t *place; /* by rank */
     uint32_t packet_max, capacity, wire, local_payload;
-    int same_host;
+    int same_host, routed;
     double full;
     uint64_t full_ns;
     uint64_t reads_ns; /* payloads are read so much later */
@@ -260,7 +260,9 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
         net->counts.dropped++;
         return;
     }
-    if (is_lost(net, path) || !net->links[to]) {
+    int vanishes = path->carries && bytes > path->carries;
+    if (vanishes || is_lost(net, path) || !net->links[to]) {
+        net->counts.vanished += (uint64_t)vanishes;
         net->counts.lost++;
         return;
     }
@@ -528,6 +530,7 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     l->link = (lc_link){.ops = &l->ops,
                         .clock = &net->clock,
                         .packet_max = net->packet_max,
+                        .routed = net->routed,
                         .payload_bytes = net->local_payload,
                         .local = net->local_payload > 0};
     l->net = net;
@@ -659,6 +662,10 @@ uint64_t memory_flights(const memory_net *net, uint16_t rank) {
 
 void memory_set_same_host(memory_net *net, int same_host) {
     net->same_host = same_host;
+}
+
+void memory_set_routed(memory_net *net, int routed) {
+    net->routed = routed;
 }
 
 void memory_break(memory_net *net, uint16_t rank, int sys_errno) {

@@ -26,7 +26,7 @@ PATIENCE = 8.0
 TIMEOUT = 120.0
 PATTERN = (
     r"the link from rank (\d) \(127.0.0.1:\d+\) to rank (\d) \(127.0.0.1:\d+\) delivers no data: "
-    r"of (\d+) packets that were sent over it in (\d+) rounds none has come for (\S+) s.*"
+    r"of (\d+) packets that were sent over it none has come for (\S+) s.*"
     r"repair the link"
 )
 
@@ -107,9 +107,8 @@ def test_a_link_that_delivers_nothing_is_named_long_before_the_timeout() -> None
             assert text.startswith(f"rank {rank}/3: ")
             if dead:
                 assert named.group(1, 2) == dead.group(1, 2), (inject, text)
-            packets, rounds = int(named[3]), int(named[4])
-            assert packets >= rounds >= 256
-            assert float(named[5]) >= PATIENCE
+            assert int(named[3]) >= 256
+            assert float(named[4]) >= PATIENCE
             assert PATIENCE <= seconds < TIMEOUT / 3
         assert sum(cases[number][2] for cases in found) >= 256
 

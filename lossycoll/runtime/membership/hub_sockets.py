@@ -38,6 +38,9 @@ HELLO_SECONDS: Final = 5.0
 STRANGERS: Final = 64
 """Connections, beyond one of each rank, that haven't said whose they are."""
 ACCEPTS: Final = 64
+SEGMENT_BYTES: Final = 1220
+"""Of TCP, as large as any path of IPv6 carries. Where a path carries less than the interfaces, and
+its routers say nothing of that, larger ones would vanish for ever."""
 CONNECTIONS: Final = 3
 """As many of each rank may wait to be taken: its member connection, and where sites are learnt half
 of the three by which each round trip is measured."""
@@ -164,6 +167,8 @@ class HubSockets:
             end = socket.socket(family, socket.SOCK_STREAM)
             try:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                # Both ends keep to it, whatever their interfaces carry.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
                 end.bind((address, port))
                 end.listen(CONNECTIONS * self._world + STRANGERS)
             except OSError:

@@ -66,11 +66,10 @@ class Options:
         "auto",
         growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
         "How collectives are done that have several algorithms (plans.md); those that have none of "
-        "this name use their default, as with auto. For all_reduce that is the transpose at every "
-        "world and size: two steps rather than 2 (N - 1), and a lost packet costs one contribution "
-        "rather than a partial sum. Where ranks share hosts or sites, auto is hierarchical for "
-        "all_reduce, reduce_scatter, all_gather and broadcast: sums and copies cross between hosts "
-        "once (topology.md).",
+        "this name use their default. For all_reduce that is the transpose at every world and "
+        "size: two steps rather than 2 (N - 1), and a lost packet costs one contribution rather "
+        "than a partial sum. Where ranks share hosts or sites, auto is hierarchical: sums and "
+        "copies cross between hosts once (topology.md). By any other name no host is known.",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,

@@ -153,16 +153,6 @@ class Options:
         agree=True,
         per_call=True,
     )
-    bulk_min_bytes: int = option(
-        0,
-        integer(0, MAX_BYTES),
-        "From this size on reliable collectives use the engine, smaller ones gloo. Gloo is faster "
-        "for small broadcasts (figures in backend.md), but ends the process when ranks disagree on "
-        "a size, where the engine raises an error that says so: hence 0.",
-        agree=True,
-        per_call=True,
-        enters=Enters.PYTHON,
-    )
     on_missing: str = option(
         "own",
         choice("own", "keep", "zero"),
@@ -213,7 +203,7 @@ class Options:
         "0",
         text("`0` or `lo-hi`", texts.check_ports),
         "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
-        "groups; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
+        "groups; 0 lets the kernel choose.",
         enters=Enters.HOST,
     )
     mtu: int = option(
@@ -408,11 +398,6 @@ class Options:
             raise refused(
                 f"option deadline_max is {self.deadline_max:g} s, wanted at least deadline_min, "
                 f"{self.deadline_min:g} s"
-            )
-        if self.continues and self.bulk_min_bytes:
-            raise refused(
-                f"option bulk_min_bytes is {self.bulk_min_bytes}, wanted 0 with "
-                f"on_peer_loss='continue': gloo, which serves smaller calls, can't outlive a rank"
             )
 
     def __hash__(self) -> int:

@@ -229,6 +229,7 @@ def broadcast(
         slots = _from_root(tree, rank, root, elements)
     else:
         slots = _by_pieces(topology, tree, rank, root, elements, elements_per_packet, fanout)
+    what = (world, elements, elements_per_packet, root, fanout)
     return assemble(
         "broadcast",
         "tree",
@@ -237,16 +238,7 @@ def broadcast(
         elements_per_packet,
         sizes=(elements, elements),
         slots=slots,
-        sign=signature(
-            "broadcast",
-            "tree",
-            world,
-            elements,
-            elements_per_packet,
-            root,
-            fanout,
-            *topology.fields,
-        ),
+        sign=signature("broadcast", "tree", *what, *topology.fields),
         levels=tree.levels,
     )
 

@@ -49,9 +49,8 @@ def all_reduce(
 ) -> Plan:
     """Mean of all ranks' buffers, on all ranks, in place, by the tiers of ``topology``.
 
-    Two steps for each tier. On a flat topology ``order[s]`` reduces segment ``s``: slot number
-    ``s`` feeds the reduction, ``world + s`` is its copy back. The executor's ``scale`` makes the
-    mean a sum (``world``) or leaves it (1).
+    Two steps for each tier. On a flat topology slot number ``s`` reduces segment ``s`` at
+    ``order[s]``, and ``world + s`` is its copy back.
 
     Args:
         world: Number of ranks.
@@ -64,9 +63,6 @@ def all_reduce(
         finish: MEAN, or WEIGHTED where contributions have weights.
         topology: Who shares a host and a site; None: every rank is a host of its own.
 
-    Returns:
-        This rank's plan. With one rank it scales the buffer.
-
     Raises:
         ValueError: For a rank, count, order or topology that the world does not allow, another
             finish, or a topology whose plan would have too many slots.
@@ -74,19 +70,19 @@ def all_reduce(
     check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     elements = check_count("elements", elements)
-    scratch, levels, fields = 0, (), ()
-    if topology is None or check_topology(topology, world).is_flat:
-        order = tuple(range(world)) if order is None else order
+    topology = check_topology(topology, world)
+    if order is not None:
+        check_order(order, world)
+    tree, scratch = tree_of(topology, rank, elements_per_packet), 0
+    if topology.is_flat:
+        order = order or tuple(range(world))
         slots = _flat_slots(rank, order, elements, elements_per_packet, missing, finish)
     else:
-        if order is not None:
-            check_order(order, world)
-        tree = tree_of(topology, rank, elements_per_packet)
         turns = None if order is None else drawn_turns(tree.root, order)
         how = (elements, elements_per_packet, turns, missing, finish)
         slots, scratch = _slots(topology, rank, *how)
-        levels, fields = tree.levels, topology.fields
     what = (world, elements, elements_per_packet, missing, order or ())
+    hosts = () if topology.is_flat else topology.fields
     return assemble(
         "all_reduce",
         NAME,
@@ -95,9 +91,9 @@ def all_reduce(
         elements_per_packet,
         sizes=(elements, elements),
         slots=slots,
-        sign=signature("all_reduce", NAME, *what, *fields),
+        sign=signature("all_reduce", NAME, *what, *hosts),
         scratch_elements=scratch,
-        levels=levels,
+        levels=tree.levels,
     )
 
 
@@ -108,7 +104,7 @@ def _flat_slots(
     elements_per_packet: int,
     missing: Missing,
     finish: Finish,
-) -> list[Slot]:
+) -> tuple[Slot, ...]:
     """A rank's slots where there is one tier: what :class:`_Rank` makes in twice the time, which a
     lossy call takes with each order that is drawn."""
     world = len(order)
@@ -125,7 +121,7 @@ def _flat_slots(
         receive(world + s, peer, offset, length, missing=missing)
         for peer, s, offset, length in theirs
     ]
-    return slots
+    return tuple(slots)
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lossycoll
-from lossycoll.plan import data_movement
+from lossycoll.plan import copies
 from lossycoll.runtime.engine.failures import Code, Where, error_of
 from tests.support.failure_cases import CALM, Caught, catch, good
 from tests.support.harness import init, run_ranks
@@ -130,7 +130,7 @@ class Apart(Network):
 
 def test_a_link_that_is_silent_is_an_error_of_reliable_calls() -> None:
     count = 500
-    plans = [data_movement.all_gather(3, rank, count, 256) for rank in range(3)]
+    plans = [copies.all_gather(3, rank, count, 256) for rank in range(3)]
     given = [np.full(count, rank, np.uint8) for rank in range(3)]
     held = [np.zeros(3 * count, np.uint8) for _ in range(3)]
     with Apart(3, 256, deadline_min=0.2, deadline_max=1.0, liveness=0.5) as apart:
@@ -148,7 +148,7 @@ def test_a_link_that_is_silent_is_an_error_of_reliable_calls() -> None:
 
 
 def test_a_rank_that_is_late_is_no_dead_link() -> None:
-    plans = [data_movement.all_gather(2, rank, 500, 256) for rank in range(2)]
+    plans = [copies.all_gather(2, rank, 500, 256) for rank in range(2)]
     given = [np.full(500, rank + 1, np.uint8) for rank in range(2)]
     held = [np.zeros(1000, np.uint8) for _ in range(2)]
     with Network(2, 256, deadline_min=0.2, deadline_max=0.5, liveness=0.5) as late:

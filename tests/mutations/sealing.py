@@ -132,13 +132,6 @@ SEALING = (
         "::test_a_plain_connection_cannot_ask_for_new_keys",
     ),
     mutation(
-        "gloo in clear beside a sealed group",
-        "lossycoll/backend/gloo_mesh.py",
-        "        if self._sealed:\n",
-        "        if False:\n",
-        "tests/backend/test_sealed.py::test_what_gloo_serves_is_refused",
-    ),
-    mutation(
         "a host whose datagrams aren't sealed",
         "native/host.c",
         "        if (!via->link->local) /*",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Plan, ring, transpose
+from lossycoll.plan import Plan, hierarchical, ring
 from lossycoll.plan.order import draw_order
 from lossycoll.runtime.engine.reports import EngineStats
 from tests.support.network import GROUP, SESSION, Ended, Network, elements
@@ -312,7 +312,7 @@ class RelayedNetwork(Network):
 
 
 def all_reduce(world: int, count: int, op: int, per_packet: int = PER_PACKET) -> list[Plan]:
-    builder = (ring.all_reduce, transpose.all_reduce)[op % 2]
+    builder = (ring.all_reduce, hierarchical.all_reduce)[op % 2]
     order = draw_order(3, GROUP, op, world)
     return [builder(world, r, count, per_packet, order=order) for r in range(world)]
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
-from lossycoll.plan import signature, tree
+from lossycoll.plan import copies, signature
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.membership.messages import Malformed
@@ -89,7 +89,7 @@ class Pair:
         self.engine.release(ticket)
 
     def _submit(self, buffer: Bytes, sender: int) -> int:
-        plan = tree.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
+        plan = copies.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
         call = EngineCall(
             input=buffer.ctypes.data,
             output=buffer.ctypes.data,

@@ -237,12 +237,12 @@ class Directory:
         others = [one for one in islice(self._averaging.values(), 2) if one is not peer]
         others += [one for one in islice(self._able.values(), 2) if one is not peer]
         other = others[-1] if others else None
-        if other is not None and other.said is not None:
-            if differ := difference(wanted, other.said):
-                return Agreed(
-                    f"you average something else than {other.name!r}: {differ}; the same model, "
-                    f"shapes, settings and options on all peers"[:4096]
-                )
+        differ = difference(wanted, other.said) if other is not None and other.said else ""
+        if other is not None and differ:
+            return Agreed(
+                f"you average something else than {other.name!r}: {differ}; the same model, "
+                f"shapes, settings and options on all peers"[:4096]
+            )
         if other is not None and other.wire != wanted.wire:
             return Agreed(
                 f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "

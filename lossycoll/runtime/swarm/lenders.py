@@ -62,7 +62,9 @@ class Lenders:
         ]
         if self._apart.concerns([taker.number]):
             found = [one for one in found if not self._apart(one.number, taker.number)]
-        lent = heapq.nsmallest(most, found, key=lambda one: (-one.samples, -one.round, draw(one.number)))
+        lent = heapq.nsmallest(
+            most, found, key=lambda one: (-one.samples, -one.round, draw(one.number))
+        )
         for one in lent:
             one.partners.add(taker.number)
         taker.partners.update(one.number for one in lent)

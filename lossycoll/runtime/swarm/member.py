@@ -449,7 +449,7 @@ class SwarmMember:
             timeout: Seconds for all of it.
 
         Returns:
-            The state; None: nobody has one.
+            The state; None: nobody has one, or none that is newer than ``own``.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
@@ -475,9 +475,6 @@ class SwarmMember:
         values: Floats,
         weight: float = 1.0,
         timeout: float = 60.0,
-        *,
-        wait: float | None = None,
-        fill: Callable[[Floats], None] | None = None,
     ) -> RoundReport:
         """Replaces ``values`` by their mean over a group of peers, in place.
 
@@ -488,21 +485,17 @@ class SwarmMember:
             values: Shape (n,), n the same on all peers.
             weight: What this peer's values count, 0 to 1e6.
             timeout: Seconds for the whole of it.
-            wait: Seconds to wait for a group; then ``timeout`` are for the rest.
-            fill: Writes the values when the group has formed.
 
         Raises:
-            OperationTimeout: No group forms within ``timeout``, or ``wait``.
+            OperationTimeout: No group forms within ``timeout``.
             RendezvousError: The directory refuses this peer.
         """
         with self._rounds:
             self._close_former()
             try:
-                group, waited = self._group_of(weight, timeout if wait is None else wait)
-                if fill is not None:
-                    fill(values)
-                left = timeout if wait is not None else timeout - waited
-                return self._average(values, group, waited, max(LEAST_SECONDS, left))
+                group, waited = self._group_of(weight, timeout)
+                left = max(LEAST_SECONDS, timeout - waited)
+                return self._average(values, group, waited, left)
             finally:
                 self._client.round_over()
 
@@ -529,9 +522,7 @@ class SwarmMember:
             f"{len(others)} are there: {', '.join(others)}"
         )
 
-    def _average(
-        self, values: Floats, group: Group, waited: float, timeout: float
-    ) -> RoundReport:
+    def _average(self, values: Floats, group: Group, waited: float, timeout: float) -> RoundReport:
         end = self._end  # it may have got another number meanwhile
         if end is None:
             raise ClosedError(f"peer {self.number} has left the swarm")

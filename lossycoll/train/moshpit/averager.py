@@ -195,9 +195,7 @@ class MoshpitAverager:
                 part.copy_(tensor)
             sick = self._find_sick()
             try:
-                report = self._member.average(
-                    self._values, 0.0 if sick else float(weight), timeout
-                )
+                report = self._member.average(self._values, 0.0 if sick else float(weight), timeout)
             except OperationTimeout as error:
                 return _none_began(str(error), timeout, sick)
             for part, tensor in zip(self._parts, tensors, strict=True):
@@ -232,13 +230,18 @@ class MoshpitAverager:
             timeout: Seconds for all of it.
 
         Returns:
-            The state, as one of them has it; None: nobody has any.
+            The state, as one of them has it; None: nobody has any that is newer.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
             LossyError: No lender has all of the state, or none is there any more.
         """
         return self._member.borrow(own, lenders, most, timeout)
+
+    @property
+    def count(self) -> int:
+        """How many tensors it averages."""
+        return len(self._tensors)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Whether :meth:`step_on` takes them.
@@ -256,8 +259,8 @@ class MoshpitAverager:
             differ = f"number {at}: {mine[at]} and {others[at]}" if at >= 0 else ""
             raise OptionError(
                 f"the averager has {len(mine)} tensors and the model {len(others)} parameters; "
-                f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, "
-                f"model.parameters())"
+                f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, model), or "
+                f"(swarm, model.parameters())"
             )
 
 
@@ -300,9 +303,7 @@ def _none_began(why: str, waited: float, left_out: str) -> RoundReport:
     )
 
 
-def _settings(
-    tensors: Sequence[Tensor], grid: str, max_missing: float | None
-) -> dict[str, object]:
+def _settings(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -> dict[str, object]:
     """Tells apart what must not be averaged with one another."""
     shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
     return {

@@ -202,9 +202,7 @@ def take(
         raise taking.error or EngineError("no lender has all of the state")
     manifest = gathering.manifest
     return Taken(
-        snapshot=Snapshot(
-            manifest.round, manifest.skeleton, gathering.data, manifest.samples
-        ),
+        snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data, manifest.samples),
         lenders=len(taking.served),
         bytes=taking.bytes,
         seconds=time.monotonic() - begin,

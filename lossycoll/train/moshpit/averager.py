@@ -26,7 +26,6 @@ from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
 
-
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
 

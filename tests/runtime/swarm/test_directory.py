@@ -22,7 +22,6 @@ from lossycoll.runtime.swarm.directory import (
 )
 from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
 from lossycoll.runtime.swarm.protocol import (
-    LATE_AGAIN,
     PLACES,
     SILENT,
     VERSION,

@@ -11,6 +11,7 @@ import copy
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -174,7 +175,7 @@ class MoshpitSGD(Optimizer):
         )
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Those of the optimizers inside."""
         if len(self._inner) == 1:
             return self._inner[0].param_groups
@@ -185,9 +186,12 @@ class MoshpitSGD(Optimizer):
         """They stay those of the optimizers inside."""
 
     @property
-    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+    def state(self) -> defaultdict[Tensor, Any]:
         """That of the optimizers inside."""
-        return {key: value for one in self._inner for key, value in one.state.items()}
+        found: defaultdict[Tensor, Any] = defaultdict(dict)
+        for one in self._inner:
+            found.update(one.state)
+        return found
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -456,11 +460,11 @@ class MoshpitSGD(Optimizer):
                 for one in self._inner:
                     one.zero_grad()
             return report
-        one = OneRound(self._averager, self._values(), 0.0, timeout, self._steps)
-        one.run()
-        if (report := one.result()).newer:
+        empty = OneRound(self._averager, self._values(), 0.0, timeout, self._steps)
+        empty.run()
+        if (report := empty.result()).newer:
             return report  # of a third peer: it is taken next
-        self._round = one
+        self._round = empty
         ended = self.finish()
         assert ended is not None
         return ended

@@ -50,10 +50,11 @@ def test_compiled_or_not_it_is_the_same_state() -> None:
     whole, part = torch.compile(model()), model()
     part[0] = torch.compile(part[0])  # type: ignore[index,operator]
     for one in (whole, part):
-        assert any("_orig_mod." in name for name in one.state_dict())  # type: ignore[union-attr]
-        assert model_state(one).keys() == plain.state_dict().keys()  # type: ignore[arg-type]
-        load_model(one, model_state(plain))  # type: ignore[arg-type]
-        load_model(plain, model_state(one))  # type: ignore[arg-type]
+        assert isinstance(one, nn.Module)
+        assert any("_orig_mod." in name for name in one.state_dict())
+        assert model_state(one).keys() == plain.state_dict().keys()
+        load_model(one, model_state(plain))
+        load_model(plain, model_state(one))
 
 
 def test_buffers_are_averaged_with_a_module(swarm: Swarm) -> None:
@@ -90,7 +91,7 @@ def test_it_is_an_optimizer_of_torch(swarm: Swarm) -> None:
     optimizer.register_step_pre_hook(lambda *given: calls.append(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     rates = []
-    for step in range(3):
+    for _ in range(3):
         optimizer.zero_grad()
         inputs = torch.randn(8, 5)
         scaler.scale(own(inputs).pow(2).mean()).backward()

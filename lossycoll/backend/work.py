@@ -21,6 +21,7 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.p2p.transfer import Transfer
 
+from . import native_future
 from .dynamo_skip import opaque
 
 Future = torch.futures.Future[Any]
@@ -68,6 +69,16 @@ class LossyWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that the call fills; it doesn't wait."""
         return self._result
+
+    def get_future(self) -> Future:
+        """A future with the result; it completes without a wait, and raises the call's error."""
+        future, tensors = self._make_future(), self._result
+        if native_future.asked_by_hook(tensors):
+            return native_future.typed(future, tensors)
+        return future
+
+    def _make_future(self) -> Future:
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Waits: on a CPU there is nothing else to synchronise with."""
@@ -177,8 +188,7 @@ class EngineWork(LossyWork):
         self.wait_result()
         self._operation.wait_result()
 
-    def get_future(self) -> Future:
-        """A future with the result; it completes without a wait, and raises the call's error."""
+    def _make_future(self) -> Future:
         if self._future is None:
             operation, result, streams = self._operation, self._result, self.streams
             self._wait_if_in_order(self._endpoint)
@@ -262,7 +272,7 @@ class ManyWork(LossyWork):
         for work in self._works:
             work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
-    def get_future(self) -> Future:
+    def _make_future(self) -> Future:
         """A future with the result of all; raises the first error."""
         if self._future is None:
             result, streams = self._result, self.streams

@@ -72,6 +72,8 @@ void memory_set_wire(memory_net *net, uint32_t bytes);
 /* The links of this net are memory that ranks share, with payloads of so many bytes. For links that
  * are opened later. */
 void memory_set_local(memory_net *net, uint32_t payload_bytes);
+/* Payloads of data are not kept, and read as zeros: they take neither memory nor time. */
+void memory_forget_payloads(memory_net *net);
 /* Called when a packet is under way that comes to its rank before all that was. */
 typedef void memory_wake(void *context, uint16_t rank, uint64_t at_ns);
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context);

@@ -58,15 +58,21 @@ static void set_start(lc_port *port, uint64_t now) {
     set_gate(port, now, 2 * port->start / rtt);
 }
 
+/* A queue that ends a start. */
+static double high_s(const lc_port *port) {
+    double high = 1e-9 * (double)port->rtt_ns / 8;
+    return high > 2 * NOISE_S ? high : 2 * NOISE_S;
+}
+
 /* Doubles as long as no queue stands. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
-    double high = 1e-9 * (double)port->rtt_ns / 8;
-    if (high < 2 * NOISE_S)
-        high = 2 * NOISE_S;
+    double high = high_s(port);
     double lost = 1 - port->taken / port->moved;
     if (queue > high || lost > LOST_START) {
         port->rate = taken;
-        port->trial = queue > high ? TRIAL_MIN : TRIAL_MAX / 4;
+        port->trial = TRIAL_MAX / 4;
+        port->patience = 0;
+        port->fresh = 1;
         set_gate(port, now, queue > high ? CUT_MOST * taken : taken);
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
@@ -79,12 +85,14 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 /* ---- the law ---- */
 
 /* More is tried where no queue stands. */
-static void judge_trial(lc_port *port, double carried) {
+static void judge_trial(lc_port *port, double carried, int busy) {
     if (port->tried_from <= 0 || ++port->tried < 2)
         return;
-    if (carried > port->tried_from * (1 + port->trial / 2)) {
-        if (carried > port->rate)
-            port->rate = carried;
+    double found = port->tried_from * (1 + port->trial);
+    if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
+        double got = carried > found || busy ? carried : found;
+        if (got > port->rate)
+            port->rate = got;
         port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
@@ -120,9 +128,12 @@ static void judge_length(lc_port *port, double times, double queue, double secon
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
     double aim = aim_s(port);
     int busy = queue > aim / 2; /* the port was, all the time */
-    if (carried > port->rate || queue > aim)
+    if (port->fresh && busy) {
+        port->rate = carried;
+        port->fresh = 0;
+    } else if (carried > port->rate || queue > aim)
         port->rate += STEP * (carried - port->rate);
-    judge_trial(port, carried);
+    judge_trial(port, carried, busy);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     /* Where paths hold themselves back, there is room for what they try. */
@@ -144,10 +155,10 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     set_gate(port, now, rate);
 }
 
-static void end_epoch(lc_port *port, uint64_t now) {
+static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double seconds = 1e-9 * (double)(now - port->epoch_ns);
     double taken = port->taken / seconds;
-    port->common_ns = port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns;
+    port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
     if (port->rate > 0)
         cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
@@ -201,16 +212,22 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
     if (epoch < EPOCH_MIN_NS)
         epoch = EPOCH_MIN_NS;
-    uint64_t pause = ack->now - port->heard_ns;
+    uint64_t last = port->heard_ns, pause = ack->now - last;
     port->heard_ns = ack->now;
     if (pause > epoch / 2) { /* what comes now left before it */
+        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= port->rtt_ns / 2)
+            end_epoch(port, last, port->low_ns);
+        port->low_ns = 0;
         begin_epoch(port, ack->now);
         lc_overrun_begin(&port->overrun, ack->now);
         return;
     }
     port->moved += ack->moved;
     port->taken += ack->taken;
+    port->low_ns += (int64_t)pause;
     if (ack->queue_ns >= 0) {
+        if (ack->queue_ns < port->low_ns)
+            port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)
             port->least_queue_ns = ack->queue_ns;
         if (ack->queue_ns > port->most_queue_ns)
@@ -219,9 +236,13 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     obey(port, ack->now,
          lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
                         port->rtt_ns));
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && 1e-9 * (double)port->low_ns > high_s(port)) {
+        end_epoch(port, ack->now, port->low_ns);
+        begin_epoch(port, ack->now);
+    }
     if (ack->now - port->epoch_ns < epoch || port->moved < EPOCH_BYTES)
         return;
-    end_epoch(port, ack->now);
+    end_epoch(port, ack->now, port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns);
     begin_epoch(port, ack->now);
 }
 

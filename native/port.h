@@ -37,6 +37,9 @@ typedef struct {
     double moved, taken; /* bytes */
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
+    int fresh; /* the rate is that of a start's end */
+    int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by
+                       a second in a second at most */
     int64_t common_ns; /* queue that all paths met throughout the last epoch */
     lc_rate gate;
 } lc_port;

@@ -5,6 +5,7 @@
 static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
+static const double START_BURST = 16 * 1500.0;
 static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
@@ -43,7 +44,7 @@ void lc_port_init(lc_port *port, uint64_t now) {
     *port = (lc_port){.start = START_BYTES, .patience = PATIENCE, .trial = TRIAL_MIN};
     begin_epoch(port, now);
     lc_rate_init(&port->gate, START_BYTES / START_S, now);
-    port->gate.tokens = port->gate.burst_bytes = START_BYTES;
+    port->gate.tokens = port->gate.burst_bytes = START_BURST;
 }
 
 static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
@@ -85,8 +86,9 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 /* ---- the law ---- */
 
 /* More is tried where no queue stands. */
-static void judge_trial(lc_port *port, double carried, int busy) {
-    if (port->tried_from <= 0 || ++port->tried < 2)
+static void judge_trial(lc_port *port, double carried) {
+    int busy = 1e-9 * (double)port->low_ns > aim_s(port) / 2;
+    if (port->tried_from <= 0 || (++port->tried < 2 && busy))
         return;
     double found = port->tried_from * (1 + port->trial);
     if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
@@ -133,7 +135,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->fresh = 0;
     } else if (carried > port->rate || queue > aim)
         port->rate += STEP * (carried - port->rate);
-    judge_trial(port, carried, busy);
+    judge_trial(port, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     /* Where paths hold themselves back, there is room for what they try. */

@@ -13,9 +13,16 @@ void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->moved = o->taken = 0;
 }
 
-static double noise_of(const lc_overrun *o, double share, double packet) {
+double lc_overrun_noise(double share, double packets) {
     double p = share > 0.002 ? share : 0.002;
-    return 2 * sqrt(BURSTY * p * (1 - p) * packet / o->moved);
+    return 2 * sqrt(BURSTY * p * (1 - p) / packets);
+}
+
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns) {
+    o->share = share;
+    o->testing = 1;
+    o->clean = 0;
+    lc_overrun_begin(o, now + rtt_ns + rtt_ns / 4); /* what left before has been heard of by then */
 }
 
 /* Less was sent in the window that has ended. */
@@ -39,18 +46,14 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     if (o->moved < PACKETS * packet || now - o->from_ns < RTTS * rtt_ns)
         return LC_OVERRUN_NONE;
     double share = o->taken < o->moved ? 1 - o->taken / o->moved : 0;
-    double usual = o->lost + EXCESS + noise_of(o, share, packet);
+    double usual = o->lost + EXCESS + lc_overrun_noise(share, o->moved / packet);
     lc_overrun_begin(o, now);
     if (o->testing) {
         o->testing = 0;
         return judge(o, share);
     }
     if (share > usual) {
-        o->share = share;
-        o->testing = 1;
-        o->clean = 0;
-        lc_overrun_begin(o,
-                         now + rtt_ns + rtt_ns / 4); /* when what left before has been heard of */
+        lc_overrun_test(o, now, share, rtt_ns);
         return LC_OVERRUN_TEST;
     }
     o->clean++;

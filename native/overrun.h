@@ -31,6 +31,10 @@ typedef struct {
 /* Bytes that peers have seen or missed, and those that came; packet: bytes of one. */
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
                                   double packet, uint64_t rtt_ns);
+/* Such a share has been lost, and less is sent from now on. */
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns);
+/* By how much a share of so many packets may differ by chance. */
+double lc_overrun_noise(double share, double packets);
 /* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns);
 

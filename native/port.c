@@ -10,6 +10,7 @@ static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
+static const double SUDDEN = 0.1;    /* share lost beyond the usual that needs no test */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double SLACK = 0.25;     /* or this where paths hold themselves back */
 static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
@@ -68,8 +69,7 @@ static double high_s(const lc_port *port) {
 /* Doubles as long as no queue stands. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
-    double lost = 1 - port->taken / port->moved;
-    if (queue > high || lost > LOST_START) {
+    if (queue > high || port->lost > LOST_START) {
         port->rate = taken;
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
@@ -91,6 +91,9 @@ static void judge_trial(lc_port *port, double carried) {
     if (port->tried_from <= 0 || (++port->tried < 2 && busy))
         return;
     double found = port->tried_from * (1 + port->trial);
+    double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
+    if (own > port->trial / (1 + port->trial) / 2)
+        busy = 1;
     if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
         double got = carried > found || busy ? carried : found;
         if (got > port->rate)
@@ -144,7 +147,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         times = most;
     times = times < CUT_MOST ? CUT_MOST : times < most ? times : most;
     judge_length(port, times, queue, seconds);
-    if (port->tried_from <= 0 && port->idle > port->patience) {
+    if (port->tried_from <= 0 && port->idle > port->patience &&
+        (port->cap <= 0 || port->rate * (1 + port->trial) < port->cap)) {
         port->tried_from = port->rate;
         port->tried = 0;
         times = 1 + port->trial;
@@ -157,12 +161,28 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     set_gate(port, now, rate);
 }
 
+/* So much is lost at once that what came is taken for what the way carries. If it isn't, later
+ * windows show that as much is lost at any rate. */
+static void shed(lc_port *port, uint64_t now, double carried) {
+    port->shed_from = port->rate;
+    if (carried < port->rate)
+        port->rate = carried;
+    port->tried_from = 0;
+    port->idle = 0;
+    set_gate(port, now, port->rate);
+    lc_overrun_test(&port->overrun, now, port->lost, port->rtt_ns);
+}
+
 static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double seconds = 1e-9 * (double)(now - port->epoch_ns);
     double taken = port->taken / seconds;
     port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
-    if (port->rate > 0)
+    port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
+    if (port->rate > 0 && !port->overrun.testing &&
+        port->lost > port->overrun.lost + SUDDEN + lc_overrun_noise(port->lost, port->moved / port->packet))
+        shed(port, now, taken / (1 - port->overrun.lost));
+    else if (port->rate > 0)
         cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
     else
         start(port, now, taken, queue);
@@ -179,7 +199,10 @@ static void raise_cap(lc_port *port) {
 
 static void set_cap(lc_port *port) {
     double most = 1e-9 * (double)port->most_queue_ns;
-    port->cap = port->rate * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    port->cap = port->rate;
+    if (port->shed_from <= 0) /* else it has been lowered */
+        port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
+    port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
     if (most > 2 * NOISE_S)
@@ -200,6 +223,9 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
+    } else if (verdict == LC_OVERRUN_RANDOM && port->shed_from > 0) {
+        port->rate = port->shed_from > port->rate ? port->shed_from : port->rate;
+        port->shed_from = 0;
     }
 }
 
@@ -226,6 +252,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     }
     port->moved += ack->moved;
     port->taken += ack->taken;
+    port->packet = ack->packet;
     port->low_ns += (int64_t)pause;
     if (ack->queue_ns >= 0) {
         if (ack->queue_ns < port->low_ns)

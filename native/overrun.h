@@ -22,6 +22,9 @@ typedef struct {
     double lost;  /* share that is lost at any rate */
     double share; /* that was lost before the latest test */
     int testing;
+    int again;         /* what is lost at any rate is tested once more */
+    uint32_t patience; /* clean windows before that */
+    uint32_t over;     /* windows in a row with a loss beyond the usual */
     uint32_t clean; /* windows in a row without a loss beyond the usual */
     /* state */
     uint64_t from_ns;    /* the window's begin; packets before it left at another rate */

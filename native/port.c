@@ -147,8 +147,9 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         times = most;
     times = times < CUT_MOST ? CUT_MOST : times < most ? times : most;
     judge_length(port, times, queue, seconds);
-    if (port->tried_from <= 0 && port->idle > port->patience &&
-        (port->cap <= 0 || port->rate * (1 + port->trial) < port->cap)) {
+    double room = port->cap > 0 ? port->cap / port->rate - 1 : TRIAL_MAX;
+    if (port->tried_from <= 0 && port->idle > port->patience && room > TRIAL_MIN / 2) {
+        port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
         times = 1 + port->trial;
@@ -161,12 +162,11 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     set_gate(port, now, rate);
 }
 
-/* So much is lost at once that what came is taken for what the way carries. If it isn't, later
- * windows show that as much is lost at any rate. */
-static void shed(lc_port *port, uint64_t now, double carried) {
+/* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
+ * it isn't, the test shows that as much is lost at any rate. */
+static void shed(lc_port *port, uint64_t now) {
     port->shed_from = port->rate;
-    if (carried < port->rate)
-        port->rate = carried;
+    port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
     port->tried_from = 0;
     port->idle = 0;
     set_gate(port, now, port->rate);
@@ -179,9 +179,11 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
-    if (port->rate > 0 && !port->overrun.testing &&
-        port->lost > port->overrun.lost + SUDDEN + lc_overrun_noise(port->lost, port->moved / port->packet))
-        shed(port, now, taken / (1 - port->overrun.lost));
+    double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
+    int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
+    port->sudden = sudden ? port->sudden + 1 : 0;
+    if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
+        shed(port, now);
     else if (port->rate > 0)
         cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
     else

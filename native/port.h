@@ -38,6 +38,7 @@ typedef struct {
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
+    uint32_t sudden; /* epochs in a row that lost much more than usual */
     double lost; /* share, in the last epoch */
     int fresh; /* the rate is that of a start's end */
     int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by

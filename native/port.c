@@ -11,6 +11,7 @@ static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
 static const double SUDDEN = 0.1;    /* share lost beyond the usual that needs no test */
+static const double LESS = 0.97;     /* of what was sent */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double SLACK = 0.25;     /* or this where paths hold themselves back */
 static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
@@ -130,13 +131,21 @@ static void judge_length(lc_port *port, double times, double queue, double secon
     port->cuts = 0;
 }
 
+/* Beneath a queue of its own a port delivers what it can, so less than was sent says that this is
+ * less. Where paths hold themselves back, only a long queue tells. */
+static int is_less(const lc_port *port, double carried, double queue, double aim) {
+    if (!port->held)
+        return queue > 4 * aim;
+    return queue > aim && carried < LESS * port->gate.bytes_per_s;
+}
+
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
     double aim = aim_s(port);
     int busy = queue > aim / 2; /* the port was, all the time */
     if (port->fresh && busy) {
         port->rate = carried;
         port->fresh = 0;
-    } else if (carried > port->rate || queue > aim)
+    } else if (carried > port->rate || is_less(port, carried, queue, aim))
         port->rate += STEP * (carried - port->rate);
     judge_trial(port, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
@@ -248,6 +257,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
         if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= port->rtt_ns / 2)
             end_epoch(port, last, port->low_ns);
         port->low_ns = 0;
+        port->low_at_ns = ack->now;
         begin_epoch(port, ack->now);
         lc_overrun_begin(&port->overrun, ack->now);
         return;
@@ -255,8 +265,9 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     port->moved += ack->moved;
     port->taken += ack->taken;
     port->packet = ack->packet;
-    port->low_ns += (int64_t)pause;
     if (ack->queue_ns >= 0) {
+        port->low_ns += (int64_t)(ack->now - port->low_at_ns);
+        port->low_at_ns = ack->now;
         if (ack->queue_ns < port->low_ns)
             port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)

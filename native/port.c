@@ -75,7 +75,7 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
-        set_gate(port, now, queue > high ? CUT_MOST * taken : taken);
+        set_gate(port, now, queue > high ? CUT_MOST * port->rate : port->rate);
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
@@ -259,7 +259,8 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
         port->low_ns = 0;
         port->low_at_ns = ack->now;
         begin_epoch(port, ack->now);
-        lc_overrun_begin(&port->overrun, ack->now);
+        if (port->overrun.testing)
+            lc_overrun_begin(&port->overrun, ack->now);
         return;
     }
     port->moved += ack->moved;
@@ -278,7 +279,9 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     obey(port, ack->now,
          lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
                         port->rtt_ns));
-    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && 1e-9 * (double)port->low_ns > high_s(port)) {
+    if (1e-9 * (double)port->low_ns <= high_s(port))
+        port->high_ns = ack->now;
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && ack->now - port->high_ns > port->rtt_ns / 2) {
         end_epoch(port, ack->now, port->low_ns);
         begin_epoch(port, ack->now);
     }

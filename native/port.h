@@ -43,7 +43,7 @@ typedef struct {
     int fresh; /* the rate is that of a start's end */
     int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by
                        a second in a second at most */
-    uint64_t low_at_ns;
+    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
     int64_t common_ns; /* queue that all paths met throughout the last epoch */
     lc_rate gate;
 } lc_port;

@@ -88,8 +88,8 @@ def sentence(event: LinkEvent, where: Where) -> str:
         return (
             f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
             f"{event.wanted} (a tunnel or a router has a smaller MTU), so packets go there in "
-            f"pieces; LOSSYCOLL_MTU={event.bytes + headers} on all ranks avoids that. Other paths of "
-            "which this is true aren't named"
+            f"pieces; LOSSYCOLL_MTU={event.bytes + headers} on all ranks avoids that. "
+            "Other such paths aren't named"
         )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from lossycoll.runtime.net.payload import IP_UDP_BYTES
+from lossycoll.runtime.engine.payload import IP_UDP_BYTES
 
 from .failures import Where
 

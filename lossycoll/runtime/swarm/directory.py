@@ -234,9 +234,8 @@ class Directory:
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
         peer = self.peers[number]
-        others = [one for one in islice(self._averaging.values(), 2) if one is not peer]
-        others += [one for one in islice(self._able.values(), 2) if one is not peer]
-        other = others[-1] if others else None
+        some = (*islice(self._able.values(), 2), *islice(self._averaging.values(), 2))
+        other = next((one for one in some if one is not peer), None)
         differ = difference(wanted, other.said) if other is not None and other.said else ""
         if other is not None and differ:
             return Agreed(

@@ -5,6 +5,8 @@ line, those that live and haven't averaged in this round yet. How long is learnt
 earlier rounds: from what it took from the begin of a round until it was ready for the next. No wait
 for others counts in that, or waits would make waits. All is soft state: a peer that comes back says
 what it had.
+
+Long because who is there, what they average and which rounds begin decide on one another.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ line, those that live and haven't averaged in this round yet. How long is learnt
 earlier rounds: from what it took from the begin of a round until it was ready for the next. No wait
 for others counts in that, or waits would make waits. All is soft state: a peer that comes back says
 what it had.
+
+Long because who is there, what they average and which rounds begin decide on one another.
 """
 
 from __future__ import annotations
@@ -234,9 +236,8 @@ class Directory:
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
         peer = self.peers[number]
-        others = [one for one in islice(self._averaging.values(), 2) if one is not peer]
-        others += [one for one in islice(self._able.values(), 2) if one is not peer]
-        other = others[-1] if others else None
+        some = (*islice(self._able.values(), 2), *islice(self._averaging.values(), 2))
+        other = next((one for one in some if one is not peer), None)
         differ = difference(wanted, other.said) if other is not None and other.said else ""
         if other is not None and differ:
             return Agreed(

@@ -1,5 +1,8 @@
 """What peers and the directory say to each other: JSON lists, ``[kind, field, ...]``, each field
-checked before anything is made of it. docs/moshpit.md has the table."""
+checked before anything is made of it. docs/moshpit.md has the table.
+
+Long because there are many kinds of messages, each with its fields and their checks.
+"""
 
 from __future__ import annotations
 

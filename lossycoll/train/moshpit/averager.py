@@ -281,6 +281,9 @@ def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
 
     Args:
         tensors: As of :class:`MoshpitAverager`.
+
+    Returns:
+        The tensors, in the order given.
     """
     if isinstance(tensors, nn.Module):
         buffers = [one for one in tensors.buffers() if one.is_floating_point()]

@@ -3,6 +3,8 @@
 Sources: Ryabinin et al., "Moshpit SGD", NeurIPS 2021, algorithm 2 (local steps, then the mean over
 a group). Douillard et al., "DiLoCo", 2023, algorithm 1 (an outer optimizer, whose gradient is the
 way that local steps went).
+
+Long because steps, rounds, newcomers and checkpoints change one state.
 """
 
 from __future__ import annotations
@@ -120,6 +122,7 @@ class MoshpitSGD(Optimizer):
         delayed: bool = False,
         timeout: float = 60.0,
     ) -> None:
+        """Long because each argument that can't be is named."""
         self._inner: list[Optimizer] = []  # before Optimizer's __init__ looks at the groups
         self._parameters = averaged(model.parameters())
         super().__init__(self._parameters or [{"params": []}], {})
@@ -377,6 +380,8 @@ class MoshpitSGD(Optimizer):
         had a round; what this peer has already isn't sent. Then it takes part in the others' next
         round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
         is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
+
+        Long because each way in which a try ends is told.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.

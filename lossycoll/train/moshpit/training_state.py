@@ -30,6 +30,9 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
     Args:
         model: Whose.
+
+    Returns:
+        By plain names, as views of the model's.
     """
     state = model.state_dict()
     return {plain: state[name] for plain, name in _names(model).items()}

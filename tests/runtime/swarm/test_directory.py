@@ -369,7 +369,12 @@ def test_all_average_the_same_on_the_first_ones_grid() -> None:
     for name in "abc":
         answer = swarm.directory.join(join(name))
         assert isinstance(answer, Joined)
-    said = swarm.directory.averages
+
+    def said(number: int, wanted: Averages) -> Agreed:
+        answer = swarm.directory.averages(number, wanted)
+        assert answer is not None
+        return answer
+
     assert "3 peers don't fit into a grid of 1x2" in said(0, Averages(SCHEMA, "1x2")).reason
     assert "as in 32x32" in said(0, Averages(SCHEMA, "x")).reason
     assert said(1, Averages(SCHEMA, "2x2")) == Agreed("")
@@ -431,9 +436,9 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
     assert {peer.round for peer in swarm.directory.peers.values()} == {0}
     alone = Swarm()
     alone.directory.join(join("a"))
-    assert (
-        "more than 65536 cells" in alone.directory.averages(0, Averages(SCHEMA, "70000x2")).reason
-    )
+    answer = alone.directory.averages(0, Averages(SCHEMA, "70000x2"))
+    assert answer is not None
+    assert "more than 65536 cells" in answer.reason
 
 
 def lenders(swarm: Swarm, newcomer: int, most: int) -> list[int]:

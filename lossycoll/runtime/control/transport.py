@@ -68,7 +68,7 @@ LONGEST: Final = 1 << 20
 """Bytes of one message."""
 SEALED_BYTES: Final = 64
 """Room for what CURVE adds to a message."""
-UNREAD: Final = 1000
+UNREAD: Final = 20_000
 """Messages that wait for a peer that doesn't read; of more, the connection is given up."""
 UNHEARD: Final = 128
 """Messages of one peer that wait for this process; the kernel keeps the others waiting."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.runtime.membership.hub_sockets import Alive
+from lossycoll.runtime.membership.connections import Alive
 from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
 from tests.support.waiting import until
 

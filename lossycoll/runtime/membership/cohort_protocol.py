@@ -415,7 +415,7 @@ class CohortProtocol:
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
             self.expelled = True
-            self._renew_at = NEVER
+            self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
             self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
         elif not self._succession.lose(rank, ended=ended):
@@ -435,7 +435,7 @@ class CohortProtocol:
             return
         now = self._clock()
         self._heard_hub = now
-        self._renew_at = NEVER
+        self._renew_at = self._rekey_at = NEVER
         self._watch(now, expected=True)
         if not self._succession.is_hub:
             self._welcomed = set()

@@ -36,6 +36,10 @@ CONNECTIONS: Final = 3
 of the three by which each round trip is measured."""
 
 
+QUESTION_SECONDS: Final = 0.05
+"""For which each question has time for its answer, on a machine that is busy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """A message over the member connection with ``rank``."""
@@ -204,12 +208,13 @@ class Connections:
     def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
         """Asks ``ranks`` for a sign of life, each over a new connection.
 
-        A question that is younger than ``patience`` seconds is left alone.
+        A question that is younger than ``patience`` seconds is left alone, and so is one for which
+        its answer may be on the way.
         """
         for rank in ranks:
             before = self._questions.get(rank)
             if before is not None:
-                if now - before.since < patience:
+                if now - before.since < max(patience, QUESTION_SECONDS):
                     continue
                 self._unanswered(before)
             link = self._connect(rank, "question", now)

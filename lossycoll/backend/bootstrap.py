@@ -31,8 +31,8 @@ from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.probe import answers
 from lossycoll.runtime.membership.rendezvous import Rendezvous
-from lossycoll.runtime.membership.visit import answers
 from lossycoll.runtime.p2p.messages import Messages
 
 from .cohorts import COHORTS, Parent

@@ -571,9 +571,7 @@ def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)
     init(timeout=30)
     plane = COHORTS._cohorts[0].plane
-    listener = plane._sockets._listener
-    assert listener is not None
-    note("ready at {} {} .".format(*listener.getsockname()))
+    note("ready at {} {} .".format(*plane.place_of(plane.rank)))
     if gate is None:
         signal.pause()  # until it is killed
     dist.destroy_process_group()

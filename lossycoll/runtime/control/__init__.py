@@ -1,0 +1,1 @@
+"""The control plane's transport: sealed messages between processes, by ZeroMQ."""

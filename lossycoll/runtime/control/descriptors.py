@@ -1,0 +1,114 @@
+"""TCP sockets by their descriptors: those that libzmq has, and listeners that it is given.
+
+libzmq's are looked at and shut down here, and never closed but in a forked child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection
+from typing import Any, Final, TypeAlias
+
+SEGMENT_BYTES: Final = 1220
+"""Of TCP: any path of IPv6 carries as much. Where a path carries less than the interfaces, and its
+routers don't say so, larger segments would vanish for ever. Both ends keep to it."""
+Place: TypeAlias = tuple[str, int]
+"""Numeric address and port."""
+Ends: TypeAlias = tuple[Any, Any]
+"""The addresses of both ends of a connection, this one's first."""
+
+
+def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socket | None:
+    """A TCP socket that listens; None: no port is free.
+
+    Args:
+        address: Numeric, of this machine.
+        ports: The first and the last that may be taken; 0: any.
+        backlog: Connections that may wait to be taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    first, last = ports
+    for port in range(first, last + 1):
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+            made.bind((address, port))
+            made.listen(backlog)
+        except OSError:
+            made.close()
+            continue
+        made.setblocking(False)
+        return made
+    return None
+
+
+def _looked_at(fd: int) -> socket.socket:
+    """A socket object to be detached again. Its family is that of the longest addresses."""
+    return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
+
+
+def ends_of(fd: int) -> Ends | None:
+    """The addresses of both ends of a TCP connection; None: it is none, or over."""
+    try:
+        end = _looked_at(fd)
+    except OSError:
+        return None
+    try:
+        return end.getsockname(), end.getpeername()
+    except OSError:
+        return None
+    finally:
+        end.detach()
+
+
+def shut_down(fd: int, ends: Ends) -> None:
+    """Ends the connection between these ends, if the descriptor is still its."""
+    with contextlib.suppress(OSError):
+        end = _looked_at(fd)
+        try:
+            if (end.getsockname(), end.getpeername()) == ends:
+                end.shutdown(socket.SHUT_RDWR)
+        finally:
+            end.detach()
+
+
+def _is_of(fd: int, here: Collection[Place], there: Collection[Place]) -> bool:
+    """Whether a descriptor listens at one of the places ``here``, has come to one, or has been made
+    to one of those ``there``."""
+    try:
+        end = _looked_at(fd)
+    except OSError:
+        return False
+    try:
+        if end.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) != socket.IPPROTO_TCP:
+            return False
+        host, port, *_ = end.getsockname()
+        if any((host, port) == place or (port == place[1] and _is_any(place)) for place in here):
+            return True
+        return end.getpeername()[:2] in there
+    except OSError:
+        return False
+    finally:
+        end.detach()
+
+
+def _is_any(place: Place) -> bool:
+    return place[0] in ("0.0.0.0", "::")
+
+
+def close_copies(here: Collection[Place], there: Collection[Place]) -> None:
+    """Closes a forked child's copies of listeners and connections.
+
+    They are found by their addresses: a descriptor that was noted may be another's by now, and one
+    that libzmq hasn't told of yet isn't noted.
+
+    Args:
+        here: Where its parent listens.
+        there: Where its parent's connections lead.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        if _is_of(int(name), here, there):
+            os.close(int(name))

@@ -1,0 +1,644 @@
+"""The control plane's transport: whole messages between processes, over ZeroMQ (pyzmq).
+
+A process listens, connects, or both, by one :class:`Transport`; each connection is a *peer*, a
+number that is never used again. What happens comes out of :meth:`Transport.poll` as events:
+
+- ``Connected(peer, address, own)``: the other end of a connection has said its first message, which
+  follows. It has the job's secret then, if there is one. Who it is says the message (a hello, with
+  a version): until the user calls :meth:`Transport.admit` it is a stranger.
+- ``Received(peer, body)``: a message, in order, whole, and at most ``LONGEST`` bytes.
+- ``Closed(peer, why)``: the connection is over, and all that came over it has been told before.
+- ``Refused(peer)``: nobody listens there, as the other host says: a process that did has ended.
+- ``Readable(fd)``: a descriptor that was given to :meth:`Transport.watch` is readable.
+
+What users rely on:
+
+- A connection is made once: whoever wants another one after ``Closed`` or ``Refused`` connects
+  again. A host that doesn't answer brings no event before the kernel gives up (two minutes), so
+  users give up by a clock of their own: :meth:`Transport.drop`. Nothing is told of a dropped peer.
+- :meth:`Transport.send` never waits. What is sent before a connection is there waits for it. A peer
+  that leaves ``UNREAD`` messages unread is cut off. :meth:`Transport.drop` loses what wasn't sent
+  yet; :meth:`Transport.finish` has the other end close after it has read all.
+- Everything belongs to one thread, but for :meth:`Transport.wake`, which any may call. A fork is
+  seen to: in the child the connections' descriptors are closed, so that a dead parent's peers hear
+  of its end, and the transport is :attr:`Transport.closed`.
+- Heartbeats of libzmq answer for a process that holds the GIL, or is stuck. None are used: users
+  send their own.
+
+What strangers can do is bounded. A handshake that takes longer than ``HANDSHAKE_SECONDS`` ends, and
+so does a connection that isn't admitted ``HANDSHAKE_SECONDS`` after it came. Of more than
+``strangers`` that aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
+(CURVE) whoever hasn't it can't finish a handshake, and nothing but a key that is new for each
+connection is seen of either end. In clear a stranger can make this end keep what it sends in that
+time. :attr:`Transport.counts` says how many came and were refused.
+
+One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
+peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
+ids: a message that brings a new routing id has the descriptor, which joins both. ROUTER can't
+close one connection, so an incoming one is shut down by its descriptor, if that still has the two
+addresses that it had when it was accepted; one that was made here is disconnected by its endpoint,
+whose port is written with leading zeros of its own for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import socket
+import struct
+import time
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .context import SHARED
+from .curve import Keys
+from .descriptors import Ends, Place, close_copies, ends_of, shut_down
+from .events import Closed, Connected, Event, Peer, Readable, Received, Refused
+
+if TYPE_CHECKING:
+    import zmq
+
+LONGEST: Final = 1 << 20
+"""Bytes of one message."""
+SEALED_BYTES: Final = 64
+"""Room for what CURVE adds to a message."""
+UNREAD: Final = 20_000
+"""Messages that wait for a peer that doesn't read; of more, the connection is given up."""
+UNHEARD: Final = 128
+"""Messages of one peer that wait for this process; the kernel keeps the others waiting."""
+HANDSHAKE_SECONDS: Final = 5.0
+STRANGERS: Final = 64
+FINISH_SECONDS: Final = 1.0
+"""How long the other end has to close after :meth:`Transport.finish`."""
+DRAIN_SECONDS: Final = 0.1
+"""A connection that is over is told of within it, though messages of others keep coming."""
+MOST_AT_ONCE: Final = 1024
+"""Messages that one turn takes."""
+MOST_ZEROS: Final = 64
+"""Connections to one place are told from each other by so many zeros; more can't be at once."""
+NEVER: Final = float("inf")
+FAILED: Final = frozenset((0x0800, 0x2000, 0x4000))
+"""libzmq's events of handshakes that fail: without a detail, by a message, by the roster."""
+FIN: Final = b""
+"""The last message of an end that finishes: the other one closes."""
+_EVENT: Final = struct.Struct("=HI")
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection.
+
+    Attributes:
+        peer: Its number.
+        since: When it began.
+        endpoint: Of one that was made here; "": it came.
+        place: Where that leads.
+        routing: How ROUTER calls it; b"": it came, and has said nothing yet.
+        fd: Its descriptor in libzmq's hands; -1: not known yet, or no more.
+        ends: The addresses of both ends.
+        heard: A message has come.
+        gone: The user has been told, or doesn't want to be.
+        admitted: The user knows whose it is.
+        until: When it is cut off.
+    """
+
+    peer: Peer
+    since: float
+    endpoint: str = ""
+    place: Place = ("", 0)
+    routing: bytes = b""
+    fd: int = -1
+    ends: Ends | None = None
+    heard: bool = False
+    gone: bool = False
+    admitted: bool = False
+    until: float = NEVER
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was made here."""
+        return bool(self.endpoint)
+
+    @property
+    def address(self) -> str:
+        return "" if self.ends is None else str(self.ends[1][0])
+
+    @property
+    def own(self) -> str:
+        return "" if self.ends is None else str(self.ends[0][0])
+
+
+_here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
+
+
+class Transport:
+    """All control connections of one user in this process; ``close`` at the end.
+
+    Args:
+        keys: Seal all connections with them (:func:`keys_of`); None: all is in clear.
+        strangers: Connections that have come and aren't admitted, at most.
+        near: Numeric addresses whose strangers are dropped after all others.
+
+    Raises:
+        OSError: The process is short of descriptors.
+    """
+
+    def __init__(
+        self,
+        keys: Keys | None = None,
+        *,
+        strangers: int = STRANGERS,
+        near: Collection[str] = (),
+    ) -> None:
+        import zmq
+
+        self.counts: Counter[str] = Counter()
+        """What came and was refused: ``handshake``, ``silent``, ``crowd`` and ``foreign``."""
+        self.near = near
+        self.strangers = strangers
+        self.closed = False
+        self._keys = keys
+        self._numbers = itertools.count(1)
+        self._routing = b"\1" + secrets.token_bytes(8)
+        """Begins the routing ids that are chosen here: libzmq aborts where another end has one."""
+        self._peers: dict[Peer, _Connection] = {}
+        self._by_routing: dict[bytes, _Connection] = {}
+        self._by_fd: dict[int, _Connection] = {}
+        self._by_endpoint: dict[str, _Connection] = {}
+        self._endpoints_over: list[str] = []
+        self._waiting: dict[Peer, _Connection] = {}
+        """Those that have come and aren't admitted, the oldest first."""
+        self._over: list[_Connection] = []
+        """Those that are over, but what came over them may not be read yet."""
+        self._over_since = NEVER
+        self._unheard: set[int] = set()
+        """Descriptors of connections that ended before their first message was read."""
+        self._asked: dict[int, tuple[socket.socket, _Connection]] = {}
+        """Plain connections that find out why one of libzmq's failed."""
+        self._has_failed = False
+        """The monitor's last event was of a handshake that failed."""
+        self._events: list[Event] = []
+        self._listens_at: Place = ("", 0)
+        self._timers_at = NEVER
+        self._poller = zmq.Poller()
+        context = SHARED.acquire(keys)
+        with contextlib.ExitStack() as undo:
+            undo.callback(SHARED.release)
+            try:
+                self._open(context, undo)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, error.strerror) from error
+            self._undo = undo.pop_all()
+        _here.add(self)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]], undo: contextlib.ExitStack) -> None:
+        import zmq
+
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        undo.callback(os.close, self._wake)
+        self._router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        undo.callback(self._router.close, 0)
+        self._monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        undo.callback(self._monitor.close, 0)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.SNDHWM, UNREAD),
+            (zmq.RCVHWM, UNHEARD),
+            (zmq.MAXMSGSIZE, LONGEST + SEALED_BYTES),
+            (zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_SECONDS)),
+            (zmq.RECONNECT_IVL, 3_600_000),  # never: a connection that is over is disconnected
+        ):
+            self._router.setsockopt(option, value)
+        events = (
+            zmq.EVENT_ACCEPTED
+            | zmq.EVENT_CONNECTED
+            | zmq.EVENT_CLOSED
+            | zmq.EVENT_DISCONNECTED
+            | sum(FAILED)
+        )
+        place = f"inproc://lossycoll.monitor.{self._wake}.{id(self)}"
+        self._router.monitor(place, events)
+        # libzmq's I/O thread waits where a monitor is full, and so would all connections.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._monitor.connect(place)
+        undo.callback(self._router.monitor, None, 0)
+        for end in (self._router, self._monitor, self._wake):
+            self._poller.register(end, zmq.POLLIN)
+
+    # ---- connections ----
+
+    def listen(self, listener: socket.socket) -> None:
+        """Takes connections from now on.
+
+        Args:
+            listener: A TCP socket that listens (:func:`listener`), the transport's from then on.
+        """
+        import zmq
+
+        listener.setblocking(False)
+        self._listens_at = listener.getsockname()[:2]
+        if self._keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVER, 1)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.listener.secret)
+            self._router.setsockopt(zmq.ZAP_DOMAIN, self._keys.plane.encode())
+            self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._router.setsockopt(zmq.IPV6, ":" in self._listens_at[0])
+        self._router.setsockopt(zmq.USE_FD, listener.detach())
+        self._router.bind(_endpoint(self._listens_at))
+        self._router.setsockopt(zmq.USE_FD, -1)
+        if self._keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVER, 0)
+
+    def connect(self, place: Place) -> Peer:
+        """Begins a connection; what is sent meanwhile waits for it.
+
+        Args:
+            place: Numeric address and port.
+
+        Raises:
+            OSError: There is no such address.
+        """
+        import zmq
+
+        peer = next(self._numbers)
+        while (endpoint := _endpoint(place, 1 + peer % MOST_ZEROS)) in self._by_endpoint:
+            peer = next(self._numbers)
+        routing = self._routing + peer.to_bytes(8, "big")
+        one = _Connection(peer, time.monotonic(), endpoint, place, routing)
+        if self._keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVERKEY, self._keys.listener.public)
+            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.caller.public)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.caller.secret)
+        self._router.setsockopt(zmq.IPV6, ":" in place[0])
+        self._router.setsockopt(zmq.CONNECT_ROUTING_ID, routing)
+        try:
+            self._router.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"{place[0]}:{place[1]}: {error.strerror}") from error
+        self._peers[peer] = self._by_routing[routing] = self._by_endpoint[endpoint] = one
+        return peer
+
+    def admit(self, peer: Peer) -> None:
+        """The user knows whose connection it is, and keeps it."""
+        one = self._peers.get(peer)
+        if one is not None:
+            one.admitted = True
+            self._waiting.pop(peer, None)
+
+    def send(self, peer: Peer, body: bytes) -> bool:
+        """Sends a message of 1 to ``LONGEST`` bytes; never waits. False: there is no connection."""
+        assert body
+        one = self._peers.get(peer)
+        return one is not None and self._send(one, body)
+
+    def _send(self, one: _Connection, body: bytes) -> bool:
+        import zmq
+
+        if not one.routing or one.until < NEVER:
+            return False
+        try:
+            self._router.send_multipart([one.routing, body], zmq.DONTWAIT)
+        except zmq.Again:
+            self._end(one, "it doesn't read what is sent")
+            return False
+        except zmq.ZMQError:  # it is over, and its event is under way
+            return False
+        return True
+
+    def drop(self, peer: Peer) -> None:
+        """Ends a connection at once, without an event; what wasn't sent yet is lost."""
+        one = self._peers.get(peer)
+        if one is not None:
+            self._cut(one)
+
+    def finish(self, peer: Peer) -> None:
+        """Ends a connection, without an event, when the other end has read what was sent."""
+        one = self._peers.get(peer)
+        if one is None:
+            return
+        if self._send(one, FIN):
+            one.until = time.monotonic() + FINISH_SECONDS
+            self._plan(one.until)
+        else:
+            self._cut(one)
+
+    def watch(self, fd: int) -> None:
+        """Tells from now on when a descriptor is readable."""
+        import zmq
+
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undoes ``watch``."""
+        self._poller.unregister(fd)
+
+    # ---- what comes ----
+
+    def poll(self, seconds: float) -> list[Event]:
+        """What has happened, after a wait of at most ``seconds``."""
+        if not self._events:
+            self._turn(seconds)
+        found, self._events = self._events, []
+        return found
+
+    def wake(self) -> None:
+        """Ends a wait of :meth:`poll`; by any thread, until ``close``."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Frees all; up to ``linger`` seconds for what was sent to be read. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        end = time.monotonic() + linger
+        for one in list(self._peers.values()):
+            talks = one.admitted or (one.is_ours and one.heard)
+            if not (linger and talks and self._send(one, FIN)):
+                self._cut(one)
+        while self._peers and (left := end - time.monotonic()) > 0:
+            self._turn(left)
+        _here.discard(self)
+        self._undo.close()
+
+    def abandon(self) -> None:
+        """In a forked child, which a fork calls: the connections are the parent's."""
+        if not self.closed:
+            self.closed = True
+            os.close(self._wake)
+
+    @property
+    def places(self) -> set[Place]:
+        """Where connections that were made here lead."""
+        return {one.place for one in self._peers.values() if one.is_ours}
+
+    @property
+    def place(self) -> Place:
+        """Where it listens; port 0: nowhere."""
+        return self._listens_at
+
+    # ---- one turn ----
+
+    def _turn(self, seconds: float) -> None:
+        self._disconnect_all()
+        now = time.monotonic()
+        due = 0.0 if self._over else min(seconds, self._timers_at - now)
+        # Rounded up: a wait that ends before its time would turn in circles.
+        wait = None if due == NEVER else max(0, int(1000 * due + 0.999))
+        for end, _ in self._poller.poll(wait):
+            if end == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            elif end in self._asked:
+                made, one = self._asked[end]
+                self._failed(one, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            elif isinstance(end, int):
+                self._events.append(Readable(end))
+        # Whatever came over a connection that the monitor says is over is in the socket by now.
+        self._hear_monitor()
+        if self._hear_messages():
+            self._unheard.clear()
+            self._tell_over()
+        elif time.monotonic() > self._over_since + DRAIN_SECONDS:
+            self._tell_over()
+        now = time.monotonic()
+        if now >= self._timers_at:
+            self._on_time(now)
+
+    def _plan(self, at: float) -> None:
+        self._timers_at = min(self._timers_at, at)
+
+    def _on_time(self, now: float) -> None:
+        for one in list(self._waiting.values()):
+            if now - one.since < HANDSHAKE_SECONDS:
+                break
+            self.counts["silent"] += 1
+            self._cut(one)
+        for one in [one for one in self._peers.values() if one.until <= now]:
+            self._cut(one)
+        oldest = next(iter(self._waiting.values()), None)
+        stranger_at = NEVER if oldest is None else oldest.since + HANDSHAKE_SECONDS
+        self._timers_at = min([stranger_at, *(one.until for one in self._peers.values())])
+
+    # ---- connections, by libzmq's monitor ----
+
+    def _hear_monitor(self) -> None:
+        import zmq
+
+        while True:
+            try:
+                head, place = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            event, value = _EVENT.unpack(head)
+            if event == zmq.EVENT_ACCEPTED:
+                self._on_accepted(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._on_disconnected(value, greeted=not self._has_failed)
+            elif event in (zmq.EVENT_CONNECTED, zmq.EVENT_CLOSED):
+                one = self._by_endpoint.get(place.decode())
+                if one is not None and event == zmq.EVENT_CLOSED:
+                    self._ask(one)
+                elif one is not None:
+                    self._take_descriptor(one, value)
+            # A handshake that fails is told just before the end of its connection.
+            self._has_failed = event in FAILED
+
+    def _take_descriptor(self, one: _Connection, fd: int) -> None:
+        one.fd, one.ends = fd, ends_of(fd)
+        self._by_fd[fd] = one
+
+    def _on_accepted(self, fd: int) -> None:
+        one = _Connection(next(self._numbers), time.monotonic())
+        self._take_descriptor(one, fd)
+        self._peers[one.peer] = self._waiting[one.peer] = one
+        self._plan(one.since + HANDSHAKE_SECONDS)
+        if len(self._waiting) > self.strangers:
+            self.counts["crowd"] += 1
+            oldest = min(
+                self._waiting.values(), key=lambda other: (other.address in self.near, other.since)
+            )
+            self._cut(oldest)
+
+    def _on_disconnected(self, fd: int, *, greeted: bool) -> None:
+        one = self._by_fd.pop(fd, None)
+        if one is None:
+            return
+        one.fd = -1
+        if one.is_ours:
+            self._disconnect(one)
+        elif not greeted:
+            self.counts["handshake"] += 1
+        if one.routing:
+            if not self._over:
+                self._over_since = time.monotonic()
+            self._over.append(one)
+        else:
+            if greeted:
+                self._unheard.add(fd)
+            self._forget(one)
+
+    def _tell_over(self) -> None:
+        over, self._over = self._over, []
+        for one in over:
+            self._by_routing.pop(one.routing, None)
+            if not one.gone:
+                whoever = "the other end" if one.heard else "whoever listens there"
+                self._end(one, f"closed by {whoever}")
+
+    def _end(self, one: _Connection, why: str) -> None:
+        """Ends a connection, and tells it, unless the user has."""
+        tells = one.until == NEVER
+        self._cut(one)
+        if tells:
+            self._events.append(Closed(one.peer, why))
+
+    def _cut(self, one: _Connection) -> None:
+        """Ends a connection without an event. What has come over it is read and dropped."""
+        if one.is_ours:
+            self._disconnect(one)
+            self._by_routing.pop(one.routing, None)
+        elif one.fd >= 0 and one.ends is not None:
+            shut_down(one.fd, one.ends)
+        self._forget(one)
+
+    def _disconnect(self, one: _Connection) -> None:
+        if self._by_endpoint.pop(one.endpoint, None) is not None:
+            self._endpoints_over.append(one.endpoint)
+
+    def _disconnect_all(self) -> None:
+        """Not between a poll and what it is for: libzmq aborts where half a message was looked at
+        and the other half goes with its connection."""
+        import zmq
+
+        over, self._endpoints_over = self._endpoints_over, []
+        for endpoint in over:
+            with contextlib.suppress(zmq.ZMQError):
+                self._router.disconnect(endpoint)
+
+    def _forget(self, one: _Connection) -> None:
+        one.gone = True
+        self._peers.pop(one.peer, None)
+        self._waiting.pop(one.peer, None)
+        for made, asking in list(self._asked.values()):
+            if asking is one:
+                self._unask(made)
+
+    # ---- why a connection failed: libzmq doesn't say it ----
+
+    def _ask(self, one: _Connection) -> None:
+        """Connects plainly: whether nobody listens there is then the kernel's word."""
+        import zmq
+
+        self._disconnect(one)
+        family = socket.AF_INET6 if ":" in one.place[0] else socket.AF_INET
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = made.connect_ex(one.place)
+        except OSError as error:  # short of descriptors
+            self._failed(one, error.errno or errno.EMFILE)
+            return
+        self._asked[made.fileno()] = made, one
+        self._poller.register(made.fileno(), zmq.POLLOUT)
+        if code != errno.EINPROGRESS:
+            self._failed(one, code)
+
+    def _unask(self, made: socket.socket) -> None:
+        self._poller.unregister(made.fileno())
+        del self._asked[made.fileno()]
+        made.close()
+
+    def _failed(self, one: _Connection, code: int) -> None:
+        self._cut(one)
+        if code == errno.ECONNREFUSED:
+            self._events.append(Refused(one.peer))
+        else:
+            why = os.strerror(code).lower() if code else "no answer"
+            self._events.append(Closed(one.peer, why))
+
+    # ---- messages ----
+
+    def _hear_messages(self) -> bool:
+        """Takes what has come. Returns whether that is all."""
+        import zmq
+
+        for _ in range(MOST_AT_ONCE):
+            try:
+                routing, *bodies = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return True
+            one = self._by_routing.get(routing.bytes) or self._whose(routing)
+            if one is not None:
+                self._take(one, [body.bytes for body in bodies])
+        return False
+
+    def _whose(self, first: zmq.Frame) -> _Connection | None:
+        """The connection of a routing id that is new; None: it is over, or can't be told."""
+        import zmq
+
+        try:
+            fd = int(first.get(zmq.SRCFD))
+        except zmq.ZMQError:  # of an older ZMTP than ours: it goes as one that is silent
+            self.counts["foreign"] += 1
+            return None
+        self._hear_monitor()  # which has been told of the connection before its message
+        one = self._by_fd.get(fd)
+        if one is None or one.is_ours:
+            return None
+        if one.routing or fd in self._unheard:
+            # Of one of several that had this descriptor one after another.
+            self._end_unknown(one)
+            return None
+        one.routing = first.bytes
+        self._by_routing[one.routing] = one
+        return one
+
+    def _end_unknown(self, one: _Connection) -> None:
+        if (one.heard or one.is_ours) and not one.gone:
+            self._end(one, "it doesn't speak as processes of this job do")
+        else:
+            self._cut(one)
+
+    def _take(self, one: _Connection, bodies: Sequence[bytes]) -> None:
+        if one.gone or one.until < NEVER:
+            return
+        if len(bodies) != 1:
+            self.counts["foreign"] += 1
+            self._end_unknown(one)
+            return
+        if not one.heard:
+            one.heard = True
+            self._events.append(Connected(one.peer, one.address, one.own))
+        if bodies[0] == FIN:
+            self._end(one, "it has finished")
+        else:
+            self._events.append(Received(one.peer, bodies[0]))
+
+
+def _endpoint(place: Place, zeros: int = 0) -> str:
+    host, port = place
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{'0' * zeros}{port}"
+
+
+def _abandon_all() -> None:
+    """A forked child gives up its parent's transports, whose connections it would keep alive."""
+    here = [one for one in _here if not one.closed]
+    _here.clear()
+    if not here:
+        return
+    listening = {one.place for one in here if one.place[1]}
+    leading: set[Place] = set().union(*(one.places for one in here))
+    for one in here:
+        one.abandon()
+    close_copies(listening, leading)
+    SHARED.forget()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -47,7 +47,8 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
 }
 
 /* Chance must not hide what the test is for. */
-static int is_over(const lc_overrun *o, double share, double packets, uint64_t now, uint64_t rtt_ns) {
+static int is_over(const lc_overrun *o, double share, double packets, uint64_t now,
+                   uint64_t rtt_ns) {
     if (packets < PACKETS || now - o->from_ns < RTTS * rtt_ns)
         return 0;
     return !o->testing || packets > MOST * PACKETS ||

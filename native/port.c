@@ -10,8 +10,8 @@ static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
-static const double SUDDEN = 0.1;    /* share lost beyond the usual that needs no test */
-static const double LESS = 0.97;     /* of what was sent */
+static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
+static const double LESS = 0.97;      /* of what was sent */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double SLACK = 0.25;     /* or this where paths hold themselves back */
 static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
@@ -19,7 +19,8 @@ static const uint32_t LONG_EPOCHS =
     4;                              /* with as little as possible, in which a queue must shrink */
 static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
-static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6; /* twice as much after so many, so often */
+static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
+                      CAP_GUESSED = 4; /* twice as much after so many, so often */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -211,7 +212,9 @@ static void raise_cap(lc_port *port) {
 static void set_cap(lc_port *port) {
     double most = 1e-9 * (double)port->most_queue_ns;
     port->cap = port->rate;
-    if (port->shed_from <= 0) /* else it has been lowered */
+    if (port->shed_from > 0) /* that has been lowered, by a guess: more is soon found out */
+        port->overrun.clean = CAP_TWICE * CAP_GUESSED;
+    else
         port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
     port->shed_from = 0;
     if (port->rate > port->cap)
@@ -281,7 +284,8 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
                         port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
-    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && ack->now - port->high_ns > port->rtt_ns / 2) {
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
+        ack->now - port->high_ns > port->rtt_ns / 2) {
         end_epoch(port, ack->now, port->low_ns);
         begin_epoch(port, ack->now);
     }

@@ -50,7 +50,16 @@ void lc_port_init(lc_port *port, uint64_t now) {
     port->gate.tokens = port->gate.burst_bytes = START_BURST;
 }
 
+/* At less, nobody would find out for long that more goes through; none at all means no bound. */
+static double least_rate(const lc_port *port) {
+    double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
+    return BURST_MIN / (rtt > START_S ? rtt : START_S);
+}
+
 static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
+    double least = least_rate(port);
+    if (!(bytes_per_s > least))
+        bytes_per_s = least;
     double burst = bytes_per_s * RUN_S;
     lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
 }
@@ -72,7 +81,7 @@ static double high_s(const lc_port *port) {
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
     if (queue > high || port->lost > LOST_START) {
-        port->rate = taken;
+        port->rate = taken > least_rate(port) ? taken : least_rate(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
@@ -148,6 +157,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->fresh = 0;
     } else if (carried > port->rate || is_less(port, carried, queue, aim))
         port->rate += STEP * (carried - port->rate);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
     judge_trial(port, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
@@ -177,6 +188,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
 static void shed(lc_port *port, uint64_t now) {
     port->shed_from = port->rate;
     port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
     port->tried_from = 0;
     port->idle = 0;
     set_gate(port, now, port->rate);

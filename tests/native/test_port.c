@@ -136,9 +136,9 @@ static void test_random_loss_that_ends(void) {
     check(&u, 10, 0.1, "policed after random loss");
 }
 
-static lc_overrun_verdict window(lc_overrun *o, uint64_t *now, double share) {
+static lc_overrun_verdict window(lc_overrun *o, uint64_t *now, int most, double share) {
     lc_overrun_verdict last = LC_OVERRUN_NONE;
-    for (int i = 0; i < 2000 && last == LC_OVERRUN_NONE; i++)
+    for (int i = 0; i < most && last == LC_OVERRUN_NONE; i++)
         last = lc_overrun_add(o, *now += 1000000, PACKET, PACKET * (1 - share), PACKET, 20000000);
     return last;
 }
@@ -147,13 +147,13 @@ static lc_overrun_verdict window(lc_overrun *o, uint64_t *now, double share) {
 static void test_two_windows(void) {
     lc_overrun o = {0};
     uint64_t now = 1000000000u;
-    CHECK(window(&o, &now, 0) == LC_OVERRUN_CLEAN);
-    CHECK(window(&o, &now, 0.2) == LC_OVERRUN_NONE && !o.testing);
-    CHECK(window(&o, &now, 0) == LC_OVERRUN_CLEAN && !o.testing);
-    CHECK(window(&o, &now, 0.2) == LC_OVERRUN_NONE);
-    CHECK(window(&o, &now, 0.2) == LC_OVERRUN_TEST && o.testing);
+    CHECK(window(&o, &now, 385, 0) == LC_OVERRUN_CLEAN);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_NONE && !o.testing);
+    CHECK(window(&o, &now, 385, 0) == LC_OVERRUN_CLEAN && !o.testing);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_NONE);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_TEST && o.testing);
     now += 25000000;
-    CHECK(window(&o, &now, 0.1) == LC_OVERRUN_OWN);
+    CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
 }
 
 int main(void) {

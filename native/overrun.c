@@ -2,14 +2,15 @@
 
 #include <math.h>
 
-static const double PACKETS = 384;  /* of a window, at least, */
-static const uint64_t RTTS = 3;     /* and round trips */
-static const double EXCESS = 0.015; /* share lost beyond the usual that is worth a test */
-static const double BURSTY = 4;     /* variance of what is lost, against single losses */
-static const double MOST = 4;       /* times as many packets, where chance may hide it */
-static const double DOUBTED = 0.05; /* share lost at any rate that is tested again, */
-static const uint32_t AGAIN = 8;    /* after so many windows, and then twice as many */
-static const double FADES = 0.25;   /* share of the way to a lower loss that a window goes */
+static const double PACKETS = 384;   /* of a window, at least, */
+static const uint64_t RTTS = 3;      /* and round trips */
+static const double EXCESS = 0.015;  /* share lost beyond the usual that is worth a test */
+static const double BURSTY = 4;      /* variance of what is lost, against single losses */
+static const double MOST = 4;        /* times as many packets, where chance may hide it */
+static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
+static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
+static const uint32_t AGAIN = 8;     /* after so many windows, and then twice as many */
+static const double FADES = 0.25;    /* share of the way to a lower loss that a window goes */
 
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->from_ns = from_ns;
@@ -41,13 +42,14 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
     o->testing = o->again = 0;
     if (o->share - share > least)
         return LC_OVERRUN_OWN;
-    o->lost = share;
+    o->lost = share < LOST_MOST ? share : LOST_MOST;
     o->patience = again ? 2 * o->patience : AGAIN;
     return LC_OVERRUN_RANDOM;
 }
 
 /* Chance must not hide what the test is for. */
-static int is_over(const lc_overrun *o, double share, double packets, uint64_t now, uint64_t rtt_ns) {
+static int is_over(const lc_overrun *o, double share, double packets, uint64_t now,
+                   uint64_t rtt_ns) {
     if (packets < PACKETS || now - o->from_ns < RTTS * rtt_ns)
         return 0;
     return !o->testing || packets > MOST * PACKETS ||

@@ -25,7 +25,7 @@ typedef struct {
     int again;         /* what is lost at any rate is tested once more */
     uint32_t patience; /* clean windows before that */
     uint32_t over;     /* windows in a row with a loss beyond the usual */
-    uint32_t clean; /* windows in a row without a loss beyond the usual */
+    uint32_t clean;    /* windows in a row without a loss beyond the usual */
     /* state */
     uint64_t from_ns;    /* the window's begin; packets before it left at another rate */
     double moved, taken; /* in the window */

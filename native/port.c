@@ -10,8 +10,8 @@ static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
-static const double SUDDEN = 0.1;    /* share lost beyond the usual that needs no test */
-static const double LESS = 0.97;     /* of what was sent */
+static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
+static const double LESS = 0.97;      /* of what was sent */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double SLACK = 0.25;     /* or this where paths hold themselves back */
 static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
@@ -19,7 +19,8 @@ static const uint32_t LONG_EPOCHS =
     4;                              /* with as little as possible, in which a queue must shrink */
 static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
-static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6; /* twice as much after so many, so often */
+static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
+                      CAP_GUESSED = 4; /* twice as much after so many, so often */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -49,7 +50,16 @@ void lc_port_init(lc_port *port, uint64_t now) {
     port->gate.tokens = port->gate.burst_bytes = START_BURST;
 }
 
+/* At less, nobody would find out for long that more goes through; none at all means no bound. */
+static double least_rate(const lc_port *port) {
+    double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
+    return BURST_MIN / (rtt > START_S ? rtt : START_S);
+}
+
 static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
+    double least = least_rate(port);
+    if (!(bytes_per_s > least))
+        bytes_per_s = least;
     double burst = bytes_per_s * RUN_S;
     lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
 }
@@ -71,7 +81,7 @@ static double high_s(const lc_port *port) {
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
     if (queue > high || port->lost > LOST_START) {
-        port->rate = taken;
+        port->rate = taken > least_rate(port) ? taken : least_rate(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
@@ -147,6 +157,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->fresh = 0;
     } else if (carried > port->rate || is_less(port, carried, queue, aim))
         port->rate += STEP * (carried - port->rate);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
     judge_trial(port, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
@@ -176,6 +188,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
 static void shed(lc_port *port, uint64_t now) {
     port->shed_from = port->rate;
     port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
     port->tried_from = 0;
     port->idle = 0;
     set_gate(port, now, port->rate);
@@ -211,7 +225,9 @@ static void raise_cap(lc_port *port) {
 static void set_cap(lc_port *port) {
     double most = 1e-9 * (double)port->most_queue_ns;
     port->cap = port->rate;
-    if (port->shed_from <= 0) /* else it has been lowered */
+    if (port->shed_from > 0) /* that has been lowered, by a guess: more is soon found out */
+        port->overrun.clean = CAP_TWICE * CAP_GUESSED;
+    else
         port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
     port->shed_from = 0;
     if (port->rate > port->cap)
@@ -281,7 +297,8 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
                         port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
-    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && ack->now - port->high_ns > port->rtt_ns / 2) {
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
+        ack->now - port->high_ns > port->rtt_ns / 2) {
         end_epoch(port, ack->now, port->low_ns);
         begin_epoch(port, ack->now);
     }

@@ -247,7 +247,7 @@ class Options:
         choice("path", "port"),
         "What keeps to a rate of its own: each path; or, as an experiment, also the port that the "
         "paths of a host share. With `port` a network of steady rates loses nothing to its hosts; "
-        "calls are slow where rates rise or delays wander (congestion.md).",
+        "calls are slow where delays wander (congestion.md).",
         enters=Enters.HOST,
     )
     keepalive: float = option(

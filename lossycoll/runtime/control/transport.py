@@ -38,6 +38,8 @@ ids: a message that brings a new routing id has the descriptor, which joins both
 close one connection, so an incoming one is shut down by its descriptor, if that still has the two
 addresses that it had when it was accepted; one that was made here is disconnected by its endpoint,
 whose port is written with leading zeros of its own for that.
+
+Long because what libzmq's monitor tells and what its socket hears change the same tables.
 """
 
 from __future__ import annotations

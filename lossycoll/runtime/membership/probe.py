@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import time
 from typing import Final
@@ -62,7 +64,7 @@ def _answer_to(
                 if isinstance(event, Received):
                     return event.body
                 if isinstance(event, Refused):
-                    raise ConnectionRefusedError("connection refused")
+                    raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
                 if isinstance(event, Closed):
                     return None
     return None

@@ -26,7 +26,7 @@ from lossycoll.runtime.control.events import (
     Received,
     Refused,
 )
-from lossycoll.runtime.control.transport import LONGEST, STRANGERS, Transport
+from lossycoll.runtime.control.transport import LONGEST, MOST_ZEROS, STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
 from tests.support.waiting import until
 
@@ -127,6 +127,15 @@ def test_a_place_where_nobody_listens_is_refused(keys: Keys | None) -> None:
         peers = [client.connect(bound.getsockname()) for _ in range(3)]
         assert sorted(hear(client, count(3)), key=repr) == [Refused(peer) for peer in peers]
         assert not client.send(peers[0], b"to nobody")
+
+
+def test_connections_to_one_place_are_limited() -> None:
+    with pair() as (_, client, place):
+        peers = [client.connect(place) for _ in range(MOST_ZEROS)]
+        with pytest.raises(OSError, match="64 connections lead there already"):
+            client.connect(place)
+        client.drop(peers[7])
+        client.connect(place)
 
 
 def test_who_is_silent_is_waited_for_until_it_is_dropped() -> None:

@@ -405,6 +405,14 @@ static void take_stale(lc_group *g, lc_path *p, const lc_header *header) {
         note_late(g->host, p, p->last_fin_ns);
 }
 
+/* The path has brought it: no other group's packets are lost there. */
+static void lose(lc_group *g, lc_path *p, const lc_header *header, int kept) {
+    g->live.packets_injected++;
+    p->rx_empty.packets = 0;
+    if (kept)
+        lc_link_lost(p, header->link_seq);
+}
+
 /* Whether injection loses a packet that nothing depends on any more: senders measure their paths by
  * these, too. */
 static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int kept) {
@@ -415,9 +423,7 @@ static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int
                                  g->config.rank, header->round);
     if (!lc_inject_loses(&link, key, header->packet))
         return 0;
-    g->live.packets_injected++;
-    if (kept)
-        lc_link_lost(g->members[peer].path, header->link_seq);
+    lose(g, g->members[peer].path, header, kept);
     return 1;
 }
 
@@ -434,10 +440,8 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
     }
     if (!lc_bit(in->lost, header->packet))
         return 0;
-    g->live.packets_injected++;
     in->slot->op->report.packets_injected++;
-    if (kept)
-        lc_link_lost(lc_path_from(in), header->link_seq);
+    lose(g, lc_path_from(in), header, kept);
     return 1;
 }
 

@@ -15,9 +15,10 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import hierarchical, reference_executor, ring
+from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.order import draw_order
+from tests.oracle import reference_executor
 
 PACKETS = 240
 PER_PACKET = 16

@@ -28,8 +28,8 @@ from lossycoll.plan import (
 from lossycoll.plan.copies import all_gather
 from lossycoll.plan.faults import Inject, lost, parse
 from lossycoll.plan.order import draw_order, segments
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
+from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 
 PAYLOAD = 64

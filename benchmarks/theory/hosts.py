@@ -9,8 +9,8 @@ import numpy as np
 
 from lossycoll.plan import Finish, Topology, default_algorithm, draw_order
 from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
+from tests.oracle.reference_executor import execute
 
 GROUP: Final = 3
 PACKETS: Final = 40

@@ -7,7 +7,7 @@
 Builders are in ``hierarchical`` and ``ring`` (all-reduces), ``reduce_scatter``, ``copies``,
 ``data_movement`` and ``tree``. Each is registered as an algorithm: ``algorithms()`` lists them,
 ``register`` adds one (docs/extending.md). ``rename`` and ``leave_out`` turn plans into plans for
-the ranks that are left. ``reference_executor.execute`` defines what the result of a plan is.
+the ranks that are left. What the result of a plan is, tests/oracle defines.
 """
 
 from __future__ import annotations

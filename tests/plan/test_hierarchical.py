@@ -23,7 +23,7 @@ from lossycoll.plan import (
     hierarchical,
     reduce_scatter,
 )
-from lossycoll.plan.reference_executor import Lost, RankResult, execute
+from tests.oracle.reference_executor import Lost, RankResult, execute
 from tests.support.plan_checks import nothing
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

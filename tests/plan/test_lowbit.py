@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.codec import LOW, codec_of, named
 from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, draws, joined, split
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.rng import mix
+from tests.oracle.reference_executor import execute
 from tests.support.plan_checks import nothing
 
 ELEMENTS = 262_144

@@ -20,10 +20,10 @@ from lossycoll.plan import (
     hierarchical,
     leave_out,
     reduce_scatter,
-    reference_executor,
     rename,
 )
 from lossycoll.plan.wire_types import Array
+from tests.oracle import reference_executor
 
 WORLD, PER_PACKET = 5, 4
 GROUPS = [

@@ -9,9 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import Finish, copies, faults, packet_count, reduce_scatter, reference_executor
+from lossycoll.plan import Finish, copies, faults, packet_count, reduce_scatter
 from lossycoll.plan.sets import NO_PARITY, Code
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from tests.oracle import reference_executor
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_checks import assert_close
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lossycoll.plan import Combine, Finish, Missing, Own, Plan, Slot, Target, Topology
-from lossycoll.plan.reference_executor import execute
+from tests.oracle.reference_executor import execute
 from tests.support.plan_cases import ELEMENTS_PER_PACKET, Case, counts
 
 Array = NDArray[Any]

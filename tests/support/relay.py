@@ -60,7 +60,7 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 7
+    version: int = 8
     type: int = DATA
     crc: int | None = None
     session: int = SESSION

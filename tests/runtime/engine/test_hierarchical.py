@@ -21,10 +21,10 @@ from lossycoll.plan import (
     hierarchical,
 )
 from lossycoll.plan.codec import codec_of
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, Case, cases_of
 from tests.support.oracle_checks import check

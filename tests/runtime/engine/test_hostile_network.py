@@ -114,7 +114,7 @@ def bad_fields() -> Iterator[bytes]:
     good = Packet()
     for magic in (0, 0x434C, 0x4C42):
         yield replace(good, magic=magic).bytes()
-    for version in (0, 1, 6, 8, 255):
+    for version in (0, 1, 7, 9, 255):
         yield replace(good, version=version).bytes()
     for kind in (0, 4, DATA | 9 << 3, DATA | 15 << 3, 255):
         yield replace(good, type=kind).bytes()

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan import copies, faults, hierarchical, packet_count, reference_executor
+from lossycoll.plan import copies, faults, hierarchical, packet_count
 from lossycoll.plan.sets import NO_PARITY, Code, code_of
 from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.oracle import reference_executor
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, lossy_cases

@@ -14,10 +14,10 @@ from lossycoll.plan import (
     faults,
     hierarchical,
     packet_count,
-    reference_executor,
 )
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.reports import Cause, PeerStats
+from tests.oracle import reference_executor
 from tests.support.engine_sums import (
     all_reduce,
     inputs_of,

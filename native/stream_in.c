@@ -405,12 +405,18 @@ static void take_stale(lc_group *g, lc_path *p, const lc_header *header) {
         note_late(g->host, p, p->last_fin_ns);
 }
 
-/* The path has brought it: no other group's packets are lost there. */
-static void lose(lc_group *g, lc_path *p, const lc_header *header, int kept) {
+/* The path has brought it: no other group's packets are lost there. This one's are, also where its
+ * round never ends. */
+static void lose(lc_group *g, lc_member *m, const lc_header *header, int kept) {
+    lc_emptiness *e = &m->empty;
     g->live.packets_injected++;
-    p->rx_empty.packets = 0;
+    m->path->rx_empty.packets = 0;
+    if (!e->packets++) {
+        e->since_ns = g->host->now;
+        e->times = 0;
+    }
     if (kept)
-        lc_link_lost(p, header->link_seq);
+        lc_link_lost(m->path, header->link_seq);
 }
 
 /* Whether injection loses a packet that nothing depends on any more: senders measure their paths by
@@ -423,7 +429,7 @@ static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int
                                  g->config.rank, header->round);
     if (!lc_inject_loses(&link, key, header->packet))
         return 0;
-    lose(g, g->members[peer].path, header, kept);
+    lose(g, &g->members[peer], header, kept);
     return 1;
 }
 
@@ -441,7 +447,7 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
     if (!lc_bit(in->lost, header->packet))
         return 0;
     in->slot->op->report.packets_injected++;
-    lose(g, lc_path_from(in), header, kept);
+    lose(g, &g->members[in->peer], header, kept);
     return 1;
 }
 

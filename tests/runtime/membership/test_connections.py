@@ -239,12 +239,15 @@ def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing
             with socket.create_connection(place) as stranger:
                 stranger.sendall(said)
                 assert poll(hub, [member], 1, 0.1) == []
-        with contextlib.closing(Transport()) as in_clear:
-            peer = in_clear.connect(place)
-            in_clear.send(peer, pack(Hello(VERSION, "secret", 1, "member")))
-            assert poll(hub, [member], 1, 0.2) == []
-            assert isinstance(in_clear.poll(5)[0], Closed)
-        assert hub.foreign >= 1
+        for _ in range(20):  # one that closes first is no stranger
+            if hub.foreign >= 2:
+                break
+            with contextlib.closing(Transport()) as in_clear:
+                peer = in_clear.connect(place)
+                in_clear.send(peer, pack(Hello(VERSION, "secret", 1, "member")))
+                assert poll(hub, [member], 1, 0.2) == []
+                assert isinstance(in_clear.poll(5)[0], Closed)
+        assert hub.foreign >= 2
         assert member.send(0, pack(Left(1)))
         assert poll(hub, [member], 1) == [Received(1, Left(1))]
 

@@ -324,11 +324,12 @@ static void place_cells(bump *b, const lc_op_slot *s, const lc_call *call) {
     int fed = s->desc.own == LC_OWN_SLOT && s->desc.finish != LC_FINISH_STRATIFIED;
     size_t most = (size_t)s->n_packets * (s->desc.n_sources - !fed);
     lc_cell **kept = take(b, (size_t)s->n_packets * s->desc.n_sources * sizeof *kept);
-    uint8_t *cells = take(b, most * lc_cell_bytes(s->in_bytes));
+    uint32_t bytes = (uint32_t)s->in_codec->wire_bytes(s->in_codec, lc_slot_elements(s, 0));
+    uint8_t *cells = take(b, most * lc_cell_bytes(bytes));
     if (!b->base)
         return;
     s->rank_order->kept = kept;
-    s->rank_order->cells = lc_cells_of(cells, (uint32_t)most, s->in_bytes);
+    s->rank_order->cells = lc_cells_of(cells, (uint32_t)most, bytes);
 }
 
 /* Last in the block, and so beyond what an operation without loss ever reads or writes. */

@@ -15,9 +15,11 @@ from lossycoll.plan.codec import codec_of
 from lossycoll.plan.sets import Code
 from tests.oracle.reference_executor import execute
 from tests.runtime.engine.test_hierarchical import SHAPES, by_tiers
+from tests.support.fake_rdma import VerbsNetwork
 from tests.support.network import GROUP, Network
 from tests.support.oracle_cases import CASES, PAYLOAD, Case, cases_of
 from tests.support.oracle_checks import check, rough_elements
+from tests.support.shared_ranks import SharedNetwork
 
 SHUFFLED = "loss=0.2,dup=0.05,reorder=0.3,seed=11"
 LOSSES = ("", SHUFFLED, "loss=0.3,burst=4,seed=8")
@@ -56,6 +58,18 @@ def test_sums_are_in_rank_order(world: int, loss: str) -> None:
         assert (run(network, SUMS, loss) > 0) == bool(loss), "the fault did not happen"
         # Of two addends either may come first.
         assert (kept(network) > 0) == (world > 2), "nothing came out of order"
+
+
+@pytest.mark.parametrize("link", ["shared memory", "RDMA"])
+def test_other_links(link: str) -> None:
+    made = SharedNetwork(3, inject=SHUFFLED) if link == "shared memory" else None
+    with made or VerbsNetwork(3, PAYLOAD, inject=SHUFFLED) as network:
+        dropped, each = 0, network.payload_bytes // 4
+        for case in SUMS:
+            for how in HOW:
+                count = 5 * each + 3
+                dropped += check(network, case, count, "f32", SHUFFLED, deterministic=True, **how)
+        assert dropped > 0 < kept(network)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -242,6 +242,8 @@ typedef struct {
     uint64_t kept;          /* packets left as they were */
     uint64_t zero_filled;   /* packets filled by on_missing="zero" */
     uint64_t alone;         /* stratified packets to which no other rank contributed */
+    uint64_t order_kept; /* packets that waited for those of lower ranks (lc_call.deterministic), */
+    uint64_t order_bytes; /* and the most memory that they took at a time */
     uint64_t elapsed_ns;
     float max_missing; /* the greatest of its levels; < 0: none has one */
 } lc_report;
@@ -272,6 +274,7 @@ typedef struct {
     uint64_t packets_missing;
     uint64_t contributions, contribution_packets;
     uint64_t deadline_hits;
+    uint64_t order_kept;
     uint64_t malformed;       /* too short, bad magic, version, checksum, length or range */
     uint64_t foreign;         /* another session, or an address that is not the sender's */
     uint64_t forged;          /* sealed with another key, or changed on the way */
@@ -447,6 +450,7 @@ typedef struct {
                               notify */
     uint8_t keeps_sums;    /* sums that are sent encoded stay here as they were, not as others get
                               them */
+    uint8_t deterministic; /* contributions are added in the order of ranks, whatever comes first */
     uint8_t lingers;       /* where this rank has its result, and sends little, it is done once
                               that is copied. What fails it later fails the group */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes

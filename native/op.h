@@ -9,6 +9,7 @@
 #include "lossycoll.h"
 #include "parity.h"
 #include "pool.h"
+#include "rank_order.h"
 
 typedef struct lc_op lc_op;
 typedef struct lc_op_slot lc_op_slot;
@@ -118,6 +119,8 @@ struct lc_op_slot {
     uint8_t *encoded;    /* packets as they travel (payload.h); NULL: as those elements lie there */
     uint64_t contents;   /* of several receivers: numbers its packets for links; 0: of one */
     lc_encoder *encoder; /* parity of what is sent; NULL: none */
+    lc_rank_order *rank_order; /* contributions are added in the order of ranks, in which ins
+                                  stand then; NULL: as they come */
     lc_in *ins;
     lc_out *outs;
     uint16_t *in_of_peer; /* rank -> index in ins; NULL for a single source */
@@ -146,6 +149,7 @@ struct lc_op {
     lc_codec plain;  /* of levels on which nothing is encoded */
     const lc_gf *gf;
     uint32_t number;
+    uint16_t rank;     /* of this engine in its group */
     uint64_t rounding; /* of what this rank draws to round elements */
     uint64_t order;    /* among the operations of all groups: when it was started */
     uint32_t element_bytes;

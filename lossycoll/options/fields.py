@@ -172,6 +172,15 @@ class Options:
         agree=True,
         per_call=True,
     )
+    deterministic: int = option(
+        0,
+        integer(0, 1),
+        "1: contributions are added in the order of ranks, whatever comes first, so that runs "
+        "which lose the same packets give the same bits (engine.md). Implied by "
+        "`torch.use_deterministic_algorithms(True)` where it isn't given.",
+        agree=True,
+        per_call=True,
+    )
     deadline_min: float = option(
         1.0,
         number(1e-4, 3600, "s"),

@@ -71,6 +71,7 @@ def call_of(key: CacheKey) -> EngineCall:
         notify=key.notify,
         waits=key.waits,
         lingers=True,
+        deterministic=bool(options.deterministic),
     )
 
 

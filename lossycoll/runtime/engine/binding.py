@@ -91,6 +91,7 @@ class EngineCall:
     are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
     copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
     they have given up. ``encoding``: how packets carry the elements, a name of plan.codec's.
+    ``deterministic``: contributions are added in the order of ranks, whatever comes first.
     """
 
     input: int
@@ -115,6 +116,7 @@ class EngineCall:
     max_missing: float = -1.0
     encoding: str = "same"
     keeps_sums: bool = False
+    deterministic: bool = False
 
 
 class Ticketed(Protocol):
@@ -153,6 +155,7 @@ class Ready:
         c.timeout_ns = _ns(call.timeout)
         c.divisor = call.divisor
         c.keeps_sums = call.keeps_sums
+        c.deterministic = call.deterministic
         return cls(encoded, c)
 
 

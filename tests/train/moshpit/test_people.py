@@ -195,3 +195,43 @@ def test_peers_with_equal_checkpoints_begin_at_once(made: Make, tmp_path: Path) 
     for caught, reports in found:
         assert caught is None
         assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["chainable", "closed form"])
+def test_a_newcomer_follows_the_schedule_of_the_others(made: Make, when: str, kind: str) -> None:
+    """Its scheduler is made before or after it catches up."""
+    (swarm,), models, over = made(1), [model(), model()], threading.Event()
+
+    def scheduled(optimizer: MoshpitSGD) -> Any:
+        if kind == "chainable":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.99**epoch)
+
+    def train(own: nn.Module, optimizer: MoshpitSGD, scheduler: Any, is_over: Any) -> None:
+        while not is_over():
+            steps(optimizer, own, 1)
+            while scheduler.last_epoch < optimizer.samples // 16:
+                scheduler.step()
+
+    first = made_one(swarm, models[0])
+    rate = scheduled(first)
+    train(models[0], first, rate, lambda: first.samples >= 160)
+
+    def come() -> Any:
+        try:
+            optimizer = made_one(comes, models[1])
+            early = scheduled(optimizer) if when == "before" else None
+            assert optimizer.catch_up(timeout=20.0) is not None
+            return optimizer, early or scheduled(optimizer)
+        finally:
+            over.set()
+
+    with Swarm(join=[swarm.address], secret=SECRET, name="comes") as comes:
+        _, (second, other) = at_once(lambda: train(models[0], first, rate, over.is_set), come)
+        end = max(first.samples, second.samples) + 64
+        pairs = (models[0], first, rate), (models[1], second, other)
+        at_once(*(lambda one=one: train(*one, lambda: one[1].samples >= end) for one in pairs))
+    assert first.samples == second.samples
+    assert second.param_groups[0]["lr"] == pytest.approx(first.param_groups[0]["lr"])
+    assert second.param_groups[0]["lr"] < 0.05

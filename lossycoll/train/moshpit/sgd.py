@@ -149,7 +149,7 @@ class MoshpitSGD(Optimizer):
             raise OptionError("outer and delayed are for average='parameters', as is every_seconds")
         buffers = [one for one in model.buffers() if one.is_floating_point()]
         has_buffers = averager.count == len(self._parameters) + len(buffers)
-        self._buffers = buffers if has_buffers and average == "parameters" else []
+        self._buffers = buffers if has_buffers else []
         averager.check([*self._parameters, *self._buffers])
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
@@ -399,6 +399,7 @@ class MoshpitSGD(Optimizer):
             means = [
                 torch.zeros_like(p) if p.grad is None else p.grad / calls for p in self._parameters
             ]
+            means += [buffer.clone() for buffer in self._buffers]
             self._tell_progress()
             report = self._averager.step_on(means, self._counts(weight), self._timeout)
         if report.newer:
@@ -408,9 +409,12 @@ class MoshpitSGD(Optimizer):
         return report
 
     def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
-        for parameter, mean in zip(self._parameters, means, strict=True):
+        count = len(self._parameters)
+        for parameter, mean in zip(self._parameters, means[:count], strict=True):
             parameter.grad = mean
         with self._changing:
+            for buffer, mean in zip(self._buffers, means[count:], strict=True):
+                buffer.copy_(mean)
             for one in self._inner:
                 one.step()
             if report.round >= 0:
@@ -506,6 +510,7 @@ class MoshpitSGD(Optimizer):
     def _empty_round(self, timeout: float) -> RoundReport:
         if self._of_gradients:
             means = [torch.zeros_like(p) for p in self._parameters]
+            means += [buffer.clone() for buffer in self._buffers]
             report = self._averager.step_on(means, 0.0, timeout)
             if report.kept < 1:
                 self._step_on(means, report)

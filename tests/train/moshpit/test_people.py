@@ -235,3 +235,33 @@ def test_a_newcomer_follows_the_schedule_of_the_others(made: Make, when: str, ki
     assert first.samples == second.samples
     assert second.param_groups[0]["lr"] == pytest.approx(first.param_groups[0]["lr"])
     assert second.param_groups[0]["lr"] < 0.05
+
+
+@pytest.mark.parametrize("average", ["parameters", "gradients"])
+def test_buffers_are_means_of_the_peers(made: Make, average: str) -> None:
+    """By the samples of each, and counts of batches stay each peer's own."""
+    swarms = made(2)
+    models = [nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)) for _ in swarms]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def train(number: int) -> Any:
+        own = models[number]
+        averager = MoshpitAverager(swarms[number], own)
+        optimizer = MoshpitSGD(own, inner(own.parameters()), averager, average=average, timeout=20)
+        averager.wait_for(2)
+        backward(own, number, 0)
+        before = {name: one.clone() for name, one in own.named_buffers()}
+        report = optimizer.step(weight=1.0 + 2 * number)
+        return before, report
+
+    found = at_once(lambda: train(0), lambda: train(1))
+    assert [(report.failure, report.kept) for _, report in found] == [("", 0.0)] * 2
+    for name in ("1.running_mean", "1.running_var"):
+        first, second = (before[name] for before, _ in found)
+        assert not torch.equal(first, second)
+        for own in models:
+            wanted = (first + 3 * second) / 4
+            torch.testing.assert_close(dict(own.named_buffers())[name], wanted)
+    for one, other in zip(*(own.parameters() for own in models), strict=True):
+        torch.testing.assert_close(one, other)
+    assert int(models[0][1].num_batches_tracked) == 1

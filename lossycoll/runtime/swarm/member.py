@@ -433,6 +433,16 @@ class SwarmMember:
         """
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a round is due by the samples of all peers."""
+        return self._client.due
+
+    @property
+    def peers(self) -> int:
+        """How many peers there are, as the directory has said last."""
+        return self._client.peers
+
     def _say_offer(self, offer: Offers) -> None:
         self._offer = offer
         self._client.say(offer)

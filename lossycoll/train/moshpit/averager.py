@@ -113,7 +113,7 @@ class MoshpitAverager:
 
         Args:
             settings: Names and values, none of which has a comma or an equals sign.
-            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
+            target: Samples of all peers after which a round is due; 0: whenever peers are ready.
 
         Raises:
             RendezvousError: Other peers have other settings.
@@ -145,6 +145,16 @@ class MoshpitAverager:
             claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
         """
         self._member.progress(samples, since, claims=claims)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether all peers together have seen ``target`` samples since a round was due last."""
+        return self._member.is_due
+
+    @property
+    def peers(self) -> int:
+        """How many peers the swarm has, as the directory has said last; 0: it hasn't yet."""
+        return self._member.peers
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.

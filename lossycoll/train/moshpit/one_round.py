@@ -55,6 +55,11 @@ class OneRound:
         """Has it on another one."""
         self._thread = start_thread(self.run, "moshpit round")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`result` waits for nothing."""
+        return self._thread is None or not self._thread.is_alive()
+
     def result(self) -> RoundReport:
         """Waits for its end.
 

@@ -17,21 +17,13 @@ from .validation import check_counts, check_world, others, starts
 
 
 def fractions(rates: Sequence[int]) -> tuple[Fraction, ...]:
-    """Which part of a buffer each rank owns, such that the last of them ends as soon as can be.
+    """The exact part of a buffer that each rank owns such that the last of them ends soonest.
 
     Of a buffer of 1, the owner of ``f`` among N ranks sends (1 - f) in contributions and (N - 1) f
     in means: 1 + (N - 2) f, which takes (1 + (N - 2) f) / rate. It gets as much if all contribute.
     Ranks that own something end at the same time, and the others, whose links are too slow for
-    that, own nothing. With two ranks the parts make no difference: they are equal.
-
-    Args:
-        rates: Of each rank's link, in both directions. 0: it is to own nothing.
-
-    Returns:
-        Parts of 1, by rank; exact, so equal wherever they are worked out.
-
-    Raises:
-        ValueError: For a rate below 0, or rates that are all 0.
+    that, own nothing. With two ranks the parts make no difference: they are equal. A rate of 0 owns
+    nothing; not all are 0.
     """
     if min(rates, default=0) < 0 or not any(rates):
         raise ValueError(f"rates are {tuple(rates)}, wanted 0 or more, and one above 0")
@@ -51,19 +43,7 @@ def fractions(rates: Sequence[int]) -> tuple[Fraction, ...]:
 
 
 def owned(elements: int, elements_per_packet: int, rates: Sequence[int]) -> tuple[int, ...]:
-    """Elements that each rank owns: whole packets, but for the last of the buffer.
-
-    Args:
-        elements: Of the buffer.
-        elements_per_packet: Elements that one packet carries.
-        rates: As of :func:`fractions`.
-
-    Returns:
-        By rank. Parts lie one after another, in order of the ranks.
-
-    Raises:
-        ValueError: For rates that can't be.
-    """
+    """Elements that each rank owns, in order: whole packets, but for the buffer's last."""
     packets = packet_count(elements, elements_per_packet)
     wanted = [packets * part for part in fractions(rates)]
     whole = [int(part) for part in wanted]
@@ -86,20 +66,7 @@ def all_reduce(
     """Mean of the buffers of those that give, by their weights, on all ranks and in place.
 
     Slots are numbered as those of :func:`.hierarchical.all_reduce`, and nothing travels that can't
-    count.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        lengths: Elements that each rank owns, one after another, of whole packets but the last.
-        gives: Which ranks' buffers count. Others own nothing.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        This rank's plan.
-
-    Raises:
-        ValueError: For a rank or lengths that the world does not allow.
+    count. Ranks that don't give own nothing; ``lengths`` are of whole packets but the last.
     """
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)

@@ -274,27 +274,13 @@ class MoshpitAverager:
 
 
 def check_weight(weight: float) -> None:
-    """Whether a peer can count so much.
-
-    Args:
-        weight: In a mean.
-
-    Raises:
-        OptionError: It can't: wanted 0 to 1e6.
-    """
+    """Raises OptionError unless a peer's weight in a mean is 0 to 1e6."""
     if not 0 <= weight <= 1e6:
         raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
 
 
 def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
-    """What is averaged of tensors or of a module: no frozen parameters.
-
-    Args:
-        tensors: As of :class:`MoshpitAverager`.
-
-    Returns:
-        The tensors, in the order given.
-    """
+    """The tensors that are averaged, in order: of a module no frozen parameters."""
     if isinstance(tensors, nn.Module):
         buffers = [one for one in tensors.buffers() if one.is_floating_point()]
         tensors = [*tensors.parameters(), *buffers]

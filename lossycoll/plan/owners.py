@@ -101,3 +101,79 @@ def all_reduce(
             "all_reduce", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
         ),
     )
+
+
+def collect(
+    world: int,
+    rank: int,
+    lengths: Sequence[int],
+    gives: Sequence[bool],
+    elements_per_packet: int,
+) -> Plan:
+    """All contributions to the part that this rank owns, one after another by rank, none added.
+
+    Args:
+        world: As of :func:`all_reduce`, like the others.
+        rank: This rank.
+        lengths: Elements that each rank owns.
+        gives: Which ranks' buffers count.
+        elements_per_packet: Elements that one packet carries.
+
+    Returns:
+        This rank's plan. Slot ``s`` gets what rank ``s`` sends.
+
+    Raises:
+        ValueError: For a rank or lengths that the world does not allow.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("lengths", lengths, world)
+    begin, own, peers = starts(sizes), sizes[rank], others(world, rank)
+    slots = [send_own(world + s, begin[s], sizes[s], Edge(s, rank)) for s in peers if gives[rank]]
+    # A rank without a part has a step, too: it is in the operation.
+    slots.append(copy_own(rank, rank * own, begin[rank] if own else 0, max(1, own)))
+    slots += [receive(s, s, s * own, own) for s in peers if gives[s]]
+    return assemble(
+        "all_to_all",
+        "owners",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sum(sizes), max(1, world * own)),
+        slots=slots,
+        sign=signature(
+            "all_to_all", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
+        ),
+    )
+
+
+def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: int) -> Plan:
+    """What each rank owns, on all ranks and in place.
+
+    Args:
+        world: As of :func:`all_reduce`, like the others.
+        rank: This rank.
+        lengths: Elements that each rank owns.
+        elements_per_packet: Elements that one packet carries.
+
+    Returns:
+        This rank's plan. Slot ``world + s`` gets what rank ``s`` owns.
+
+    Raises:
+        ValueError: For a rank or lengths that the world does not allow.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("lengths", lengths, world)
+    begin, elements, peers = starts(sizes), sum(sizes), others(world, rank)
+    back = [Edge(peer, world + rank) for peer in peers]
+    slots = [copy_own(rank, begin[rank], begin[rank], sizes[rank], *back)]
+    slots += [receive(world + s, s, begin[s], sizes[s]) for s in peers]
+    return assemble(
+        "all_gather",
+        "owners",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature("all_gather", "owners", world, sizes, elements_per_packet),
+    )

@@ -401,12 +401,16 @@ class MoshpitSGD(Optimizer):
             ]
             means += [buffer.clone() for buffer in self._buffers]
             self._tell_progress()
-            report = self._averager.step_on(means, self._counts(weight), self._timeout)
+            report = self._average_gradients(means, self._counts(weight), self._timeout)
         if report.newer:
             return self._take_newer(report)
         self._step_on(means, report)
         self._offer(report)
         return report
+
+    def _average_gradients(self, means: list[Tensor], weight: float, timeout: float) -> RoundReport:
+        count = len(self._parameters)
+        return self._averager.step_on(means, weight, timeout, increments=count)
 
     def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
         count = len(self._parameters)
@@ -511,7 +515,7 @@ class MoshpitSGD(Optimizer):
         if self._of_gradients:
             means = [torch.zeros_like(p) for p in self._parameters]
             means += [buffer.clone() for buffer in self._buffers]
-            report = self._averager.step_on(means, 0.0, timeout)
+            report = self._average_gradients(means, 0.0, timeout)
             if report.kept < 1:
                 self._step_on(means, report)
                 for one in self._inner:

@@ -250,6 +250,10 @@ class EngineGroup:
             raise error_of(failure_of(failure), self._where)
         host.hold()
 
+    def is_interrupted(self) -> bool:
+        """Whether a call of this very thread waits here, of which a signal's handler asks."""
+        return self._use.has_me()
+
     def close(self) -> None:
         """Ends what is pending (it fails as CLOSED) and frees the group; in a signal's handler that
         has interrupted one of its calls, when that returns. A forked child leaves all as it is."""

@@ -160,6 +160,8 @@ class Transport:
 
         self.counts: Counter[str] = Counter()
         """What came and was refused: ``handshake``, ``silent``, ``crowd`` and ``foreign``."""
+        self.highest = -1
+        """The highest descriptor that a connection which came has had."""
         self.near = near
         self.strangers = strangers
         self.closed = False
@@ -374,6 +376,11 @@ class Transport:
             self.closed = True
             os.close(self._wake)
 
+    def own(self, peer: Peer) -> str:
+        """The numeric address of this end of a connection; "": the other end isn't reached yet."""
+        one = self._peers.get(peer)
+        return "" if one is None else one.own
+
     @property
     def places(self) -> set[Place]:
         """Where connections that were made here lead."""
@@ -458,6 +465,7 @@ class Transport:
     def _on_accepted(self, fd: int) -> None:
         one = _Connection(next(self._numbers), time.monotonic())
         self._take_descriptor(one, fd)
+        self.highest = max(self.highest, fd)
         self._peers[one.peer] = self._waiting[one.peer] = one
         self._plan(one.since + HANDSHAKE_SECONDS)
         if len(self._waiting) > self.strangers:

@@ -129,6 +129,17 @@ def test_a_place_where_nobody_listens_is_refused(keys: Keys | None) -> None:
         assert not client.send(peers[0], b"to nobody")
 
 
+def test_its_own_address_is_told_when_a_place_is_reached(keys: Keys | None) -> None:
+    """Before the other end has said anything."""
+    with pair(keys) as (server, client, place):
+        peer = client.connect(place)
+        assert client.own(peer) == ""
+        until(lambda: not client.poll(0.01) and not server.poll(0) and client.own(peer) == HERE)
+        assert server.highest > 2
+        client.drop(peer)
+        assert client.own(peer) == ""
+
+
 def test_who_is_silent_is_waited_for_until_it_is_dropped() -> None:
     with contextlib.closing(Transport()) as client, socket.socket() as mute:
         mute.bind((HERE, 0))

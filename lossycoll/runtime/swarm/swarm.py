@@ -111,7 +111,7 @@ class Swarm:
                 timeout=timeout,
                 own_directory=is_any and not join,
                 rate=int(bandwidth or options.pace),
-                reach=self._relay.reach if self._relay else None,
+                way=self._relay,
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))

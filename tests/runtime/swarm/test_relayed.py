@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lossycoll.runtime.membership.framing import LONGEST
+from lossycoll.runtime.control.transport import LONGEST
 from lossycoll.runtime.swarm.relayed import MOST_WAITING, Relayed
 
 KEY = bytes(range(32))
@@ -106,7 +106,7 @@ def test_nothing_opens_where_keys_differ(what: str) -> None:
 def test_frames_that_cannot_be() -> None:
     middle = Middle(KEY)
     middle.ends[1].put(bytes(15))  # no nonce
-    middle.ends[1].put(bytes(LONGEST + 1))
+    middle.ends[1].put(bytes(LONGEST + 17))
     middle.ends[0].write(b"there")
     assert middle.carry() == [[], [b"there"]]
     assert middle.counts[1] == Counter(malformed=1, forged=1)

@@ -266,13 +266,17 @@ class Transport:
             place: Numeric address and port.
 
         Raises:
-            OSError: There is no such address.
+            OSError: There is no such address, or ``MOST_ZEROS`` connections lead there.
         """
         import zmq
 
-        peer = next(self._numbers)
-        while (endpoint := _endpoint(place, 1 + peer % MOST_ZEROS)) in self._by_endpoint:
-            peer = next(self._numbers)
+        for peer in itertools.islice(self._numbers, MOST_ZEROS):
+            endpoint = _endpoint(place, 1 + peer % MOST_ZEROS)
+            if endpoint not in self._by_endpoint:
+                break
+        else:
+            many = f"{place[0]}:{place[1]}: {MOST_ZEROS} connections lead there already"
+            raise OSError(errno.EADDRINUSE, many)
         routing = self._routing + peer.to_bytes(8, "big")
         one = _Connection(peer, time.monotonic(), endpoint, place, routing)
         if self._keys is not None:

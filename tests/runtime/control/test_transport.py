@@ -26,7 +26,7 @@ from lossycoll.runtime.control.events import (
     Received,
     Refused,
 )
-from lossycoll.runtime.control.transport import LONGEST, STRANGERS, UNREAD, Transport
+from lossycoll.runtime.control.transport import LONGEST, MOST_ZEROS, STRANGERS, UNREAD, Transport
 from lossycoll.runtime.keys.secret import Secret
 from tests.support.waiting import until
 
@@ -138,6 +138,15 @@ def test_its_own_address_is_told_when_a_place_is_reached(keys: Keys | None) -> N
         assert server.highest > 2
         client.drop(peer)
         assert client.own(peer) == ""
+
+
+def test_connections_to_one_place_are_limited() -> None:
+    with pair() as (_, client, place):
+        peers = [client.connect(place) for _ in range(MOST_ZEROS)]
+        with pytest.raises(OSError, match="64 connections lead there already"):
+            client.connect(place)
+        client.drop(peers[7])
+        client.connect(place)
 
 
 def test_who_is_silent_is_waited_for_until_it_is_dropped() -> None:

@@ -123,6 +123,7 @@ class DirectoryServer:
         if not self._transport.closed:
             self._transport.wake()
         self._thread.join()
+        self._transport.close()
 
     # ---- the thread ----
 
@@ -133,7 +134,8 @@ class DirectoryServer:
         finally:
             self._transport.unwatch(self._observer.fileno())
             self._observer.close()
-            self._transport.close()
+            if not self._stop:  # by an error, which peers are to hear of
+                self._transport.close()
 
     def _key(self) -> bytes:
         """Of knocks; the session is another's once this directory has adopted it."""

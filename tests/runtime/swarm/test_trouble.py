@@ -188,9 +188,12 @@ def test_without_a_directory_nobody_turns_in_circles(
         (one,) = peers(stack, place, "a", None)
     tries = []
     reach = ways.TransportWay.reach
-    monkeypatch.setattr(
-        ways.TransportWay, "reach", lambda *rest: tries.append(rest) or reach(*rest)
-    )
+
+    def counted(self: ways.TransportWay, *rest: Any) -> ways.TransportSession:
+        tries.append(rest)
+        return reach(self, *rest)
+
+    monkeypatch.setattr(ways.TransportWay, "reach", counted)
     for _ in range(20):
         with pytest.raises(OperationTimeout, match="no answer of a directory for 0"):
             one.names(0.05)

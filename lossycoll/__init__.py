@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         OptionError,
         PeerLostError,
         RendezvousError,
-        SealedError,
         TrainingError,
         UnsupportedError,
     )
@@ -71,7 +70,6 @@ _HOME: Final = {
             "OperationTimeout",
             "OptionError",
             "PeerLostError",
-            "SealedError",
             "RendezvousError",
             "TrainingError",
             "UnsupportedError",
@@ -131,7 +129,6 @@ __all__ = [
     "RendezvousError",
     "Report",
     "RoundReport",
-    "SealedError",
     "ShardBackup",
     "ShardedFigures",
     "ShardedOptimizer",

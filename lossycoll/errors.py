@@ -73,10 +73,6 @@ def _range(ports: tuple[int, int]) -> str:
     return f"{ports[0]}-{ports[1]} ({count} port{'s' if count > 1 else ''})"
 
 
-class SealedError(LossyError):
-    """A call can't be served without sending in clear what the group seals."""
-
-
 class InterfaceError(LossyError):
     """There is no usable network interface or address."""
 

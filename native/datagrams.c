@@ -62,9 +62,34 @@ static int is_faulty(const lc_group *g, const lc_path *p) {
            g->rank_of_process[p->number] != 0xFFFF;
 }
 
-static void control(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
-                    const uint8_t *payload) {
+static void data(lc_host *h, lc_path *p, const lc_header *header, const uint8_t *packet,
+                 const uint8_t *payload) {
+    lc_group *g = lc_find_group(h, header->group);
+    if (is_faulty(g, p))
+        deliver_faulty(h, p, g, header, packet, payload);
+    else
+        deliver(h, p, g, header, payload);
+}
+
+/* The packet that it completes is believed as far as if it had come as one. */
+static void piece(lc_host *h, lc_path *p, const lc_header *header, const uint8_t *payload) {
+    uint32_t n;
+    lc_header whole;
+    const uint8_t *packet = p->pieces ? lc_pieces_take(p->pieces, header, payload, &n) : NULL;
+    if (!packet)
+        return;
+    if (lc_wire_get(packet, n, &p->interface->expect, &whole) == LC_GOOD &&
+        (whole.type == LC_DATA || whole.type == LC_PARITY) && whole.sender == header->sender &&
+        whole.link_seq == header->link_seq)
+        data(h, p, &whole, packet, packet + LC_HEADER_BYTES);
+    else
+        h->live.malformed++;
+}
+
+static void control(lc_host *h, lc_path *p, const lc_header *header, const uint8_t *payload) {
+    lc_group *g = header->group ? lc_find_group(h, header->group) : NULL;
     lc_release_held(h, p);
+    lc_size_came(&p->size, header->slot, h->now);
     uint16_t peer = g ? g->rank_of_process[p->number] : 0xFFFF;
     if (g && peer == 0xFFFF) {
         h->live.foreign++;
@@ -106,18 +131,18 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
         return;
     }
     lc_path *p = &h->paths[header.sender];
-    lc_group *g = header.group ? lc_find_group(h, header.group) : NULL;
     if (lc_still(h, p))
         p->back_ns = h->now;
     p->heard_ns = h->now;
     p->unanswered_ns = 0;
     h->came_ns = arrival->came_ns && arrival->came_ns < h->now ? arrival->came_ns : h->now;
+    p->rx_largest = h->came_bytes > p->rx_largest ? h->came_bytes : p->rx_largest;
     if (header.type == LC_CONTROL)
-        control(h, p, g, &header, payload);
-    else if (is_faulty(g, p))
-        deliver_faulty(h, p, g, &header, packet, payload);
+        control(h, p, &header, payload);
+    else if (header.type == LC_PIECE)
+        piece(h, p, &header, payload);
     else
-        deliver(h, p, g, &header, payload);
+        data(h, p, &header, packet, payload);
 }
 
 /* Nothing of a sealed datagram is believed before its tag was found right. Returns what was sealed,
@@ -143,6 +168,7 @@ static void one_datagram(lc_host *h, const lc_interface *via, const lc_arrival *
         lc_asides_put(h->asides, via->link, arrival, data, n);
         return;
     }
+    h->came_bytes = n;
     if (via->tag_bytes)
         data = opened(h, via, arrival, data, &n);
     if (!data)

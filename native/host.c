@@ -242,7 +242,7 @@ static int seal_interface(lc_host *h, lc_interface *via, uint16_t number, lc_fai
     via->tag_bytes = LC_TAG_BYTES;
     if (!fits(h, via->link, number, failure))
         return failure->code;
-    uint32_t most = lc_wire_bytes_max(via);
+    uint32_t most = lc_wire_bytes_max(via) + LC_SIZE_PIECES * lc_head_bytes(via);
     via->sealed_room = most > LC_RUN_BYTES ? most : LC_RUN_BYTES;
     via->sealed = malloc((size_t)LC_BATCH_RUNS * via->sealed_room);
     return via->sealed ? LC_OK : LC_E_MEMORY;

@@ -301,10 +301,11 @@ lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const 
         failure->code = LC_E_MEMORY;
         return NULL;
     }
-    u->link = (lc_link){.ops = &udp_ops, .clock = clock, .packet_max = PACKET_MAX};
+    u->link = (lc_link){.ops = &udp_ops, .clock = clock, .packet_max = PACKET_MAX, .routed = 1};
     u->calls = calls ? *calls : system_calls;
     u->fd = -1;
     u->payload_bytes = config->payload_bytes;
+    u->sizes = !(config->disable & LC_PATH_MTU);
     u->buffers = malloc((size_t)LC_RECEIVE_BUFFERS * LC_AGGREGATE_BYTES);
     u->staging = malloc(LC_AGGREGATE_BYTES);
     if (!u->buffers || !u->staging) {

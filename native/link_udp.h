@@ -57,6 +57,7 @@ typedef struct {
     uint32_t offered; /* lc_fast_path bits that the socket has and that are allowed */
     uint32_t active;  /* those in use now with every peer; read from any thread */
     uint16_t payload_bytes;
+    int sizes;          /* what paths carry is looked for: that some is too large is no news */
     uint32_t n_peers;   /* entries of the table */
     uint32_t n_refused; /* those of them with whom segmentation offload is off */
     lc_udp_peer *peers;

@@ -64,7 +64,7 @@ static int meaning(lc_udp *u, int error) {
 
 static void lost(lc_udp *u, uint16_t peer, int error) {
     lc_udp_peer *p = &u->peers[peer];
-    if (p->error != error)
+    if (p->error != error && !(error == EMSGSIZE && u->sizes))
         lc_udp_note(u, (lc_event){.kind = LC_EVENT_LOST, .sys_errno = error, .peer = peer});
     p->error = error;
 }

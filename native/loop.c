@@ -196,9 +196,9 @@ static void show_silence(lc_peer_stats *to, const lc_group *g, const lc_member *
     enum lc_silence silence = lc_silence_of(g, m);
     to->silence = (uint8_t)silence;
     to->silences = m->silences;
-    to->silent_packets = silence == LC_NO_DATA ? m->empty_packets : m->path->unreached;
+    to->silent_packets = silence == LC_NO_DATA ? m->empty.packets : m->path->unreached;
     if (silence)
-        to->silent_ns = g->host->now - (silence == LC_NO_DATA     ? m->empty_ns
+        to->silent_ns = g->host->now - (silence == LC_NO_DATA     ? m->empty.since_ns
                                         : silence == LC_SILENT_TO ? m->path->unreached_ns
                                                                   : m->silent_from_ns);
 }
@@ -228,9 +228,25 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     return s;
 }
 
+static void take_sizes(lc_host *h, const lc_interface *via, uint16_t link) {
+    for (uint16_t i = 0; via->link->routed && i < via->n_paths; i++) {
+        lc_path *p = via->paths[i];
+        if (!p->size.news || h->events_in - h->events_out >= LC_EVENTS)
+            continue;
+        p->size.news = 0;
+        h->events[h->events_in++ % LC_EVENTS] = (lc_event){.kind = LC_EVENT_SIZE,
+                                                           .peer = p->number,
+                                                           .link = link,
+                                                           .bytes = p->size.size,
+                                                           .wanted = p->size.want};
+    }
+}
+
 /* Under the lock. What callers don't take in time is only counted. */
 static void take_events(lc_host *h) {
     lc_event event;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        take_sizes(h, &h->interfaces[i], i);
     for (uint16_t i = 0; i < h->n_interfaces; i++)
         while (h->events_in - h->events_out < LC_EVENTS &&
                lc_link_event(h->interfaces[i].link, &event)) {

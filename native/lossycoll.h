@@ -109,7 +109,9 @@ enum lc_fast_path {
     LC_MMSG = 4,
     LC_GATHER = 8,
     LC_SIMD = 16,
-    LC_STAMPS = 32 /* when the kernel got a datagram */
+    LC_STAMPS = 32,  /* when the kernel got a datagram */
+    LC_PATH_MTU = 64 /* packets as large as each path carries: without it, all are sent as they are
+                        (packet_size.h) */
 };
 
 /* ---- sealing (docs/sealing.md) ---- */
@@ -187,9 +189,9 @@ enum lc_code {
     LC_E_ABORTED = -6,  /* lc_group_abort, or a peer's failure */
     LC_E_CLOSED = -7,
     LC_E_LINK = -8, /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
-                      packets of data that the peer said it sent (0: nothing was heard at all), in
-                      how many rounds, and for how many ns. theirs[0]: packets that were sent to
-                      the peer, which says that it hears nothing; 0: the other direction is dead */
+                       packets of data that the peer said it sent (0: nothing was heard at all), and
+                       (mine[2]) for how many ns. theirs[0]: packets that were sent to the peer,
+                       which says that it hears nothing; 0: the other direction is dead */
     LC_E_MESSAGE = -9, /* a message isn't what its receive expects. mine: tag, elements, type of
                           the receive; theirs: of the message */
     LC_E_MESSAGE_LATE = -10, /* a send or receive wasn't done within its timeout. mine: tag,
@@ -393,7 +395,9 @@ enum lc_event_kind {
     LC_EVENT_REFUSED = 1, /* a fast path to a process: done without it, and tried again later */
     LC_EVENT_LOST = 2,    /* packets to a process are dropped in this machine, which is loss */
     LC_EVENT_FAILING = 3, /* nothing can be sent: tried again, slower and slower */
-    LC_EVENT_WORKS = 4    /* again, after waited_ns */
+    LC_EVENT_WORKS = 4,   /* again, after waited_ns */
+    LC_EVENT_SIZE = 5 /* a path carries no packets as large as the host's, but datagrams of so many
+                         bytes */
 };
 
 typedef struct {
@@ -402,7 +406,8 @@ typedef struct {
     int32_t peer;       /* a process, or -1: all */
     uint32_t fast_path; /* which lc_fast_path bit was refused */
     uint64_t waited_ns;
-    uint16_t link; /* its number */
+    uint16_t link;          /* its number */
+    uint32_t bytes, wanted; /* of datagrams: that the path carries, and of a full packet */
 } lc_event;
 
 /* Between an operation and a device whose streams fill and empty its buffers, in memory that both

@@ -2,30 +2,58 @@
 
 #include <math.h>
 
-static const double PACKETS = 384;  /* of a window, at least, */
-static const uint64_t RTTS = 3;     /* and round trips */
-static const double EXCESS = 0.015; /* share lost beyond the usual that is worth a test */
-static const double BURSTY = 4;     /* variance of what is lost, against single losses */
-static const double FADES = 0.25;   /* share of the way to a lower loss that a window goes */
+static const double PACKETS = 384;   /* of a window, at least, */
+static const uint64_t RTTS = 3;      /* and round trips */
+static const double EXCESS = 0.015;  /* share lost beyond the usual that is worth a test */
+static const double BURSTY = 4;      /* variance of what is lost, against single losses */
+static const double MOST = 4;        /* times as many packets, where chance may hide it */
+static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
+static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
+static const uint32_t AGAIN = 8;     /* after so many windows, and then twice as many */
+static const double FADES = 0.25;    /* share of the way to a lower loss that a window goes */
 
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->from_ns = from_ns;
     o->moved = o->taken = 0;
 }
 
-static double noise_of(const lc_overrun *o, double share, double packet) {
+double lc_overrun_noise(double share, double packets) {
     double p = share > 0.002 ? share : 0.002;
-    return 2 * sqrt(BURSTY * p * (1 - p) * packet / o->moved);
+    return 2 * sqrt(BURSTY * p * (1 - p) / packets);
+}
+
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns) {
+    o->share = share;
+    o->testing = 1;
+    o->clean = o->over = 0;
+    lc_overrun_begin(o, now + rtt_ns + rtt_ns / 4); /* what left before has been heard of by then */
+}
+
+/* By how much the share falls when less is sent, if all beyond the usual is the sender's doing. */
+static double falls(const lc_overrun *o) {
+    double own = o->share - o->lost, most = (1 - o->share) * (1 / LC_OVERRUN_LESS - 1);
+    return !o->again && own < most ? own : most;
 }
 
 /* Less was sent in the window that has ended. */
 static lc_overrun_verdict judge(lc_overrun *o, double share) {
-    double own = o->share - o->lost;
-    own = own < 1 - LC_OVERRUN_LESS ? own : 1 - LC_OVERRUN_LESS;
-    if (o->share - share > own / 2)
+    double least = falls(o) / 2;
+    int again = o->again;
+    o->testing = o->again = 0;
+    if (o->share - share > least)
         return LC_OVERRUN_OWN;
-    o->lost = share;
+    o->lost = share < LOST_MOST ? share : LOST_MOST;
+    o->patience = again ? 2 * o->patience : AGAIN;
     return LC_OVERRUN_RANDOM;
+}
+
+/* Chance must not hide what the test is for. */
+static int is_over(const lc_overrun *o, double share, double packets, uint64_t now,
+                   uint64_t rtt_ns) {
+    if (packets < PACKETS || now - o->from_ns < RTTS * rtt_ns)
+        return 0;
+    return !o->testing || packets > MOST * PACKETS ||
+           lc_overrun_noise(share, packets) < falls(o) / 2;
 }
 
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
@@ -36,25 +64,28 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
         return LC_OVERRUN_NONE;
     o->moved += moved;
     o->taken += taken;
-    if (o->moved < PACKETS * packet || now - o->from_ns < RTTS * rtt_ns)
-        return LC_OVERRUN_NONE;
     double share = o->taken < o->moved ? 1 - o->taken / o->moved : 0;
-    double usual = o->lost + EXCESS + noise_of(o, share, packet);
+    double packets = o->moved / packet;
+    if (!is_over(o, share, packets, now, rtt_ns))
+        return LC_OVERRUN_NONE;
+    double usual = o->lost + EXCESS + lc_overrun_noise(share, packets);
     lc_overrun_begin(o, now);
-    if (o->testing) {
-        o->testing = 0;
+    if (o->testing)
         return judge(o, share);
-    }
-    if (share > usual) {
-        o->share = share;
-        o->testing = 1;
-        o->clean = 0;
-        lc_overrun_begin(o,
-                         now + rtt_ns + rtt_ns / 4); /* when what left before has been heard of */
+    o->over = share > usual ? o->over + 1 : 0;
+    if (o->over >= 2) { /* one may be chance, and the next is then less */
+        lc_overrun_test(o, now, share, rtt_ns);
         return LC_OVERRUN_TEST;
     }
+    if (o->over)
+        return LC_OVERRUN_NONE;
     o->clean++;
     if (share < o->lost)
         o->lost += FADES * (share - o->lost);
+    if (o->lost > DOUBTED && o->clean >= o->patience) { /* the way may have been another then */
+        lc_overrun_test(o, now, o->lost, rtt_ns);
+        o->again = 1;
+        return LC_OVERRUN_TEST;
+    }
     return LC_OVERRUN_CLEAN;
 }

@@ -22,7 +22,10 @@ typedef struct {
     double lost;  /* share that is lost at any rate */
     double share; /* that was lost before the latest test */
     int testing;
-    uint32_t clean; /* windows in a row without a loss beyond the usual */
+    int again;         /* what is lost at any rate is tested once more */
+    uint32_t patience; /* clean windows before that */
+    uint32_t over;     /* windows in a row with a loss beyond the usual */
+    uint32_t clean;    /* windows in a row without a loss beyond the usual */
     /* state */
     uint64_t from_ns;    /* the window's begin; packets before it left at another rate */
     double moved, taken; /* in the window */
@@ -31,6 +34,10 @@ typedef struct {
 /* Bytes that peers have seen or missed, and those that came; packet: bytes of one. */
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
                                   double packet, uint64_t rtt_ns);
+/* Such a share has been lost, and less is sent from now on. */
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns);
+/* By how much a share of so many packets may differ by chance. */
+double lc_overrun_noise(double share, double packets);
 /* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns);
 

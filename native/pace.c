@@ -85,10 +85,15 @@ static double send_rate(const lc_pace *pace) {
     return pace->high_rounds ? pace->rate : pace->rate / (1 - pace->loss);
 }
 
+/* Seconds until what goes out is heard of, without a queue that is for this law to shorten. */
+static double loop_s(const lc_pace *pace) {
+    return lc_measure_loop_s(&pace->measure) + 1e-9 * (double)pace->common_ns;
+}
+
 /* What keeps the path busy, with this flow's part of the queue. */
 static double full_window(const lc_pace *pace) {
     double rate = send_rate(pace);
-    return rate * (lc_measure_loop_s(&pace->measure) + aim_s(pace, rate));
+    return rate * (loop_s(pace) + aim_s(pace, rate));
 }
 
 /* More goes out for one round; what comes of it shows in the next two. */
@@ -104,7 +109,7 @@ static int tries_far(const lc_pace *pace) {
 
 static void set_gate(lc_pace *pace, uint64_t now) {
     double rtt = lc_measure_rtt_s(&pace->measure);
-    if (pace->same_host || !pace->measure.rtt.known ||
+    if (pace->same_host || pace->by_port || !pace->measure.rtt.known ||
         lc_measure_rtt_ns(&pace->measure) < (int64_t)PACED_RTT_NS) {
         lc_rate_init(&pace->gate, 0, now);
         return;
@@ -163,11 +168,17 @@ static void keep_rate(lc_pace *pace) {
     }
 }
 
+static void judge_trial(lc_pace *pace);
+
 static void start_cruising(lc_pace *pace) {
     keep_rate(pace);
     if (pace->rate <= 0)
         return;
     pace->cruising = 1;
+    if (pace->by_port && pace->tried_from > 0) {
+        pace->trial_rounds = 3;
+        judge_trial(pace);
+    }
     if (full_window(pace) < pace->window)
         pace->window = full_window(pace);
 }
@@ -178,7 +189,7 @@ static void start(lc_pace *pace, double rate_before) {
     pace->window *= 2;
     if (rate_before > 0)
         pace->flat_rounds = pace->rate < GROWN * rate_before ? pace->flat_rounds + 1 : 0;
-    if (pace->flat_rounds >= 3)
+    if (pace->flat_rounds >= 3 && !pace->by_port)
         start_cruising(pace);
 }
 
@@ -199,8 +210,18 @@ static void judge_trial(lc_pace *pace) {
     pace->idle_rounds = 0;
 }
 
+/* The port paces, and nothing says that the way beyond it carries less. */
+static void start_again(lc_pace *pace) {
+    pace->cruising = 0;
+    pace->tried_from = pace->rate;
+    pace->flat_rounds = 0;
+    pace->high_ns = 0;
+    pace->calm = 0;
+    pace->idle_rounds = 0;
+}
+
 static void cruise(lc_pace *pace, double queue) {
-    double loop = lc_measure_loop_s(&pace->measure);
+    double loop = loop_s(pace);
     int was_calm = pace->calm;
     pace->calm = 0;
     double aim = aim_s(pace, send_rate(pace));
@@ -226,6 +247,10 @@ static void cruise(lc_pace *pace, double queue) {
         pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
     int far = tries_far(pace);
     uint32_t patience = far && pace->patience > FAR_PATIENCE ? FAR_PATIENCE : pace->patience;
+    if (pace->by_port && pace->idle_rounds >= patience) {
+        start_again(pace);
+        return;
+    }
     if (pace->tried_from <= 0 && pace->idle_rounds >= patience) {
         pace->tried_from = pace->rate;
         pace->trial_rounds = 0;
@@ -433,6 +458,8 @@ void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
 }
 
 void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns) {
+    pace->by_port = common_ns >= 0;
+    pace->common_ns = common_ns > 0 ? common_ns : 0;
     pace->heard_ns = ack->now;
     pace->share = share;
     pace->least_share = share < pace->least_share ? share : pace->least_share;
@@ -441,7 +468,8 @@ void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
         pace->queue_ns = lc_measure_sample(&pace->measure, ack);
-        int64_t queue = pace->queue_ns > common_ns ? pace->queue_ns - common_ns : 0;
+        int64_t queue = pace->queue_ns - pace->common_ns;
+        queue = queue > 0 ? queue : 0;
         double rate = lc_measure_rate(&pace->measure, ack, pace->rate, pace->window);
         pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
         pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;

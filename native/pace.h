@@ -60,8 +60,10 @@ typedef struct {
     uint32_t untold;  /* rounds in a row of which they don't tell what the rate is */
     double far_tries; /* trials that may send FAR_TRIAL times as much */
     /* beside a port that is paced */
-    int64_t queue_ns; /* that the latest packet met */
-    uint32_t renewed; /* lc_port.renewed when its least delays were last forgotten */
+    int by_port; /* that paces it: this law only bounds what is in flight, for what lies beyond */
+    int64_t common_ns; /* queue that all paths of the port meet, */
+    int64_t queue_ns;  /* that the latest packet met */
+    uint32_t renewed;  /* lc_port.renewed when its least delays were last forgotten */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;

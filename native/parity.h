@@ -79,11 +79,11 @@ typedef struct {
                       something lacks */
 } lc_decoder;
 
-enum { LC_RESTORED = 4 };
+enum { LC_RESTORED = 4, LC_PAYLOAD_MOST = 65536 /* no link has a larger one */ };
 
 /* One set while it is restored. */
 typedef struct {
-    uint8_t packets[LC_RESTORED * LC_SHARED_PAYLOAD];
+    uint8_t packets[LC_RESTORED * LC_PAYLOAD_MOST];
     uint32_t e; /* packets that lack */
     uint8_t which[LC_ROWS_MOST], columns[LC_ROWS_MOST];
     uint16_t counts[LC_ROWS_MOST];

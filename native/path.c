@@ -30,6 +30,10 @@ int lc_room_make(lc_room *room, const lc_interface *via) {
         room->units_at = calloc(LC_UNITS, sizeof *room->units_at);
         made = made && room->units_at;
     }
+    if (via->link->routed) {
+        room->pieces = lc_pieces_make(LC_HEADER_BYTES + via->payload_bytes);
+        made = made && room->pieces;
+    }
     if (!made)
         lc_room_free(room);
     return made ? LC_OK : LC_E_MEMORY;
@@ -40,15 +44,17 @@ void lc_room_free(lc_room *room) {
     free(room->early);
     free(room->held);
     free(room->units_at);
+    free(room->pieces);
     *room = (lc_room){.records = NULL};
 }
 
 lc_room lc_path_exchange(lc_path *p, const lc_room *room) {
-    lc_room had = {p->records, p->early, p->held, p->units_at};
+    lc_room had = {p->records, p->early, p->held, p->units_at, p->pieces};
     p->records = room->records;
     p->early = room->early;
     p->held = room->held;
     p->units_at = room->units_at;
+    p->pieces = room->pieces;
     return had;
 }
 
@@ -60,6 +66,10 @@ int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
         return code;
     p->pace.packet_bytes = lc_wire_bytes_max(p->interface);
     p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
+    uint32_t want = lc_wire_bytes_max(p->interface);
+    lc_size_begin(&p->size, want,
+                  p->interface->link->routed && !p->pace.same_host &&
+                      !(h->config.disable & LC_PATH_MTU) && want <= LC_CUT_BYTES);
     if (p->number == h->config.process)
         return LC_OK;
     p->interface->paths[p->interface->n_paths++] = p;
@@ -110,7 +120,8 @@ static void forget(lc_host *h, lc_path *p) {
                      .records = p->records,
                      .early = p->early,
                      .held = p->held,
-                     .units_at = p->units_at};
+                     .units_at = p->units_at,
+                     .pieces = p->pieces};
     *p = fresh;
     begin(h, p, h->now);
 }

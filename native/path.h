@@ -15,6 +15,7 @@ typedef struct {
     lc_early *early;
     uint8_t *held;
     uint32_t *units_at; /* NULL where a packet is a unit */
+    lc_pieces *pieces;  /* NULL where no packet is too large */
 } lc_room;
 
 /* Of a path by `via`. LC_OK or LC_E_MEMORY. */

@@ -5,10 +5,13 @@
 static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
+static const double START_BURST = 16 * 1500.0;
 static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
+static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
+static const double LESS = 0.97;      /* of what was sent */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double SLACK = 0.25;     /* or this where paths hold themselves back */
 static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
@@ -16,7 +19,8 @@ static const uint32_t LONG_EPOCHS =
     4;                              /* with as little as possible, in which a queue must shrink */
 static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
-static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6; /* twice as much after so many, so often */
+static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
+                      CAP_GUESSED = 4; /* twice as much after so many, so often */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -43,10 +47,19 @@ void lc_port_init(lc_port *port, uint64_t now) {
     *port = (lc_port){.start = START_BYTES, .patience = PATIENCE, .trial = TRIAL_MIN};
     begin_epoch(port, now);
     lc_rate_init(&port->gate, START_BYTES / START_S, now);
-    port->gate.tokens = port->gate.burst_bytes = START_BYTES;
+    port->gate.tokens = port->gate.burst_bytes = START_BURST;
+}
+
+/* At less, nobody would find out for long that more goes through; none at all means no bound. */
+static double least_rate(const lc_port *port) {
+    double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
+    return BURST_MIN / (rtt > START_S ? rtt : START_S);
 }
 
 static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
+    double least = least_rate(port);
+    if (!(bytes_per_s > least))
+        bytes_per_s = least;
     double burst = bytes_per_s * RUN_S;
     lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
 }
@@ -58,16 +71,21 @@ static void set_start(lc_port *port, uint64_t now) {
     set_gate(port, now, 2 * port->start / rtt);
 }
 
+/* A queue that ends a start. */
+static double high_s(const lc_port *port) {
+    double high = 1e-9 * (double)port->rtt_ns / 8;
+    return high > 2 * NOISE_S ? high : 2 * NOISE_S;
+}
+
 /* Doubles as long as no queue stands. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
-    double high = 1e-9 * (double)port->rtt_ns / 8;
-    if (high < 2 * NOISE_S)
-        high = 2 * NOISE_S;
-    double lost = 1 - port->taken / port->moved;
-    if (queue > high || lost > LOST_START) {
-        port->rate = taken;
-        port->trial = queue > high ? TRIAL_MIN : TRIAL_MAX / 4;
-        set_gate(port, now, queue > high ? CUT_MOST * taken : taken);
+    double high = high_s(port);
+    if (queue > high || port->lost > LOST_START) {
+        port->rate = taken > least_rate(port) ? taken : least_rate(port);
+        port->trial = TRIAL_MAX / 4;
+        port->patience = 0;
+        port->fresh = 1;
+        set_gate(port, now, queue > high ? CUT_MOST * port->rate : port->rate);
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
@@ -80,11 +98,17 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 
 /* More is tried where no queue stands. */
 static void judge_trial(lc_port *port, double carried) {
-    if (port->tried_from <= 0 || ++port->tried < 2)
+    int busy = 1e-9 * (double)port->low_ns > aim_s(port) / 2;
+    if (port->tried_from <= 0 || (++port->tried < 2 && busy))
         return;
-    if (carried > port->tried_from * (1 + port->trial / 2)) {
-        if (carried > port->rate)
-            port->rate = carried;
+    double found = port->tried_from * (1 + port->trial);
+    double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
+    if (own > port->trial / (1 + port->trial) / 2)
+        busy = 1;
+    if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
+        double got = carried > found || busy ? carried : found;
+        if (got > port->rate)
+            port->rate = got;
         port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
@@ -117,11 +141,24 @@ static void judge_length(lc_port *port, double times, double queue, double secon
     port->cuts = 0;
 }
 
+/* Beneath a queue of its own a port delivers what it can, so less than was sent says that this is
+ * less. Where paths hold themselves back, only a long queue tells. */
+static int is_less(const lc_port *port, double carried, double queue, double aim) {
+    if (!port->held)
+        return queue > 4 * aim;
+    return queue > aim && carried < LESS * port->gate.bytes_per_s;
+}
+
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
     double aim = aim_s(port);
     int busy = queue > aim / 2; /* the port was, all the time */
-    if (carried > port->rate || queue > aim)
+    if (port->fresh && busy) {
+        port->rate = carried;
+        port->fresh = 0;
+    } else if (carried > port->rate || is_less(port, carried, queue, aim))
         port->rate += STEP * (carried - port->rate);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
     judge_trial(port, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
@@ -131,7 +168,9 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         times = most;
     times = times < CUT_MOST ? CUT_MOST : times < most ? times : most;
     judge_length(port, times, queue, seconds);
-    if (port->tried_from <= 0 && port->idle > port->patience) {
+    double room = port->cap > 0 ? port->cap / port->rate - 1 : TRIAL_MAX;
+    if (port->tried_from <= 0 && port->idle > port->patience && room > TRIAL_MIN / 2) {
+        port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
         times = 1 + port->trial;
@@ -144,12 +183,31 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     set_gate(port, now, rate);
 }
 
-static void end_epoch(lc_port *port, uint64_t now) {
+/* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
+ * it isn't, the test shows that as much is lost at any rate. */
+static void shed(lc_port *port, uint64_t now) {
+    port->shed_from = port->rate;
+    port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
+    if (port->rate < least_rate(port))
+        port->rate = least_rate(port);
+    port->tried_from = 0;
+    port->idle = 0;
+    set_gate(port, now, port->rate);
+    lc_overrun_test(&port->overrun, now, port->lost, port->rtt_ns);
+}
+
+static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double seconds = 1e-9 * (double)(now - port->epoch_ns);
     double taken = port->taken / seconds;
-    port->common_ns = port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns;
+    port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
-    if (port->rate > 0)
+    port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
+    double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
+    int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
+    port->sudden = sudden ? port->sudden + 1 : 0;
+    if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
+        shed(port, now);
+    else if (port->rate > 0)
         cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
     else
         start(port, now, taken, queue);
@@ -166,7 +224,12 @@ static void raise_cap(lc_port *port) {
 
 static void set_cap(lc_port *port) {
     double most = 1e-9 * (double)port->most_queue_ns;
-    port->cap = port->rate * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    port->cap = port->rate;
+    if (port->shed_from > 0) /* that has been lowered, by a guess: more is soon found out */
+        port->overrun.clean = CAP_TWICE * CAP_GUESSED;
+    else
+        port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
+    port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
     if (most > 2 * NOISE_S)
@@ -187,6 +250,9 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
+    } else if (verdict == LC_OVERRUN_RANDOM && port->shed_from > 0) {
+        port->rate = port->shed_from > port->rate ? port->shed_from : port->rate;
+        port->shed_from = 0;
     }
 }
 
@@ -201,16 +267,26 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
     if (epoch < EPOCH_MIN_NS)
         epoch = EPOCH_MIN_NS;
-    uint64_t pause = ack->now - port->heard_ns;
+    uint64_t last = port->heard_ns, pause = ack->now - last;
     port->heard_ns = ack->now;
     if (pause > epoch / 2) { /* what comes now left before it */
+        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= port->rtt_ns / 2)
+            end_epoch(port, last, port->low_ns);
+        port->low_ns = 0;
+        port->low_at_ns = ack->now;
         begin_epoch(port, ack->now);
-        lc_overrun_begin(&port->overrun, ack->now);
+        if (port->overrun.testing)
+            lc_overrun_begin(&port->overrun, ack->now);
         return;
     }
     port->moved += ack->moved;
     port->taken += ack->taken;
+    port->packet = ack->packet;
     if (ack->queue_ns >= 0) {
+        port->low_ns += (int64_t)(ack->now - port->low_at_ns);
+        port->low_at_ns = ack->now;
+        if (ack->queue_ns < port->low_ns)
+            port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)
             port->least_queue_ns = ack->queue_ns;
         if (ack->queue_ns > port->most_queue_ns)
@@ -219,9 +295,16 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     obey(port, ack->now,
          lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
                         port->rtt_ns));
+    if (1e-9 * (double)port->low_ns <= high_s(port))
+        port->high_ns = ack->now;
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
+        ack->now - port->high_ns > port->rtt_ns / 2) {
+        end_epoch(port, ack->now, port->low_ns);
+        begin_epoch(port, ack->now);
+    }
     if (ack->now - port->epoch_ns < epoch || port->moved < EPOCH_BYTES)
         return;
-    end_epoch(port, ack->now);
+    end_epoch(port, ack->now, port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns);
     begin_epoch(port, ack->now);
 }
 

@@ -37,7 +37,14 @@ typedef struct {
     double moved, taken; /* bytes */
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
-    int64_t common_ns; /* queue that all paths met throughout the last epoch */
+    double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
+    uint32_t sudden;          /* epochs in a row that lost much more than usual */
+    double lost;              /* share, in the last epoch */
+    int fresh;                /* the rate is that of a start's end */
+    int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by
+                       a second in a second at most */
+    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
+    int64_t common_ns;           /* queue that all paths met throughout the last epoch */
     lc_rate gate;
 } lc_port;
 

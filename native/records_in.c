@@ -407,7 +407,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
         if (!p->pace.same_host)
             lc_shared_rate_add(&p->interface->rate, h->now, ack.taken, p->pace.measure.rtt_ns,
                                p->pace.limited);
-        lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now), 0);
+        lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now), -1);
     }
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;

@@ -136,9 +136,12 @@ static lc_record ack_of(const lc_host *h, const lc_path *p) {
     return r;
 }
 
-/* The records of one packet with so many bytes of payload, besides the acknowledgement: the first
- * ones, as long as they are of one group. */
-static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
+/* The records of one packet that the path carries, besides the acknowledgement: the first ones, as
+ * long as they are of one group. */
+static uint32_t records_in_one(const lc_path *p) {
+    const lc_interface *via = p->interface;
+    uint32_t carried = p->size.size - lc_head_bytes(via);
+    uint32_t payload = carried < via->control_bytes ? carried : via->control_bytes;
     uint32_t room = payload / LC_RECORD_BYTES - 1;
     uint32_t n = 0;
     while (n < p->n_records && n < room && p->records[n].group == p->records[0].group)
@@ -173,6 +176,7 @@ static void control_went(lc_host *h, lc_path *p, uint32_t n) {
     if (n)
         note_told(h, p);
     p->rx_echo_ns = 0;
+    p->rx_largest = 0;
     p->rx_reported = p->rx_next;
     p->rx_units = 0;
     p->rx_ack_ns = h->now;
@@ -193,6 +197,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
     lc_header header = {.session = h->session,
                         .group = n ? p->records[0].group : 0,
                         .op = lc_records_check(payload, n + 1),
+                        .slot = (uint16_t)(p->rx_largest < UINT16_MAX ? p->rx_largest : UINT16_MAX),
                         .time_us = (uint32_t)(h->now / 1000),
                         .sender = h->config.process,
                         .receiver = p->number,
@@ -206,7 +211,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
 /* Puts one datagram for a process into a run. */
 static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
     lc_interface *via = p->interface;
-    uint32_t n = records_in_one(p, via->control_bytes);
+    uint32_t n = records_in_one(p);
     size_t first = (size_t)i * LC_RUN_PACKETS;
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
     uint8_t *payload = via->records_out + (size_t)i * lc_control_room(via);
@@ -232,7 +237,7 @@ uint32_t lc_control_bytes(const lc_path *p) {
 uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     if (!has_control(p))
         return 0;
-    uint32_t n = records_in_one(p, p->interface->control_bytes);
+    uint32_t n = records_in_one(p);
     uint16_t length = write_control(h, p, n, to, to + LC_HEADER_BYTES);
     control_went(h, p, n);
     h->live.control_sent++;
@@ -264,7 +269,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     }
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
-        control_went(h, p, records_in_one(p, via->control_bytes));
+        lc_size_sent(&p->size, runs[i].packet_bytes, 1, p->tx_next, h->now);
+        control_went(h, p, records_in_one(p));
         if (lc_is_paced_by_port(p))
             lc_port_spend(&via->port, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;
@@ -274,6 +280,40 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     h->live.control_sent += (uint64_t)sent;
     via->control_waits = sent < n;
     return sent == n;
+}
+
+/* Probes as large as the packets that they stand for, for those paths on which some are due. */
+static void send_probes(lc_host *h, lc_interface *via, lc_path *p) {
+    static const uint8_t padding[LC_CUT_BYTES];
+    lc_run runs[LC_SIZE_PROBES];
+    uint32_t sizes[LC_SIZE_PROBES];
+    uint32_t n = lc_size_probes(&p->size, h->now, lc_pace_rto(&p->pace), sizes);
+    const lc_record ask = {.kind = LC_R_PROBE, .a = p->tx_next};
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *to = via->records_out + (size_t)i * lc_control_room(via);
+        lc_header header = {.session = h->session,
+                            .time_us = (uint32_t)(h->now / 1000),
+                            .sender = h->config.process,
+                            .receiver = p->number,
+                            .length = (uint16_t)(sizes[i] - lc_head_bytes(via)),
+                            .count = 1,
+                            .type = LC_CONTROL};
+        lc_record_put(to + LC_HEADER_BYTES, &ask);
+        header.op = lc_records_check(to + LC_HEADER_BYTES, 1);
+        lc_wire_put(to, &header);
+        runs[i] = (lc_run){.iov = &via->iov[2 * (size_t)i * LC_RUN_PACKETS],
+                           .n_packets = 1,
+                           .packet_bytes = sizes[i],
+                           .peer = p->number,
+                           .copied = 1};
+        runs[i].iov[0] = (struct iovec){to, LC_HEADER_BYTES + LC_RECORD_BYTES};
+        runs[i].iov[1] =
+            (struct iovec){(void *)(uintptr_t)padding, header.length - LC_RECORD_BYTES};
+        lc_batch_seal(h, via, &runs[i], (int)i);
+    }
+    int error = 0;
+    if (n && lc_link_send(via->link, runs, (int)n, &error) < 0)
+        lc_fail_interface(h, via, error);
 }
 
 /* Control follows the data that it speaks of: only when no data waits for the link. What the link
@@ -289,6 +329,9 @@ void lc_send_control_by(lc_host *h, lc_interface *via) {
             if (!flush_some(h, via, runs, n, &more))
                 return;
     }
+    for (uint16_t i = 0; via->link->routed && i < via->n_paths; i++)
+        if (via->n_runs == 0 && !via->failed.code && lc_size_is_due(&via->paths[i]->size, h->now))
+            send_probes(h, via, via->paths[i]);
 }
 
 void lc_send_control(lc_host *h) {

@@ -4,7 +4,7 @@
  * travel, shorter ones padded with zeros, and in the same way over the two bytes of their counts.
  * factor(i, j) = a(i, j) a(0, 0) / (a(i, 0) a(0, j)) with a(i, j) = 1 / (x + y), x = i and
  * y = 255 - j: a Cauchy matrix, scaled so that row 0 and column 0 are ones. Row 0 is thus XOR. Rows
- * don't depend on how many there are. lossycoll/plan/galois.py is the same in numpy. */
+ * don't depend on how many there are. tests/oracle/galois.py is the same in numpy. */
 #ifndef LC_RS_H
 #define LC_RS_H
 

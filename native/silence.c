@@ -46,7 +46,7 @@ enum lc_silence lc_silence_of(const lc_group *g, const lc_member *m) {
     if (unheard > g->config.deadline_max_ns ||
         (m->silence && m->path->reached_ns <= m->silence_ns && again))
         return LC_SILENT_TO;
-    int no_data = m->empty_rounds >= EMPTY_ROUNDS && m->empty_packets >= EMPTY_PACKETS;
+    int no_data = m->empty.packets >= EMPTY_PACKETS && m->empty.times >= EMPTY_ROUNDS;
     return no_data ? LC_NO_DATA : LC_HEARD;
 }
 

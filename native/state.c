@@ -102,7 +102,10 @@ int lc_still(const lc_host *h, const lc_path *p) {
 }
 
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes) {
-    uint32_t window = lc_pace_window(&p->pace, p->tx_window), flying = lc_units_flying(p);
+    /* The peer counts packets; each piece takes as much room there. */
+    uint32_t pieces = lc_size_pieces(&p->size, packet_bytes, lc_head_bytes(p->interface));
+    uint32_t lets = p->tx_window > pieces ? p->tx_window / pieces : 1;
+    uint32_t window = lc_pace_window(&p->pace, lets), flying = lc_units_flying(p);
     return flying < window ? (window - flying) / lc_units(p->interface, packet_bytes) : 0;
 }
 
@@ -111,12 +114,23 @@ void lc_link_lost(lc_path *p, uint32_t link_seq) {
     lc_runs_missed(&p->rx_runs, link_seq, link_seq + 1);
 }
 
+void lc_note_empty(lc_emptiness *e, uint64_t packets, uint64_t now) {
+    if (!e->packets)
+        e->since_ns = now;
+    e->times = e->packets ? e->times + 1 : 1;
+    e->packets += packets;
+}
+
 int lc_link_seen(lc_path *p, uint32_t next, int came) {
     uint32_t missed = next - (uint32_t)came;
     if ((int32_t)(next - p->rx_next) <= 0)
         return 0;
     if (missed != p->rx_next)
         lc_runs_missed(&p->rx_runs, p->rx_next, missed);
+    if (came)
+        p->rx_empty.packets = 0;
+    else
+        lc_note_empty(&p->rx_empty, next - p->rx_next, p->heard_ns);
     p->rx_next = next;
     return 1;
 }

@@ -29,6 +29,8 @@
 #include "loss.h"
 #include "mailbox.h"
 #include "pace.h"
+#include "packet_size.h"
+#include "pieces.h"
 #include "port.h"
 #include "recovery.h"
 #include "seal.h"
@@ -79,6 +81,13 @@ typedef struct {
     uint16_t slot;
 } lc_stream_name;
 
+/* Packets that a peer says it has sent, and of which none has come. */
+typedef struct {
+    uint64_t packets;
+    uint64_t since_ns; /* when the first of them was heard of, */
+    uint32_t times;    /* and how often others were */
+} lc_emptiness;
+
 typedef struct lc_interface lc_interface;
 typedef struct lc_admission lc_admission;
 
@@ -93,6 +102,7 @@ typedef struct {
     double
         rate; /* bytes/s, of pace as long as it knows one: also when a pause has made it forget */
     lc_deadline deadline;
+    lc_packet_size size;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
     uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */
@@ -113,14 +123,17 @@ typedef struct {
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
-    uint32_t rx_taken;    /* packets taken, repeated ones included */
-    lc_runs rx_runs;      /* of packets that have not come */
-    uint32_t rx_units;    /* units taken that the peer has not been told of */
-    uint32_t rx_echo_us;  /* the sender's clock in the latest packet, and ours when it came */
-    uint64_t rx_echo_ns;  /* 0: it has been told */
-    uint64_t rx_ack_ns;   /* when the peer was last told what came */
-    uint32_t settled;     /* streams */
-    uint64_t late_ns;     /* how late packets come after the end of their stream; fades */
+    uint32_t rx_taken;     /* packets taken, repeated ones included */
+    lc_runs rx_runs;       /* of packets that have not come */
+    lc_emptiness rx_empty; /* since one last came, of any group */
+    uint32_t rx_largest;   /* datagram that has come since the peer was last told */
+    lc_pieces *pieces;     /* of packets too large for the path; NULL: there are none by its link */
+    uint32_t rx_units;     /* units taken that the peer has not been told of */
+    uint32_t rx_echo_us;   /* the sender's clock in the latest packet, and ours when it came */
+    uint64_t rx_echo_ns;   /* 0: it has been told */
+    uint64_t rx_ack_ns;    /* when the peer was last told what came */
+    uint32_t settled;      /* streams */
+    uint64_t late_ns;      /* how late packets come after the end of their stream; fades */
     lc_stream_name last;  /* the stream that settled last, if some of it was missing: its packets */
     uint64_t last_fin_ns; /* may come when the operation has gone */
     lc_stream_name done;  /* the stream whose DONE went out before its FIN had come, if done_told:
@@ -150,13 +163,11 @@ typedef struct {
 } lc_path;
 
 typedef struct {
-    lc_path *path;      /* NULL: this process */
-    double inject_loss; /* share of its packets that injection drops here */
-    int met;            /* it has the group: packets may go ahead of its READY */
-    uint64_t heard_ns;  /* when it last said anything in this group */
-    uint64_t empty_ns;  /* the first round's end since data of the group last came; 0: none has */
-    uint64_t empty_packets; /* that the peer says it has sent in rounds since then */
-    uint32_t empty_rounds;
+    lc_path *path;           /* NULL: this process */
+    double inject_loss;      /* share of its packets that injection drops here */
+    int met;                 /* it has the group: packets may go ahead of its READY */
+    uint64_t heard_ns;       /* when it last said anything in this group */
+    lc_emptiness empty;      /* of rounds that have ended since data of the group last came */
     uint8_t silence;         /* lc_silence: an operation has given it up for that, */
     uint64_t silence_ns;     /* the latest one then, */
     uint64_t silent_from_ns; /* and nothing had come since then; */
@@ -288,13 +299,14 @@ struct lc_host {
     lc_path *paths;          /* by process */
     uint64_t session;
     lc_sealing sealing;
-    uint8_t *unsealed; /* a datagram that was sealed; NULL: none are */
-    lc_asides *asides; /* NULL: there are none, and what looks like one is malformed */
-    double row_rate;   /* bytes/s of a row of parity, while all processes here make some */
-    uint64_t now;      /* of this turn of the loop */
-    uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
-    uint64_t tick_ns;  /* when timers are looked at next */
-    uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
+    uint8_t *unsealed;   /* a datagram that was sealed; NULL: none are */
+    lc_asides *asides;   /* NULL: there are none, and what looks like one is malformed */
+    double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
+    uint64_t now;        /* of this turn of the loop */
+    uint64_t came_ns;    /* when the kernel got the datagram that is looked at, */
+    uint32_t came_bytes; /* and its size */
+    uint64_t tick_ns;    /* when timers are looked at next */
+    uint64_t awake_ns;   /* when the thread last came back from being stopped or starved */
     lc_rate rate;
     uint64_t busy_ns;          /* when something last happened */
     uint64_t crowded_until_ns; /* others want the core: nobody yields to them before. UINT64_MAX:
@@ -430,6 +442,10 @@ static inline uint64_t lc_ack_ns(const lc_path *p) {
 static inline uint32_t lc_wire_bytes(const lc_out *out) {
     return LC_HEADER_BYTES + lc_path_to(out)->interface->tag_bytes + out->slot->packet_bytes;
 }
+/* Bytes before the payload of a datagram, and before a piece in one. */
+static inline uint32_t lc_head_bytes(const lc_interface *via) {
+    return LC_HEADER_BYTES + via->tag_bytes;
+}
 static inline uint32_t lc_control_room(const lc_interface *via) {
     return 2 * LC_HEADER_BYTES + via->control_bytes;
 }
@@ -437,6 +453,7 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
+void lc_note_empty(lc_emptiness *e, uint64_t packets, uint64_t now);
 /* How long it takes to answer what is asked every 100 ms. */
 uint64_t lc_answer_ns(const lc_path *p);
 /* The process has sent what comes before `next`, the last of which is here if `came`. Returns

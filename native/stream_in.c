@@ -167,11 +167,8 @@ void lc_inject_round(lc_in *in) {
 /* What the peer has sent in the round that ends, if nothing of it came. */
 static void note_empty_round(lc_in *in) {
     lc_member *m = &in->slot->op->group->members[in->peer];
-    if (in->n_told && !in->came) {
-        if (!m->empty_rounds++)
-            m->empty_ns = host_of(in)->now;
-        m->empty_packets += in->n_told;
-    }
+    if (in->n_told && !in->came)
+        lc_note_empty(&m->empty, in->n_told, host_of(in)->now);
     in->n_told = 0;
     in->came = 0;
 }
@@ -226,6 +223,7 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
     } else {
+        p->rx_empty.packets = 0;
         lc_runs_came(&p->rx_runs, header->link_seq);
     }
     uint32_t unreported = p->rx_next - p->rx_reported;
@@ -407,6 +405,20 @@ static void take_stale(lc_group *g, lc_path *p, const lc_header *header) {
         note_late(g->host, p, p->last_fin_ns);
 }
 
+/* The path has brought it: no other group's packets are lost there. This one's are, also where its
+ * round never ends. */
+static void lose(lc_group *g, lc_member *m, const lc_header *header, int kept) {
+    lc_emptiness *e = &m->empty;
+    g->live.packets_injected++;
+    m->path->rx_empty.packets = 0;
+    if (!e->packets++) {
+        e->since_ns = g->host->now;
+        e->times = 0;
+    }
+    if (kept)
+        lc_link_lost(m->path, header->link_seq);
+}
+
 /* Whether injection loses a packet that nothing depends on any more: senders measure their paths by
  * these, too. */
 static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int kept) {
@@ -417,9 +429,7 @@ static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int
                                  g->config.rank, header->round);
     if (!lc_inject_loses(&link, key, header->packet))
         return 0;
-    g->live.packets_injected++;
-    if (kept)
-        lc_link_lost(g->members[peer].path, header->link_seq);
+    lose(g, &g->members[peer], header, kept);
     return 1;
 }
 
@@ -436,10 +446,8 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
     }
     if (!lc_bit(in->lost, header->packet))
         return 0;
-    g->live.packets_injected++;
     in->slot->op->report.packets_injected++;
-    if (kept)
-        lc_link_lost(lc_path_from(in), header->link_seq);
+    lose(g, &g->members[in->peer], header, kept);
     return 1;
 }
 
@@ -456,8 +464,7 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
 }
 
 void lc_note_fertile(lc_member *m) {
-    m->empty_rounds = 0;
-    m->empty_packets = 0;
+    m->empty.packets = 0;
 }
 
 static void take_into(lc_in *in, const lc_header *header, const uint8_t *payload, int kept) {

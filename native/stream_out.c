@@ -266,7 +266,25 @@ static int carries_control(const lc_out *out) {
     uint32_t control = lc_control_bytes(lc_path_to(out));
     uint32_t bytes = control + lc_payload_bytes(s, k);
     return control <= LC_HEADER_BYTES + via->control_bytes && bytes <= via->payload_bytes &&
+           lc_datagram_bytes(lc_path_to(out), bytes) <= lc_path_to(out)->size.size &&
            lc_units(via, LC_HEADER_BYTES + bytes) <= lc_units(via, lc_wire_bytes(out));
+}
+
+/* Makes pieces of the run's only packet, where its path doesn't carry it as one. */
+static void cut(const lc_host *h, const lc_path *p, lc_run *run, uint64_t *contents) {
+    const lc_interface *via = p->interface;
+    uint32_t bytes = lc_datagram_bytes(p, (uint32_t)run->iov[1].iov_len);
+    uint32_t n = lc_size_pieces(&p->size, bytes, lc_head_bytes(via));
+    if (n < 2)
+        return;
+    const lc_header like = {.session = h->session,
+                            .link_seq = p->tx_next - 1,
+                            .time_us = (uint32_t)(h->now / 1000),
+                            .sender = h->config.process,
+                            .receiver = p->number};
+    run->packet_bytes = via->tag_bytes + lc_pieces_cut(run->iov, (uint16_t)n, &like);
+    run->n_packets = n;
+    memset(contents, 0, n * sizeof *contents);
 }
 
 /* Gathers up to most packets of one stream into a run. Returns how many. */
@@ -288,8 +306,10 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
                     .contents = &via->contents[first]};
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
+    int too_large = run->packet_bytes > path->size.size;
+    most = too_large ? 1 : most;
     for (uint32_t k = 0; k < most; k++)
-        run->iov[2 * k].iov_base = via->headers + (first + k) * LC_HEADER_BYTES;
+        run->iov[2 * k].iov_base = via->headers + (first + k + too_large) * LC_HEADER_BYTES;
     uint8_t *datagram = via->records_out + (size_t)i * lc_control_room(via);
     uint32_t ahead = carries_control(out) ? lc_control_ahead(h, path, datagram) : 0;
     via->run_ahead[i] = ahead;
@@ -306,20 +326,26 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
         run->iov[0] = (struct iovec){datagram, ahead + LC_HEADER_BYTES};
         run->packet_bytes += ahead;
     }
+    uint32_t sent = run->n_packets;
+    if (too_large)
+        cut(h, path, run, &via->contents[first]);
+    uint32_t datagram_bytes = via->tag_bytes;
+    datagram_bytes += (uint32_t)(run->iov[0].iov_len + run->iov[1].iov_len);
+    lc_size_sent(&path->size, datagram_bytes, run->n_packets, path->tx_next, h->now);
     lc_batch_seal(h, via, run, i);
     lc_report *r = &op->report;
-    r->packets_sent += run->n_packets;
+    r->packets_sent += sent;
     if (out->round) {
-        r->packets_resent += run->n_packets;
+        r->packets_resent += sent;
         if (out->slot->level->reliable)
-            r->resent_reliable += run->n_packets;
+            r->resent_reliable += sent;
     }
-    op->group->members[out->peer].packets_sent += run->n_packets;
+    op->group->members[out->peer].packets_sent += sent;
     if (!ready) {
-        op->peers[out->peer].eager += run->n_packets;
-        path->tx_eager += run->n_packets;
+        op->peers[out->peer].eager += sent;
+        path->tx_eager += sent;
     }
-    return run->n_packets;
+    return sent;
 }
 
 /* After a pause several paths begin at once, and what each knows of its rate may be what it had

@@ -8,9 +8,8 @@ static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_
 static const uint64_t QUIET_AFTER_NS = 20000000;
 static const uint64_t POOL_AGE_NS = 2000000000; /* how long memory that none wants is kept, and as
                                                   long again at most */
-/* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
- * in 5e11 times. */
-static const uint32_t EMPTY_ROUNDS = 256;
+/* So many packets in a row of which none came: at 90% loss that happens once in 5e11 times. */
+static const uint64_t EMPTY_PACKETS = 256;
 static const uint32_t SOON = 4; /* times that something is said again soon */
 static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
 
@@ -147,29 +146,35 @@ static int owes_to(const lc_op *op, uint16_t peer) {
     return 0;
 }
 
+/* Whether nothing comes of what the peer sends: of the group's rounds that have ended, or of all
+ * that it says it has sent by this path, since a round of a large stream may never end. */
+static int is_empty(const lc_emptiness *e, uint64_t begin, uint64_t now, uint64_t link_ns) {
+    return e->packets >= EMPTY_PACKETS && now - lc_later(e->since_ns, begin) > link_ns;
+}
+
 /* Whether the link from a peer that this operation needs is dead, and why. A peer that is late
- * answers whatever it is asked, and sends nothing before it is READY: so either silence, or rounds
- * that it has sent and of which nothing came, are the link's doing. */
+ * answers whatever it is asked, and sends nothing before it is READY: so either silence, or packets
+ * that it has sent and of which none came, are the link's doing. */
 static int is_dead_link(const lc_op *op, uint16_t peer, lc_failure *why) {
     const lc_host *h = op->group->host;
     const lc_member *m = &op->group->members[peer];
     uint64_t link_ns = op->group->config.link_ns;
     uint64_t begin = lc_later(op->started_ns, h->awake_ns);
     uint64_t silent = h->now - lc_later(m->heard_ns, begin);
-    uint64_t empty = h->now - lc_later(m->empty_ns, begin);
     *why = (lc_failure){
         .code = LC_E_LINK, .peer = peer, .op = op->number, .of_message = op->letter != NULL};
     if (silent > link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
         why->mine[2] = silent;
         return 1;
     }
-    if (m->empty_rounds >= EMPTY_ROUNDS && empty > link_ns && awaits_from(op, peer)) {
-        why->mine[0] = m->empty_packets;
-        why->mine[1] = m->empty_rounds;
-        why->mine[2] = empty;
-        return 1;
-    }
-    return 0;
+    const lc_emptiness *e = &m->empty;
+    if (!is_empty(e, begin, h->now, link_ns) && m->path)
+        e = &m->path->rx_empty;
+    if (!is_empty(e, begin, h->now, link_ns) || !awaits_from(op, peer))
+        return 0;
+    why->mine[0] = e->packets;
+    why->mine[2] = h->now - lc_later(e->since_ns, begin);
+    return 1;
 }
 
 /* The same of the link to it, whose far end says so. */
@@ -303,6 +308,7 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
         atomic_store(&p->pulse_ns, p->heard_ns);
         lc_tell_probe(p);
     }
+    lc_size_check(&p->size, h->now, lc_pace_rto(&p->pace), p->heard_ns, p->tx_acked);
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
         p->probe_ns = backoff(h, p, 1);

@@ -121,7 +121,7 @@ static uint32_t checksum(const uint8_t *src) {
 void lc_wire_put(uint8_t *dst, const lc_header *header) {
     uint8_t kind =
         (uint8_t)(header->type | header->encoding << ENCODING_SHIFT | (header->eager ? EAGER : 0));
-    int first = header->type != LC_CONTROL && !header->round;
+    int first = (header->type == LC_DATA || header->type == LC_PARITY) && !header->round;
     uint8_t format =
         (uint8_t)(header->format | (first ? FIRST | header->code >> 8 << CODE_SHIFT : 0));
     uint8_t round = first ? (uint8_t)header->code : header->round;
@@ -182,6 +182,11 @@ static int has_round(const uint8_t *src, const lc_header *header) {
     return src[39] & FIRST || (header->round && !(src[39] >> CODE_SHIFT));
 }
 
+/* A record about the path, and nothing behind it. */
+static int is_probe(const lc_header *header) {
+    return !header->group && header->count == 1 && header->length > LC_RECORD_BYTES;
+}
+
 /* Whether the fields that describe the payload agree with it and with each other. */
 static int has_shape(const uint8_t *src, const lc_header *header, size_t payload) {
     if (header->length != payload || header->format > LC_MAX_FORMAT ||
@@ -190,7 +195,10 @@ static int has_shape(const uint8_t *src, const lc_header *header, size_t payload
     switch (header->type) {
     case LC_CONTROL:
         return header->count && !src[38] && !src[39] && !header->eager && !header->encoding &&
-               header->length == (uint32_t)header->count * LC_RECORD_BYTES;
+               (header->length == (uint32_t)header->count * LC_RECORD_BYTES || is_probe(header));
+    case LC_PIECE:
+        return header->length && header->count > 1 && header->slot < header->count && !src[38] &&
+               !src[39] && !header->eager && !header->encoding;
     case LC_DATA:
         return header->count && header->group && has_round(src, header);
     case LC_PARITY:

@@ -17,13 +17,20 @@
  * Parity packet j of a stream of n packets has `packet` = n + j (sets.h), the length of the first
  * packet of its set, and the counts of its set, coded as payloads are, as `count`.
  *
- * In control packets `round` and `format` are 0, and `op` is the crc32c of their records.
+ * In control packets `round` and `format` are 0, `op` is the crc32c of their records, and `slot`
+ * the bytes of the largest datagram that has come from there since the last one (packet_size.h).
  *
  * A control packet carries `count` records of 32 bytes:
  *
  *   0 u8 kind  1 u8 round  2 u16 slot  4 u32 op  8 u32 a  12 u32 b  16 u64 c  24 u64 d
  *
- * A datagram holds one packet; or a control packet, and after it one of data or parity.
+ * With one record, of the path alone, it may be longer: what follows is 0, and makes a probe as
+ * large as the packets that it stands for (packet_size.h).
+ *
+ * A datagram holds one packet; or a control packet, and after it one of data or parity; or a piece
+ * of a packet of data or parity that is too large for the path. A piece's payload are bytes from
+ * `packet` on of that packet, header included, which has `op` of them in all. It is number `slot`
+ * of `count` pieces, and `link_seq` is the packet's.
  *
  * `sender` and `receiver` are numbers of processes; `group` is 0 in control packets about the path
  * alone. A data packet's `count` is at least 1 and at most the number of processes. Its payload is
@@ -46,13 +53,13 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 7,
+    LC_WIRE_VERSION = 8,
     LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
     LC_MAX_ENCODING = 8,     /* the largest number of an lc_encoding */
     LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
 };
 
-enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3 };
+enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3, LC_PIECE = 4 };
 
 /* Fields don't stand as on the wire, where compilers would read two of them as one word (wire.c).
  */
@@ -107,8 +114,8 @@ enum lc_verdict {
  *                                                 flight, c time echo and its age, d packets taken
  *                                                 and (high half) runs of lost ones seen, op the
  *                                                 receiver's clock (us) at that packet, slot
-                                                 milliseconds since anything came to it (0xFFFF:
-                                                 nothing has, or that is longer)
+ *                                                 milliseconds since anything came to it (0xFFFF:
+ *                                                 nothing has, or that is longer)
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from lossycoll.plan.order import draw_order
 from lossycoll.runtime.engine.binding import Ready
 from lossycoll.runtime.engine.failures import Where, error_of
@@ -79,7 +79,7 @@ def exact(peer: Peer) -> dict[str, Any]:
     sizes = (1, 100, each - 1, each, 2 * each + 1, 6 * each + 5)
     calls = []
     for size, reliable in itertools.product(sizes, (False, True)):
-        plan = transpose.all_reduce(WORLD, peer.rank, size, each)
+        plan = hierarchical.all_reduce(WORLD, peer.rank, size, each)
         base = np.arange(size, dtype=np.float32) % 7
         for i in range(DIFFERENT):
             calls.append(
@@ -157,7 +157,8 @@ def lossy(peer: Peer, reliable: bool) -> dict[str, Any]:
     elements = LOSS_PACKETS * each
     calls = {
         order: end.ready(
-            transpose.all_reduce(WORLD, peer.rank, elements, each, order=order), reliable=reliable
+            hierarchical.all_reduce(WORLD, peer.rank, elements, each, order=order),
+            reliable=reliable,
         )
         for order in itertools.permutations(range(WORLD))
     }
@@ -183,7 +184,7 @@ def killed(peer: Peer) -> dict[str, Any]:
     end = End(peer, deadline_min=0.5, deadline_max=DEADLINE_S, liveness=LIVENESS_S)
     each = end.payload_bytes // F32
     array, done = np.zeros(100 * each, np.float32), 0
-    call = end.ready(transpose.all_reduce(WORLD, peer.rank, array.size, each), reliable=True)
+    call = end.ready(hierarchical.all_reduce(WORLD, peer.rank, array.size, each), reliable=True)
     if peer.rank == 1:
         threading.Timer(BEFORE_KILL_S, _end_hard, [peer]).start()
     while (failure := end.end(end.submit(call, array))[1]).code == 0:
@@ -205,7 +206,7 @@ def cut(peer: Peer) -> dict[str, Any]:
     """The port of rank 0 loses its link for a while, in the middle of reliable calls."""
     end = End(peer, **PATIENT)
     each = end.payload_bytes // F32
-    plan = transpose.all_reduce(WORLD, peer.rank, LOSS_PACKETS * each, each)
+    plan = hierarchical.all_reduce(WORLD, peer.rank, LOSS_PACKETS * each, each)
     call = end.ready(plan, reliable=True)
     if peer.rank == 0:
         threading.Timer(CUT_AFTER_S, _cut_the_link).start()
@@ -235,7 +236,7 @@ def speed(peer: Peer) -> dict[str, Any]:
     """All-reduces over each link in turn: seconds, and CPU time for each packet."""
     ends = {name: End(peer, **how, **PATIENT) for name, how in WAYS.items()}
     each = min(end.payload_bytes for end in ends.values()) // F32
-    plan = transpose.all_reduce(WORLD, peer.rank, SPEED_ELEMENTS, each)
+    plan = hierarchical.all_reduce(WORLD, peer.rank, SPEED_ELEMENTS, each)
     calls = {name: end.ready(plan, reliable=True) for name, end in ends.items()}
     array = np.ones(SPEED_ELEMENTS, np.float32)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ends}

@@ -26,9 +26,9 @@ from lossycoll.plan import Plan
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup, Ready
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.payload import datagram_payload
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort
-from lossycoll.runtime.net.payload import datagram_payload
 from lossycoll.runtime.net.rdma_ports import ROUTABLE, ChosenPort, ports
 
 ADDRESSES: Final = ("10.9.0.1", "10.9.0.2")

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from lossycoll.runtime.engine import host as engine
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
@@ -49,7 +49,7 @@ def main() -> None:
     want = np.sum(arrays, axis=0)
     tickets = []
     for rank, one in enumerate(engines):
-        plan = transpose.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
+        plan = hierarchical.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
         place = arrays[rank].ctypes.data
         call = EngineCall(
             input=place,

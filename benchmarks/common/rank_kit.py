@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import lossycoll
 from benchmarks.common import tcp
-from lossycoll.runtime.net.own_sockets import connections
+from benchmarks.common.tcp import connections
 
 
 def tcp_group(control: str) -> dist.ProcessGroup:

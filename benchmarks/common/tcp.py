@@ -1,13 +1,17 @@
-"""TCP's congestion control of connections that a library made."""
+"""This process's TCP connections, which libraries made, and their congestion control."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 
-from lossycoll.runtime.net.own_sockets import borrow, connections
-
+Address = tuple[str, int]
+"""Numeric address and port."""
+Ends = tuple[Address, Address]
+"""This end of a connection, and the other."""
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -35,3 +39,44 @@ def use(control: str, but: Container[int] = ()) -> int:
         with borrow(number) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
     return len(chosen)
+
+
+@contextlib.contextmanager
+def borrow(fd: int) -> Iterator[socket.socket]:
+    """The socket behind a descriptor that somebody else continues to own.
+
+    Raises:
+        OSError: It is no socket, or gone.
+    """
+    copy = os.dup(fd)
+    try:
+        end = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with end:
+        yield end
+
+
+def connections() -> dict[int, Ends]:
+    """Both ends of each connected TCP socket, by file descriptor."""
+    return {fd: ends for fd, end in _sockets() if (ends := _ends(end)) is not None}
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Each socket, borrowed: it stays what it is, though its number may be another's by now."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # gone
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with borrow(int(name)) as end:
+                    yield int(name), end
+
+
+def _ends(end: socket.socket) -> Ends | None:
+    """Both addresses of a connected TCP socket; None for one of another kind, or a listener."""
+    if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return end.getsockname()[:2], end.getpeername()[:2]
+    except OSError:
+        return None

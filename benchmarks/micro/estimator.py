@@ -15,9 +15,10 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import reference_executor, ring, transpose
+from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.order import draw_order
+from tests.oracle import reference_executor
 
 PACKETS = 240
 PER_PACKET = 16
@@ -26,7 +27,7 @@ OPERATIONS = 12
 
 def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float, float]:
     """(over all elements of all ranks, over those whose mean arrived), in units of 1/world."""
-    builder = {"ring": ring, "transpose": transpose}[algorithm].all_reduce
+    builder = {"ring": ring, "transpose": hierarchical}[algorithm].all_reduce
     count = PACKETS * PER_PACKET
     faults = Inject(loss=loss, burst=burst, seed=17)
     rng = np.random.default_rng(3)

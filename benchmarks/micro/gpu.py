@@ -209,7 +209,7 @@ def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
 def wires(mib: int, wire: str, by: str) -> dict[str, Any]:
     """Seconds of a reliable all-reduce of so much float32; ``wire`` may be "same"."""
     tensor = torch.randn((mib << 20) // 4, device="cuda")
-    how: dict[str, Any] = {"bulk_min_bytes": 0, "lossy_min_bytes": 0}
+    how: dict[str, Any] = {"lossy_min_bytes": 0}
     if wire != "same":
         how["wire"] = wire
     with reliable(**how):

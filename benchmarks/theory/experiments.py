@@ -15,12 +15,21 @@ from typing import Protocol
 
 import numpy as np
 
-from lossycoll.plan import Finish, Missing, Plan, leave_out, rename, ring, transpose
-from lossycoll.plan.data_movement import all_gather
+from lossycoll.plan import (
+    Finish,
+    Missing,
+    Plan,
+    hierarchical,
+    leave_out,
+    reduce_scatter,
+    rename,
+    ring,
+)
+from lossycoll.plan.copies import all_gather
 from lossycoll.plan.faults import Inject, lost, parse
 from lossycoll.plan.order import draw_order, segments
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
+from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 
 PAYLOAD = 64
@@ -142,10 +151,14 @@ def plans(
     if algorithm == "reduce_scatter":
         way = Finish.STRATIFIED if finish is None else finish
         if executor == "reference":
-            return [transpose.reduce_scatter(n, i, count, PER_PACKET, finish=way) for i in range(n)]
-        whole = [transpose.reduce_scatter(world, r, count, PER_PACKET, finish=way) for r in left]
+            return [
+                reduce_scatter.reduce_scatter(n, i, count, PER_PACKET, finish=way) for i in range(n)
+            ]
+        whole = [
+            reduce_scatter.reduce_scatter(world, r, count, PER_PACKET, finish=way) for r in left
+        ]
         return whole if dead is None else [leave_out(plan, left) for plan in whole]
-    build = {"ring": ring.all_reduce, "transpose": transpose.all_reduce}[algorithm]
+    build = {"ring": ring.all_reduce, "transpose": hierarchical.all_reduce}[algorithm]
     way = Finish.MEAN if finish is None else finish
     made = [
         build(n, i, count, PER_PACKET, order=order, missing=Missing.KEEP, finish=way)
@@ -439,7 +452,7 @@ def steps_in_reference(
     @functools.cache
     def reductions(order: tuple[int, ...]) -> list[Plan]:
         return [
-            transpose.all_reduce(world, r, count, PER_PACKET, order=order) for r in range(world)
+            hierarchical.all_reduce(world, r, count, PER_PACKET, order=order) for r in range(world)
         ]
 
     for step in range(steps):

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from lossycoll.plan import Finish, Topology, draw_order, find_algorithm, hierarchical
+from lossycoll.plan import Finish, Topology, default_algorithm, draw_order
 from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
+from tests.oracle.reference_executor import execute
 
 GROUP: Final = 3
 PACKETS: Final = 40
@@ -40,7 +40,7 @@ def variance(
     topology = Topology.of_labels(
         [i for i, n in enumerate(ranks) for _ in range(n)], [0] * sum(ranks)
     )
-    build = find_algorithm(algorithm, hierarchical.NAME).build
+    build = default_algorithm(algorithm).build
     world, rng, total, samples = topology.world, np.random.default_rng(9), 0.0, 0
     count = PACKETS * (world if algorithm == "all_reduce" else 1)
     for op in range(operations):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import data_movement
+from lossycoll.plan import copies
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.sets import Code, shape_of
 from lossycoll.simulate.recovery import left
@@ -60,7 +60,7 @@ def left_by_engines(
 ) -> float:
     """The share that stays missing where two engines send each other streams of ``n`` packets."""
     faults = f"loss={loss},burst={burst},seed={seed}"
-    plans = [data_movement.all_gather(2, rank, n * PAYLOAD, PAYLOAD) for rank in range(2)]
+    plans = [copies.all_gather(2, rank, n * PAYLOAD, PAYLOAD) for rank in range(2)]
     given = np.ones(n * PAYLOAD, np.uint8)
     missing, streams = 0, 0
     with Network(2, PAYLOAD, inject=faults, reorder_min=2e-4) as network:

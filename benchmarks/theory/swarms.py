@@ -20,10 +20,10 @@ from lossycoll.plan.codec import elements_of
 from lossycoll.plan.faults import Inject, lost, parse
 from lossycoll.plan.grid import Grid, placed
 from lossycoll.plan.lowbit import Floats
-from lossycoll.plan.reference_executor import execute
-from lossycoll.runtime.net.payload import payload_bytes
+from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.swarm.member import MTU, SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
+from tests.oracle.reference_executor import execute
 
 from . import formulas
 

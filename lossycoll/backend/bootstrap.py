@@ -1,6 +1,6 @@
 """A group at one rank: all its parts, made in order and undone in order.
 
-Rendezvous, interface, engine, gloo mesh and control plane come together here; process_group.py
+Rendezvous, interface, engine and control plane come together here; process_group.py
 turns torch's calls into theirs.
 """
 
@@ -31,14 +31,13 @@ from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.probe import answers
 from lossycoll.runtime.membership.rendezvous import Rendezvous
-from lossycoll.runtime.membership.visit import answers
 from lossycoll.runtime.p2p.messages import Messages
 
 from .cohorts import COHORTS, Parent
 from .connected import connected
 from .devices import check_device
-from .gloo_mesh import GlooMesh
 from .group_steps import (
     become_member,
     check_links,
@@ -54,8 +53,7 @@ from .sealing import usable_secret
 
 
 class Group:
-    """``endpoint``, ``gloo``, ``topology`` and a ``store`` without stale keys, for one rank of one
-    group.
+    """``endpoint``, ``topology`` and a ``store`` without stale keys, for one rank of one group.
 
     Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
     """
@@ -88,7 +86,6 @@ class Group:
         logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
-        self.gloo = self._mesh(place, "127.0.0.1", sealed=False)
         self.topology = Topology.flat(1)
         self.endpoint = self._make_endpoint(place, options, ["this process"])
 
@@ -130,7 +127,6 @@ class Group:
         self._host, self._plane = data.host, met.plane
         self.topology = data.topology
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
-        self.gloo = self._mesh(place, met.network.interface.address, sealed=data.host.is_sealed)
         joined = join(making, met, data.host, membership)
         self.endpoint = self._make_endpoint(
             place,
@@ -152,16 +148,6 @@ class Group:
         numbers = dict(zip(place.global_ranks, met.members, strict=True))
         self.as_parent = Parent(cohort, numbers)
         tell_ready(self.endpoint.health, met, data, place.global_ranks)
-
-    def _mesh(self, place: Place, address: str, *, sealed: bool) -> GlooMesh:
-        return GlooMesh(
-            PrefixStore("gloo", self.store),
-            place.rank,
-            place.size,
-            timeout=place.timeout,
-            address=address,
-            sealed=sealed,
-        )
 
     def _make_endpoint(
         self,
@@ -197,9 +183,8 @@ class Group:
             self._plane.renew_keys()
 
     def _end(self, error: LossyError) -> None:
-        """The group has failed: nothing may wait any longer, on the engine or on gloo."""
+        """The group has failed: nothing may wait any longer."""
         self.endpoint.operations.abort(error)
-        self.gloo.cut()
 
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
@@ -208,7 +193,6 @@ class Group:
         self.endpoint.close()
         if self.messages is not None:
             self.messages.close()
-        self.gloo.close()
         if self._host is not None:
             self._host.release()
             self._host = None

@@ -1,5 +1,4 @@
-"""The table of collectives: for each, when it may lose packets, how it is submitted, and what
-gloo would do.
+"""The table of collectives: for each, when it may lose packets, and how it is submitted.
 
 ``submit`` hands a submission to the endpoint. What it hands over are addresses: the tensors are
 contiguous by then, and are kept alive until the operation is done.
@@ -7,19 +6,16 @@ contiguous by then, and are kept alive until the operation is done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.core.call import Operation
 
-from .description import CollectiveKind, Description, Filled, Loss, Rounding, Submission
+from .description import CollectiveKind, Filled, Loss, Rounding, Submission
 from .staging import one_buffer, two_buffers
-from .tensors import DTYPES, address, contiguous, nbytes
+from .tensors import DTYPES, address, nbytes
 
 # ---- how the engine does it ----
 
@@ -122,36 +118,6 @@ def submit_barrier(s: Submission) -> Operation:
     return s.endpoint.barrier(s.call, s.terms)
 
 
-# ---- what gloo does instead: its targets are dense and detached ----
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return contiguous(tensor).detach().clone()
-
-
-def _gloo_all_gather(
-    gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any
-) -> dist.Work:
-    source = _copy(call.reads[0])
-    if len(targets) == 1:  # it refuses the stacked shape
-        work: dist.Work = gloo._allgather_base(targets[0].view(-1), source.view(-1), opts)
-    else:
-        work = gloo.allgather([list(targets)], [source], opts)
-    return work
-
-
-def _gloo_gather(gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any) -> dist.Work:
-    outputs = [list(targets)] if targets else []
-    work: dist.Work = gloo.gather(outputs, [_copy(call.reads[0])], opts)
-    return work
-
-
-def _gloo_scatter(gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any) -> dist.Work:
-    inputs = [[_copy(part) for part in call.reads]] if call.reads else []
-    work: dist.Work = gloo.scatter(list(targets), inputs, opts)
-    return work
-
-
 # ---- the table ----
 
 ALL_REDUCE: Final = CollectiveKind(
@@ -161,7 +127,6 @@ ALL_REDUCE: Final = CollectiveKind(
     submit=_submit_all_reduce,
     divides=True,
     gathering=_submit_all_gather,
-    gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
     rounding=Rounding.GROUP,
 )
 REDUCE: Final = CollectiveKind(
@@ -187,7 +152,6 @@ BROADCAST: Final = CollectiveKind(
     one_buffer,
     submit=_submit_broadcast,
     divides=True,
-    gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
     rounding=Rounding.SCOPE,
     filled=Filled.OTHERS,
 )
@@ -196,7 +160,6 @@ ALL_GATHER: Final = CollectiveKind(
     Loss.COPY,
     two_buffers,
     submit=_submit_all_gather,
-    gloo=_gloo_all_gather,
     rounding=Rounding.GROUP,
 )
 GATHER: Final = CollectiveKind(
@@ -204,7 +167,6 @@ GATHER: Final = CollectiveKind(
     Loss.NEVER,
     two_buffers,
     submit=_submit_gather,
-    gloo=_gloo_gather,
     rounding=Rounding.GROUP,
     filled=Filled.ROOT,
 )
@@ -213,7 +175,6 @@ SCATTER: Final = CollectiveKind(
     Loss.NEVER,
     two_buffers,
     submit=_submit_scatter,
-    gloo=_gloo_scatter,
     rounding=Rounding.SCOPE,
 )
 ALL_TO_ALL: Final = CollectiveKind(
@@ -237,10 +198,4 @@ ENCODED_EXCHANGE: Final = CollectiveKind(
 ENCODED_GATHER: Final = CollectiveKind(
     "all_gather", Loss.NEVER, two_buffers, submit=_submit_all_gather, spoils=True
 )
-BARRIER: Final = CollectiveKind(
-    "barrier",
-    Loss.NEVER,
-    two_buffers,
-    submit=submit_barrier,
-    gloo=lambda gloo, call, targets, opts: gloo.barrier(opts),
-)
+BARRIER: Final = CollectiveKind("barrier", Loss.NEVER, two_buffers, submit=submit_barrier)

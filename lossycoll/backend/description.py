@@ -14,7 +14,6 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.devices.registry import is_served
@@ -103,8 +102,6 @@ Stage = Callable[["Description", "Reduction | None", bool], Staged]
 """Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may
 be lost."""
 Submit = Callable[[Submission], "Operation | tuple[Operation, ...]"]
-GlooCall = Callable[[Any, "Description", Sequence[Tensor], Any], dist.Work]
-"""Gets the gloo group, the call, dense tensors in place of what it writes, and torch's options."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +115,6 @@ class CollectiveKind:
         submit: How the engine does it. None if it never does: a reduction that is always gathered.
         gathering: For reductions, how the contributions get to where they are reduced without the
             engine. None if there is no such way.
-        gloo: How gloo does it, if that is an alternative for small exact calls.
         rounding: When packets carry floats rounded.
         empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
@@ -135,7 +131,6 @@ class CollectiveKind:
     stage: Stage
     submit: Submit | None = None
     gathering: Submit | None = None
-    gloo: GlooCall | None = None
     rounding: Rounding = Rounding.NEVER
     empty_is_barrier: bool = True
     work: type[EngineWork] = EngineWork
@@ -174,7 +169,7 @@ class Description(NamedTuple):
         reads: The tensors that this rank contributes.
         writes: The tensors that are filled, and the work's result.
         nbytes: The bytes of the whole, the same on all ranks: what decides whether the call is
-            large enough for loss or small enough for gloo. 0: nothing moves.
+            large enough for loss. 0: nothing moves.
         compared: A tensor whose dtype and number of elements all ranks must agree on.
         detail: What else they must agree on; part of the call's text.
         op: torch's ReduceOp, for reductions.

@@ -25,16 +25,14 @@ from .collectives import ALL_REDUCE, submit_barrier
 from .description import Description, Loss, Staged, Submission
 from .device_wire import DeviceWire
 from .devices import ServedDevices
-from .gloo_mesh import GlooMesh
-from .mesh_wait import met
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
-from .tensors import WIDER, contiguous, spread
+from .tensors import WIDER
 from .ways import ChosenWay, Way, adds_activations, choose, reliable_version
 from .widening import then, widened
-from .work import EngineWork, GlooWork, ManyWork
+from .work import EngineWork, ManyWork
 
 NONE: Final = timedelta(0)
 
@@ -51,15 +49,11 @@ class Dispatcher:
 
     Args:
         endpoint: The group's endpoint.
-        gloo: The group's private gloo mesh.
         devices: Which devices the group serves; None: all that are served at all.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, gloo: GlooMesh, devices: ServedDevices | None = None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
         self._endpoint = endpoint
-        self._gloo = gloo
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
         self._group_failure = endpoint.operations.group_failure
@@ -130,13 +124,13 @@ class Dispatcher:
         """Serves a call that was checked."""
         around, options = scope(), self._options
         if around is None:
-            choice = choose(call, reduction, options, None, self.where.world)
+            choice = choose(call, reduction, options, None)
             if choice.way is Way.LOSSY and self._is_exact(call):
                 exact = reliable_version(options)
-                choice = choose(call, reduction, exact, None, self.where.world)
+                choice = choose(call, reduction, exact, None)
         else:
             options = within(options, around)
-            choice = choose(call, reduction, options, around, self.where.world)
+            choice = choose(call, reduction, options, around)
         if choice.encoding != "same" and choice.way is Way.RELIABLE and call.kind is ALL_REDUCE:
             work = self._encoded_there(call, choice.encoding, reduction, opts)
             if work is not None:
@@ -147,14 +141,10 @@ class Dispatcher:
             self._tell_of_one_host(choice.encoding if asked == "same" else asked)
             choice = choice._replace(encoding="same")
         try:
-            if choice.way is Way.GLOO:
-                work = self._by_gloo(numbered, call, opts)
-            else:
-                work = self._by_engine(numbered, call, opts, choice, reduction)
+            return self._by_engine(numbered, call, opts, choice, reduction)
         except BaseException as error:
             self._recover(numbered, error)
             raise
-        return work
 
     def _tell_of_one_host(self, wire: str) -> None:
         """Once: only what leaves a host is encoded."""
@@ -213,7 +203,7 @@ class Dispatcher:
         if is_error:
             assert isinstance(error, Exception)
             raise not_submitted(self._endpoint, named, error) from error
-        self._fail_halfway(named, error)
+        self.fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all.
@@ -277,9 +267,10 @@ class Dispatcher:
         elif call.seq >= 0 and call.submitted != call.operations:
             if not call.submitted and self.health.take_back(call):
                 return
-            self._fail_halfway(call, error)
+            self.fail_halfway(call, error)
 
-    def _fail_halfway(self, call: Collective, error: BaseException) -> None:
+    def fail_halfway(self, call: Collective, error: BaseException) -> None:
+        """Fails the group by a call of which the other ranks may have got a part."""
         text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
         self.fail(call, AbortedError(text, peer=self.where.rank))
 
@@ -373,31 +364,9 @@ class Dispatcher:
         works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
         return ManyWork(works, call.writes) if ways is None else ways.submitted(works, submitted)
 
-    def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
-        """Gloo takes a strided tensor for a dense one. Where it gets a copy to fill, this waits for
-        the result."""
-        assert call.kind.gloo is not None
-        dense = [contiguous(target) for target in call.writes]
-        # Gloo's own copies are subject to autograd, which has no say in them.
-        detached = [buffer.detach() for buffer in dense]
-        self.issue_by_gloo(numbered)
-        timeout = opts.timeout if opts.timeout > NONE else timedelta(seconds=self._endpoint.timeout)
-        gloo = met(self.health, numbered, self._gloo, timeout)
-        numbered.submitted = -1  # an interrupt may come before or after gloo has begun
-        inner = call.kind.gloo(gloo, call, detached, opts)
-        numbered.submitted = numbered.operations
-        self._gloo.under_way(inner)
-        work = GlooWork(self._endpoint, numbered, inner, call.writes)
-        staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
-        if staged:
-            work.wait()
-        for buffer, target in staged:
-            spread(buffer, [target])
-        return work
-
-    def issue_by_gloo(self, call: Collective) -> None:
-        """Numbers a call that gloo serves. The engine may have failed by one that was done here, of
-        which gloo knows nothing.
+    def issue(self, call: Collective) -> None:
+        """Numbers a call that no operation serves. The engine may have failed by one that was done
+        here.
 
         Raises:
             LossyError: The group has failed.

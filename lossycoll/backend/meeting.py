@@ -13,6 +13,7 @@ from typing import Any, Final
 from lossycoll.errors import LossyError, RendezvousError
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.probe import answers
 from lossycoll.runtime.membership.reachability import (
     Side,
     said_beat,
@@ -20,7 +21,6 @@ from lossycoll.runtime.membership.reachability import (
     translated,
     unreached,
 )
-from lossycoll.runtime.membership.visit import answers
 
 from .making import Making, Met
 

@@ -6,9 +6,9 @@ import logging
 from typing import Final
 
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.payload import AUTO_MTU_MAX, payload_bytes
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface
-from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 
 from .cohorts import Attachment
 from .making import Place

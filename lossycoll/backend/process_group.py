@@ -1,7 +1,7 @@
 """torch.distributed's surface: each of torch's calls, described as data and handed over.
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
-runs an inherited one, which then waits for gloo's thread, which waits for the GIL.
+runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
 docs/backend.md says which call takes which way; ``ways.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
@@ -91,12 +91,11 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._where = self._health.where
         self._topology = self._group.topology
         self._rekey = self._group.rekey
-        self._gloo = self._group.gloo
         self._others = OtherBackends(self._where, backend_options.store, backend_options.timeout)
         given = getattr(backend_options, "configured", "")
         told = _configured(self) if not given else lambda: given
         served = ServedDevices(self._where, told, self._others)
-        self._dispatcher = Dispatcher(self._endpoint, self._gloo, served)
+        self._dispatcher = Dispatcher(self._endpoint, served)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
             self._endpoint,
@@ -548,7 +547,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     recvAnysource = recv_anysource
 
-    # ---- works that torch wants as one; torch's own would ask gloo, which refuses ----
+    # ---- works that torch wants as one; torch's own would ask a backend, which refuses ----
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         del device
@@ -579,14 +578,14 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks, and names those that are missing.
 
-        It is gloo's; where a group continues with the survivors it is a barrier of those.
+        Where a group continues with the survivors it is a barrier of those.
 
         Args:
             timeout: A timedelta; None: the group's.
             wait_all_ranks: Whether rank 0 names all that are missing, rather than the first.
 
         Raises:
-            OperationTimeout: At rank 0, if ranks are missing.
+            OperationTimeout: Ranks are missing.
         """
         if self._endpoint.options.continues:
             opts = _c10d.BarrierOptions()
@@ -595,7 +594,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             self.barrier(opts).wait()
             return
         timeout = timedelta(seconds=self._endpoint.timeout) if timeout is None else timeout
-        monitored_barrier(self._dispatcher, self._gloo, timeout, wait_all_ranks)
+        monitored_barrier(self._dispatcher, self._group.messages, timeout, wait_all_ranks)
 
     # ---- other groups ----
 
@@ -660,9 +659,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             timeout: How long; nothing or less: without a limit.
         """
-        timeout = bounded(timeout)
-        self._endpoint.timeout = timeout.total_seconds()
-        self._gloo.set_timeout(timeout)
+        self._endpoint.timeout = bounded(timeout).total_seconds()
 
     def shutdown(self) -> None:
         """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""

@@ -17,9 +17,9 @@ from lossycoll.options.texts import VERBS
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.payload import datagram_payload
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_limit
 from lossycoll.runtime.net.interfaces import Interface
-from lossycoll.runtime.net.payload import datagram_payload
 from lossycoll.runtime.net.rdma_ports import choose_port, ports
 
 from .sharing import Offer, alike

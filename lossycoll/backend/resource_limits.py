@@ -1,7 +1,7 @@
 """What the system refuses a process, descriptors and memory, as errors that reach all ranks.
 
-Where gloo is refused a descriptor it ends the process, so a group looks before it is made whether
-there are enough.
+Some libraries end the process that is refused a descriptor, so a group looks before it is made
+whether there are enough.
 """
 
 from __future__ import annotations

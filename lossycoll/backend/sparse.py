@@ -21,9 +21,13 @@ from lossycoll.runtime.engine.failures import Where
 from . import checks
 from .description import CollectiveKind, Description, Loss, Staged, Submission
 from .reduction import AVG, INTEGERS, SUM, Reduction, over_ranks, resolve
-from .tensors import COMPLEX, GLOO_DTYPES, address, contiguous, nbytes, scaled
+from .tensors import COMPLEX, address, contiguous, nbytes, scaled
+from .tensors import DTYPES as FLOATS
 
-DTYPES: Final = GLOO_DTYPES | {torch.int16, torch.complex64, torch.complex128}
+DTYPES: Final = frozenset(
+    {*FLOATS, torch.complex64, torch.complex128}
+    | {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
+)
 """What torch can coalesce, and what a sum means something for."""
 
 

@@ -30,10 +30,6 @@ WIDER: Final = {
 ENCODED_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 """What packets may carry in another form (option ``wire``); a complex64 is two float32. Those of
 :data:`WIDER` may too, as what they widen to, where packets carry few bits."""
-GLOO_DTYPES: Final = frozenset(
-    {*DTYPES, torch.int8, torch.uint8, torch.int32, torch.int64},
-)
-"""What gloo handles as we do. It takes a bool for a number."""
 
 _NOTHING: Final = torch.zeros(8)
 

@@ -20,7 +20,7 @@ from lossycoll.plan import codec
 
 from .description import CollectiveKind, Description, Loss, Rounding
 from .reduction import Reduction
-from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
+from .tensors import ENCODED_DTYPES, LOSSY_DTYPES, WIDER
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
@@ -38,7 +38,6 @@ class Way(Enum):
     """By the engine; nothing is lost."""
     GATHERED = auto()
     """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
-    GLOO = auto()
 
 
 class ChosenWay(NamedTuple):
@@ -60,15 +59,13 @@ def choose(
     reduction: Reduction | None,
     options: Options,
     around: Scope | None,
-    world: int,
 ) -> ChosenWay:
     """The way that a call takes, by the first that holds:
 
     1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
        operation), and the kind of call, its size and the scope around it admit losses;
-    2. gloo, if it can, for calls smaller than ``bulk_min_bytes``;
-    3. gathered, if it reduces in a way that the engine can't form;
-    4. reliable.
+    2. gathered, if it reduces in a way that the engine can't form;
+    3. reliable.
 
     From here on the options that are returned say so: their delivery is the call's.
 
@@ -77,7 +74,6 @@ def choose(
         reduction: What it reduces by, if it does.
         options: Those in force for this call.
         around: The innermost scope that the caller is in.
-        world: The ranks of the group.
     """
     kind, native = call.kind, reduction is None or reduction.native
     lossy_scope = around is not None and around.lossy_copies
@@ -85,8 +81,6 @@ def choose(
     if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
         return ChosenWay(Way.LOSSY, options, encoding)
     exact = reliable_version(options)
-    if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
-        return ChosenWay(Way.GLOO, exact)
     if reduction is not None and not (native and kind.submit):
         return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
     return ChosenWay(Way.RELIABLE, exact, encoding)
@@ -140,16 +134,3 @@ def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_s
         floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
         return floats and call.nbytes >= options.lossy_min_bytes
     return loss is Loss.DELIVERY
-
-
-def _gloo_can(kind: CollectiveKind, call: Description, reduction: Reduction | None) -> bool:
-    """Whether gloo can serve a small exact call, and rightly.
-
-    Of its other reductions one crashes, one fills the tensors of all ranks, and some lose what is
-    not a number.
-    """
-    if kind.gloo is None or not call.nbytes or call.sizes is not None or call.on_device:
-        return False
-    if call.compared is not None and call.compared.dtype not in GLOO_DTYPES:
-        return False
-    return reduction is None or (reduction.native and reduction.factor is None)

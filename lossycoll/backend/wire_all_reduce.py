@@ -68,9 +68,7 @@ def wire_allreduce_(
             f"place: call it under torch.no_grad() or torch.inference_mode()"
         )
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    # However small the tensor is, and whatever the group leaves to gloo.
-    always = {"lossy_min_bytes": 0, "bulk_min_bytes": 0}
     how = {"wire_group": wire_group, "wire_spikes": wire_spikes, "wire_rounding": wire_rounding}
-    with reliable(wire=wire, **how, **always):
+    with reliable(wire=wire, lossy_min_bytes=0, **how):  # however small the tensor is
         dist.all_reduce(tensor, op, found)
     return tensor

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -17,15 +16,13 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.devices.layer import Layer
-from lossycoll.errors import LossyError, OperationTimeout
+from lossycoll.errors import LossyError
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import Collective, Operation
+from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.p2p.transfer import Transfer
 
+from . import native_future
 from .dynamo_skip import opaque
-
-SLICE: Final = timedelta(milliseconds=200)
-"""Longest stay in gloo, so that Ctrl-C works. A wait that runs out does a collective no harm."""
 
 Future = torch.futures.Future[Any]
 
@@ -72,6 +69,16 @@ class LossyWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that the call fills; it doesn't wait."""
         return self._result
+
+    def get_future(self) -> Future:
+        """A future with the result; it completes without a wait, and raises the call's error."""
+        future, tensors = self._make_future(), self._result
+        if native_future.asked_by_hook(tensors):
+            return native_future.typed(future, tensors)
+        return future
+
+    def _make_future(self) -> Future:
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Waits: on a CPU there is nothing else to synchronise with."""
@@ -181,8 +188,7 @@ class EngineWork(LossyWork):
         self.wait_result()
         self._operation.wait_result()
 
-    def get_future(self) -> Future:
-        """A future with the result; it completes without a wait, and raises the call's error."""
+    def _make_future(self) -> Future:
         if self._future is None:
             operation, result, streams = self._operation, self._result, self.streams
             self._wait_if_in_order(self._endpoint)
@@ -214,88 +220,6 @@ class EngineWork(LossyWork):
     def exception(self) -> LossyError | None:
         """Why the call failed; None if it hasn't."""
         return self._operation.error
-
-
-@opaque
-class GlooWork(LossyWork):
-    """A collective of the private gloo group, with its errors explained."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        call: Collective,
-        inner: dist.Work,
-        result: list[torch.Tensor],
-    ) -> None:
-        super().__init__(result)
-        self._endpoint = endpoint
-        self._call = call
-        self._inner = inner
-        self._error: LossyError | None = None
-        self._future: Future | None = None
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """As :meth:`EngineWork.wait`, in slices that Ctrl-C can end."""
-        try:
-            # Nearly every call ends here; the rest of this class is for the others.
-            return self._inner.wait(SLICE if not timeout or timeout > SLICE else timeout)
-        except RuntimeError as error:
-            return self._wait_on(error, _seconds(timeout))
-
-    def _wait_on(self, error: RuntimeError, timeout: float | None) -> bool:
-        """What to do after a first wait that raised ``error``."""
-        health = self._endpoint.health
-        begin = time.monotonic() - SLICE.total_seconds()
-        long_wait = health.long_wait(self._call, begin)
-        while not self._inner.is_completed():
-            now = time.monotonic()
-            if timeout is not None and now - begin >= timeout:
-                raise OperationTimeout(
-                    f"{health.where}: {self._call.numbered}: not done after the {timeout:g} s "
-                    f"given to wait()"
-                ) from None
-            long_wait.ask_if_due(now)
-            try:
-                return self._inner.wait(SLICE)
-            except RuntimeError as next_error:
-                error = next_error
-        if "Operation timed out!" in str(error):  # the slice's end, and then it completed
-            try:
-                return self._inner.wait()
-            except RuntimeError as next_error:
-                error = next_error
-        raise self._explained(error) from error
-
-    def _explained(self, error: RuntimeError) -> LossyError:
-        """Gloo's error as the group's verdict; kept for ``exception``."""
-        self._error = self._endpoint.health.verdict(self._call, error)
-        return self._error.again(self._call.numbered)
-
-    def get_future(self) -> Future:
-        """A future with gloo's result, or the group's error."""
-        if self._future is None:
-            endpoint, call = self._endpoint, self._call
-            self._wait_if_in_order(endpoint)
-
-            def explain(done: Future) -> Any:
-                endpoint.watcher.unwatch(call)
-                try:
-                    return done.value()
-                except RuntimeError as error:
-                    verdict = endpoint.health.verdict(call, error)
-                    raise verdict.again(call.numbered) from error
-
-            endpoint.watcher.watch(call)
-            self._future = self._inner.get_future().then(explain)
-        return self._future
-
-    def is_completed(self) -> bool:
-        """Whether the call is done, well or not."""
-        return self._inner.is_completed()
-
-    def exception(self) -> Any:
-        """Why a wait failed; None before that."""
-        return self._error
 
 
 @opaque
@@ -348,7 +272,7 @@ class ManyWork(LossyWork):
         for work in self._works:
             work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
-    def get_future(self) -> Future:
+    def _make_future(self) -> Future:
         """A future with the result of all; raises the first error."""
         if self._future is None:
             result, streams = self._result, self.streams

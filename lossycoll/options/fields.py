@@ -66,11 +66,10 @@ class Options:
         "auto",
         growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
         "How collectives are done that have several algorithms (plans.md); those that have none of "
-        "this name use their default, as with auto. For all_reduce that is the transpose at every "
-        "world and size: two steps rather than 2 (N - 1), and a lost packet costs one contribution "
-        "rather than a partial sum. Where ranks share hosts or sites, auto is hierarchical for "
-        "all_reduce, reduce_scatter, all_gather and broadcast: sums and copies cross between hosts "
-        "once (topology.md).",
+        "this name use their default. For all_reduce that is the transpose at every world and "
+        "size: two steps rather than 2 (N - 1), and a lost packet costs one contribution rather "
+        "than a partial sum. Where ranks share hosts or sites, auto is hierarchical: sums and "
+        "copies cross between hosts once (topology.md). By any other name no host is known.",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,
@@ -154,16 +153,6 @@ class Options:
         agree=True,
         per_call=True,
     )
-    bulk_min_bytes: int = option(
-        0,
-        integer(0, MAX_BYTES),
-        "From this size on reliable collectives use the engine, smaller ones gloo. Gloo is faster "
-        "for small broadcasts (figures in backend.md), but ends the process when ranks disagree on "
-        "a size, where the engine raises an error that says so: hence 0.",
-        agree=True,
-        per_call=True,
-        enters=Enters.PYTHON,
-    )
     on_missing: str = option(
         "own",
         choice("own", "keep", "zero"),
@@ -214,14 +203,14 @@ class Options:
         "0",
         text("`0` or `lo-hi`", texts.check_ports),
         "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
-        "groups; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
+        "groups; 0 lets the kernel choose.",
         enters=Enters.HOST,
     )
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
-        "Largest IP packet; 0 takes the interface's, at most 9000. The group uses the smallest of "
-        "its ranks'.",
+        "Largest IP packet; 0 takes that of the route to the master, at most 9000. The group uses "
+        "the smallest of its ranks'; paths that carry less are found out (packet-size.md).",
         enters=Enters.HOST,
     )
     socket_buffer: int = option(
@@ -241,7 +230,7 @@ class Options:
     disable: str = option(
         "",
         text(
-            "some of `gso,gro,mmsg,gather,simd,stamps,stream_wait,device_wire,verbs`",
+            "some of `gso,gro,mmsg,gather,simd,stamps,path_mtu,stream_wait,device_wire,verbs`",
             texts.check_disable,
         ),
         "Fast paths that must not be used.",
@@ -258,7 +247,7 @@ class Options:
         choice("path", "port"),
         "What keeps to a rate of its own: each path; or, as an experiment, also the port that the "
         "paths of a host share. With `port` a network of steady rates loses nothing to its hosts; "
-        "calls are slow where rates rise or delays wander (congestion.md).",
+        "calls are slow where delays wander (congestion.md).",
         enters=Enters.HOST,
     )
     keepalive: float = option(
@@ -409,11 +398,6 @@ class Options:
             raise refused(
                 f"option deadline_max is {self.deadline_max:g} s, wanted at least deadline_min, "
                 f"{self.deadline_min:g} s"
-            )
-        if self.continues and self.bulk_min_bytes:
-            raise refused(
-                f"option bulk_min_bytes is {self.bulk_min_bytes}, wanted 0 with "
-                f"on_peer_loss='continue': gloo, which serves smaller calls, can't outlive a rank"
             )
 
     def __hash__(self) -> int:

@@ -135,8 +135,7 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         OptionError: Another name, a value that isn't allowed, or ``delivery="reliable"``. For
-            ``delivery`` at once, for the others when the scope is entered. ``bulk_min_bytes``
-            above 0 in a group that continues with its survivors: at each collective in the scope.
+            ``delivery`` at once, for the others when the scope is entered.
     """
     _check_delivery("lossy", "reliable", changes)
     return _open(True, {**changes, "delivery": "lossy"})

@@ -8,7 +8,7 @@ from typing import Final
 
 from lossycoll.plan import faults
 
-FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
+FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps", "path_mtu")
 """The engine's, in the order of its bits."""
 STREAM_WAIT: Final = "stream_wait"
 """A device's streams wait for operations, in place of the host."""

@@ -1,28 +1,26 @@
 """Collectives as data: pure functions that say what each rank does. docs/plans.md explains them.
 
-    plan = transpose.all_reduce(world=4, rank=1, elements=1 << 20, elements_per_packet=362,
-                                order=draw_order(seed, group, op, 4))
+    plan = hierarchical.all_reduce(world=4, rank=1, elements=1 << 20, elements_per_packet=362,
+                                   order=draw_order(seed, group, op, 4))
     slot_table, edge_table = encode(plan)
 
-Builders are in ``ring``, ``transpose``, ``tree`` and ``data_movement``. Each is registered as an
-algorithm: ``algorithms()`` lists them, ``register`` adds one (docs/extending.md). ``rename`` and
-``leave_out`` turn plans into plans for the ranks that are left. ``reference_executor.execute``
-defines what the result of a plan is.
+Builders are in ``hierarchical`` and ``ring`` (all-reduces), ``reduce_scatter``, ``copies``,
+``data_movement`` and ``tree``. Each is registered as an algorithm: ``algorithms()`` lists them,
+``register`` adds one (docs/extending.md). ``rename`` and ``leave_out`` turn plans into plans for
+the ranks that are left. What the result of a plan is, tests/oracle defines.
 """
 
 from __future__ import annotations
 
 from . import (
     codec,
+    copies,
     data_movement,
     faults,
     hierarchical,
-    hierarchical_copies,
-    hierarchical_direct,
-    hierarchical_reduce_scatter,
+    reduce_scatter,
     ring,
     sets,
-    transpose,
     tree,
 )
 from .encode import encode
@@ -71,6 +69,7 @@ __all__ = [
     "algorithms",
     "choose_algorithm",
     "codec",
+    "copies",
     "data_movement",
     "default_algorithm",
     "draw_order",
@@ -78,18 +77,15 @@ __all__ = [
     "faults",
     "find_algorithm",
     "hierarchical",
-    "hierarchical_copies",
-    "hierarchical_direct",
-    "hierarchical_reduce_scatter",
     "leave_out",
     "packet_count",
+    "reduce_scatter",
     "register",
     "rename",
     "ring",
     "segments",
     "sets",
     "signature",
-    "transpose",
     "tree",
     "unregister",
 ]

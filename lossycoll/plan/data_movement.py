@@ -1,55 +1,44 @@
 """Collectives that move data and add nothing: every range goes straight to who needs it.
 
-A packet that never arrives leaves the output as it was.
+Nothing can be saved by hosts where every rank has something of its own for each other one: only the
+packets between ranks of one host are larger. A packet that never arrives leaves the output as it
+was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from .assembly import assemble, copy_own, receive, send_own
-from .model import Edge, Plan, Slot
+from .model import Edge, Level, Plan, Slot
 from .registry import Algorithm, register
 from .signature import signature
-from .validation import check_count, check_counts, check_rank, check_world, others, starts
+from .tiers import RELIABLE
+from .topology import Topology
+from .validation import (
+    check_count,
+    check_counts,
+    check_rank,
+    check_topology,
+    check_world,
+    others,
+    starts,
+)
+
+WITHIN: Final = 1
+"""The level of streams within a host."""
 
 
-def all_gather(
-    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int
+def all_to_all(
+    world: int,
+    rank: int,
+    count: int,
+    elements_per_packet: int,
+    *,
+    topology: Topology | None = None,
 ) -> Plan:
-    """Every rank's chunk on every rank, one after another; slot ``j`` belongs to rank j's chunk.
-
-    Costs one step; each rank sends its chunk ``world - 1`` times.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk. The input is this rank's
-            chunk, the output all of them.
-        elements_per_packet: Elements that one packet carries.
-
-    Raises:
-        ValueError: For a rank or count that the world does not allow.
-    """
-    check_world(world, rank, elements_per_packet)
-    sizes = check_counts("counts", counts, world)
-    begin = starts(sizes)
-    peers = others(world, rank)
-    slots = [copy_own(rank, begin[rank], 0, sizes[rank], *[Edge(peer, rank) for peer in peers])]
-    slots += [receive(j, j, begin[j], sizes[j]) for j in peers]
-    return assemble(
-        "all_gather",
-        "direct",
-        world,
-        rank,
-        elements_per_packet,
-        sizes=(sizes[rank], sum(sizes)),
-        slots=slots,
-        sign=signature("all_gather", "direct", world, sizes, elements_per_packet),
-    )
-
-
-def all_to_all(world: int, rank: int, count: int, elements_per_packet: int) -> Plan:
     """Chunk ``j`` of rank ``i``'s input becomes chunk ``i`` of rank ``j``'s output.
 
     A stream is numbered by the rank that it comes from. Costs one step; each rank sends all chunks
@@ -59,22 +48,24 @@ def all_to_all(world: int, rank: int, count: int, elements_per_packet: int) -> P
         world: Number of ranks.
         rank: This rank.
         count: Elements of every chunk. Both buffers hold ``world`` chunks.
-        elements_per_packet: Elements that one packet carries.
+        elements_per_packet: Elements that one packet of the network carries.
+        topology: Who shares a host; None: every rank is a host of its own.
 
     Raises:
-        ValueError: For a rank or count that the world does not allow.
+        ValueError: For a rank, count or topology that the world does not allow.
     """
     check_world(world, rank, elements_per_packet)
     sizes = (check_count("count", count),) * world
-    return assemble(
+    return _assembled(
         "all_to_all",
         "direct",
         world,
         rank,
         elements_per_packet,
+        topology,
         sizes=(sum(sizes), sum(sizes)),
         slots=_exchanged(rank, sizes, sizes),
-        sign=signature("all_to_all", "direct", world, sizes[0], elements_per_packet),
+        fields=(world, sizes[0], elements_per_packet),
     )
 
 
@@ -84,6 +75,8 @@ def all_to_all_uneven(
     send_counts: Sequence[int],
     receive_counts: Sequence[int],
     elements_per_packet: int,
+    *,
+    topology: Topology | None = None,
 ) -> Plan:
     """:func:`all_to_all` with chunks of any size.
 
@@ -95,11 +88,12 @@ def all_to_all_uneven(
         rank: This rank.
         send_counts: Elements that go to each rank.
         receive_counts: Elements that come from each rank.
-        elements_per_packet: Elements that one packet carries.
+        elements_per_packet: Elements that one packet of the network carries.
+        topology: Who shares a host; None: every rank is a host of its own.
 
     Raises:
-        ValueError: For a rank or count that the world does not allow, and if the rank would send
-            itself another number of elements than it expects.
+        ValueError: For a rank, count or topology that the world does not allow, and if the rank
+            would send itself another number of elements than it expects.
     """
     check_world(world, rank, elements_per_packet)
     send = check_counts("send_counts", tuple(send_counts), world)
@@ -109,15 +103,16 @@ def all_to_all_uneven(
             f"receive_counts[{rank}] is {expected[rank]}, wanted {send[rank]}: what rank {rank} "
             f"sends itself"
         )
-    return assemble(
+    return _assembled(
         "all_to_all",
         "uneven",
         world,
         rank,
         elements_per_packet,
+        topology,
         sizes=(sum(send), sum(expected)),
         slots=_exchanged(rank, send, expected),
-        sign=signature("all_to_all", "uneven", world, elements_per_packet),
+        fields=(world, elements_per_packet),
     )
 
 
@@ -132,7 +127,13 @@ def _exchanged(rank: int, send: tuple[int, ...], expected: tuple[int, ...]) -> l
 
 
 def gather(
-    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, *, root: int = 0
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    *,
+    root: int = 0,
+    topology: Topology | None = None,
 ) -> Plan:
     """Every rank's chunk at ``root``, one after another; slot ``j`` belongs to rank j's chunk.
 
@@ -143,11 +144,12 @@ def gather(
         rank: This rank.
         counts: Elements of each rank's chunk; one number: of every chunk. The input is this rank's
             chunk, the output all of them, at the root alone.
-        elements_per_packet: Elements that one packet carries.
+        elements_per_packet: Elements that one packet of the network carries.
         root: The rank that gets the chunks.
+        topology: Who shares a host; None: every rank is a host of its own.
 
     Raises:
-        ValueError: For a rank, root or count that the world does not allow.
+        ValueError: For a rank, root, count or topology that the world does not allow.
     """
 
     def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
@@ -156,11 +158,18 @@ def gather(
         own = copy_own(root, begin[root], 0, sizes[root])
         return [own, *[receive(j, j, begin[j], sizes[j]) for j in others(world, root)]]
 
-    return _rooted("gather", world, rank, counts, elements_per_packet, root, slots)
+    how = (world, rank, counts, elements_per_packet, root, topology)
+    return _rooted("gather", *how, slots)
 
 
 def scatter(
-    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, *, root: int = 0
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    *,
+    root: int = 0,
+    topology: Topology | None = None,
 ) -> Plan:
     """Chunk ``j`` of ``root``'s input at rank ``j``; slot ``j`` belongs to rank j's chunk.
 
@@ -171,11 +180,12 @@ def scatter(
         rank: This rank.
         counts: Elements of each rank's chunk; one number: of every chunk. The output is this rank's
             chunk, the input all of them, at the root alone.
-        elements_per_packet: Elements that one packet carries.
+        elements_per_packet: Elements that one packet of the network carries.
         root: The rank that has the chunks.
+        topology: Who shares a host; None: every rank is a host of its own.
 
     Raises:
-        ValueError: For a rank, root or count that the world does not allow.
+        ValueError: For a rank, root, count or topology that the world does not allow.
     """
 
     def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
@@ -184,7 +194,8 @@ def scatter(
         sent = [send_own(j, begin[j], sizes[j], Edge(j, j)) for j in others(world, root)]
         return [*sent, copy_own(root, 0, begin[root], sizes[root])]
 
-    return _rooted("scatter", world, rank, counts, elements_per_packet, root, slots)
+    how = (world, rank, counts, elements_per_packet, root, topology)
+    return _rooted("scatter", *how, slots)
 
 
 def _rooted(
@@ -194,6 +205,7 @@ def _rooted(
     counts: int | Sequence[int],
     elements_per_packet: int,
     root: int,
+    topology: Topology | None,
     slots: Callable[[tuple[int, ...], tuple[int, ...]], list[Slot]],
 ) -> Plan:
     """A gather or a scatter. ``slots``: this rank's, given the chunks' sizes and offsets."""
@@ -201,16 +213,50 @@ def _rooted(
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
     own, whole = sizes[rank], sum(sizes) if rank == root else 0
-    return assemble(
+    return _assembled(
         collective,
         "direct",
         world,
         rank,
         elements_per_packet,
+        topology,
         sizes=(own, whole) if collective == "gather" else (whole, own),
         slots=slots(sizes, starts(sizes)),
-        sign=signature(collective, "direct", world, sizes, elements_per_packet, root),
+        fields=(world, sizes, elements_per_packet, root),
     )
+
+
+def _assembled(
+    collective: str,
+    name: str,
+    world: int,
+    rank: int,
+    elements_per_packet: int,
+    topology: Topology | None,
+    *,
+    sizes: tuple[int, int],
+    slots: list[Slot],
+    fields: tuple[Any, ...],
+) -> Plan:
+    """The plan of slots that have one stream at most, those within a host on a level of their own.
+
+    ``fields``: what goes into the signature.
+    """
+    levels: tuple[Level, ...] = ()
+    if topology is not None and check_topology(topology, world).shares_hosts:
+        levels = (Level(elements_per_packet * topology.host_packets, RELIABLE),)
+        near = frozenset(topology.members_of_hosts[topology.hosts[rank]])
+        slots = [
+            slot if near.isdisjoint(_peers(slot)) else replace(slot, level=WITHIN) for slot in slots
+        ]
+        fields = (*fields, *topology.fields)
+    sign = signature(collective, name, *fields)
+    how = (collective, name, world, rank, elements_per_packet)
+    return assemble(*how, sizes=sizes, slots=slots, sign=sign, levels=levels)
+
+
+def _peers(slot: Slot) -> list[int]:
+    return [*slot.sources, *[dest.peer for dest in slot.dests]]
 
 
 def point_to_point(
@@ -276,11 +322,11 @@ def _register(
             serves=lambda world: world >= least_world,
             default=True,
             direct=True,
+            levels=collective != "point_to_point",
         )
     )
 
 
-_register("all_gather", "direct", all_gather, "every rank sends its chunk to every other")
 _register("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk")
 _register(
     "all_to_all_uneven",

@@ -17,7 +17,7 @@ def table() -> str:
         "|---|---|---|---|---|",
     ]
     for one in algorithms():
-        auto = " (auto)" if one.default else " (auto by hosts)" if one.levels else ""
+        auto = " (auto)" if one.default else ""
         name = f"`{one.name}`{auto}"
         steps = ", ".join(str(one.steps(world)) for world in WORLDS)
         traffic = ", ".join(f"{one.traffic(world):.3g}" for world in WORLDS)

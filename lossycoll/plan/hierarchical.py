@@ -1,8 +1,13 @@
 """All-reduce by tiers: the ranks of a host add up, then the hosts of a site, then all sites.
 
-Every element is summed up within each host at one of its ranks, which sends the sum on; what leaves
-a host is so much of the buffer as if the host were one rank. The mean comes back the same way.
-Source of the idea: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+On a flat topology there is one tier: every rank sends each owner its segment, and owners send the
+mean back. Two waits whatever the number of ranks, and a lost packet costs one contribution to one
+packet. Source: "Transpose AllReduce" in Warraich et al., "OptiReduce", NSDI 2025 (arXiv
+2310.06993); the division by what arrived is that of Weintraub, Banner and Orda, arXiv 2507.07114.
+
+With hosts, every element is summed up within each at one of its ranks, which sends the sum on; what
+leaves a host is so much of the buffer as if the host were one rank. The mean comes back the same
+way. Source of the idea: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), and the reduce-scatter and
 all-gather within nodes of Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677. Here
 every packet goes its way singly, and sums carry how many contributions they have.
@@ -15,16 +20,17 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from .assembly import add, assemble, receive, send_fed
+from .assembly import add, assemble, receive, send_fed, send_own
 from .model import MOST_SLOTS, Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
+from .order import segments
 from .registry import Algorithm, register
 from .shares import Piece, Shares, drawn_turns, shares
 from .signature import signature
 from .tiers import Tree, tree_of
 from .topology import Topology
-from .validation import check_count, check_finish, check_order, check_topology, check_world
+from .validation import check_count, check_finish, check_order, check_topology, check_world, others
 
-NAME: Final = "hierarchical"
+NAME: Final = "transpose"
 GRAIN: Final = 1024
 """Elements below which ranks of one host don't share the work: so little is added up sooner than
 more packets are sent."""
@@ -43,7 +49,8 @@ def all_reduce(
 ) -> Plan:
     """Mean of all ranks' buffers, on all ranks, in place, by the tiers of ``topology``.
 
-    Two steps for each tier. With one tier it is the transpose.
+    Two steps for each tier. On a flat topology slot number ``s`` reduces segment ``s`` at
+    ``order[s]``, and ``world + s`` is its copy back.
 
     Args:
         world: Number of ranks.
@@ -66,10 +73,16 @@ def all_reduce(
     topology = check_topology(topology, world)
     if order is not None:
         check_order(order, world)
-    tree = tree_of(topology, rank, elements_per_packet)
-    turns = None if order is None else drawn_turns(tree.root, order)
-    slots, scratch = _slots(topology, rank, elements, elements_per_packet, turns, missing, finish)
-    fields = (world, elements, elements_per_packet, missing, order or ())
+    tree, scratch = tree_of(topology, rank, elements_per_packet), 0
+    if topology.is_flat:
+        order = order or tuple(range(world))
+        slots = _flat_slots(rank, order, elements, elements_per_packet, missing, finish)
+    else:
+        turns = None if order is None else drawn_turns(tree.root, order)
+        how = (elements, elements_per_packet, turns, missing, finish)
+        slots, scratch = _slots(topology, rank, *how)
+    what = (world, elements, elements_per_packet, missing, order or ())
+    hosts = () if topology.is_flat else topology.fields
     return assemble(
         "all_reduce",
         NAME,
@@ -78,10 +91,37 @@ def all_reduce(
         elements_per_packet,
         sizes=(elements, elements),
         slots=slots,
-        sign=signature("all_reduce", NAME, *fields, *topology.fields),
+        sign=signature("all_reduce", NAME, *what, *hosts),
         scratch_elements=scratch,
         levels=tree.levels,
     )
+
+
+def _flat_slots(
+    rank: int,
+    order: tuple[int, ...],
+    elements: int,
+    elements_per_packet: int,
+    missing: Missing,
+    finish: Finish,
+) -> tuple[Slot, ...]:
+    """A rank's slots where there is one tier: what :class:`_Rank` makes in twice the time, which a
+    lossy call takes with each order that is drawn."""
+    world = len(order)
+    positions = check_order(order, world)
+    cut = segments(elements, world, elements_per_packet)
+    peers = others(world, rank)
+    theirs = [(peer, positions[peer], *cut[positions[peer]]) for peer in peers]
+    slots = [send_own(s, offset, length, Edge(peer, s)) for peer, s, offset, length in theirs]
+    mine = positions[rank]
+    offset, length = cut[mine]
+    back = [Edge(peer, world + mine) for peer in peers]
+    slots.append(add(mine, offset, offset, length, *back, sources=peers, finish=finish))
+    slots += [
+        receive(world + s, peer, offset, length, missing=missing)
+        for peer, s, offset, length in theirs
+    ]
+    return tuple(slots)
 
 
 @lru_cache(maxsize=64)
@@ -98,8 +138,6 @@ def _slots(
 
     Kept, since hosts of very different sizes have many pieces and few turns: of 1 and 7 ranks, 8.
     """
-    if topology.world == 1:  # The mean of one contribution.
-        return (add(0, 0, 0, elements, sources=(), finish=finish),), 0
     tree = tree_of(topology, rank, elements_per_packet)
     grain = GRAIN if topology.one_host else elements_per_packet
     made = _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish)
@@ -248,11 +286,13 @@ register(
         collective="all_reduce",
         name=NAME,
         build=all_reduce,
-        summary="sums within hosts, then between hosts, then between sites, and back",
+        summary="two steps at every world, and a lost packet costs one contribution",
         steps=lambda world: 2 if world > 1 else 0,
         traffic=lambda world: 2 * (world - 1) / world,
+        # Two steps rather than 2 (world - 1) at every world and size: docs/design.md.
+        default=True,
         draws_order=True,
-        partial_sums=True,
         levels=True,
+        relays=True,
     )
 )

@@ -85,7 +85,7 @@ def all_reduce(
 ) -> Plan:
     """Mean of the buffers of those that give, by their weights, on all ranks and in place.
 
-    Slots are numbered as those of :func:`.transpose.all_reduce`, and nothing travels that can't
+    Slots are numbered as those of :func:`.hierarchical.all_reduce`, and nothing travels that can't
     count.
 
     Args:

@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 from .model import Plan
 
 AUTO: Final = "auto"
-"""Asks for each collective's default algorithm."""
+"""Asks for each collective's default algorithm, by hosts and sites where ranks share them."""
+HIERARCHICAL: Final = "hierarchical"
+"""Asks for the same, whatever else speaks against going by hosts and sites."""
 ENTRY_POINTS: Final = "lossycoll.algorithms"
 """The group of entry points by which installed packages add algorithms."""
 
@@ -73,8 +75,10 @@ class Algorithm:
         direct: Whether all data goes straight from the rank that has it to one that needs it. When
             a rank is lost, only its own data is then missing.
         levels: Whether the builder knows hosts and sites: it takes ``topology`` besides the
-            collective's options. ``steps`` and ``traffic`` are then those of a flat one, which is
-            what it gets without.
+            collective's options. Without, every rank is a host of its own. ``steps``, ``traffic``,
+            ``partial_sums`` and ``direct`` are those of such a flat topology.
+        relays: Whether, by hosts and sites, ranks add up or pass on what others of their host have.
+            ``direct`` holds on flat topologies only, then.
     """
 
     collective: str
@@ -89,6 +93,7 @@ class Algorithm:
     partial_sums: bool = False
     direct: bool = False
     levels: bool = False
+    relays: bool = False
 
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
@@ -162,10 +167,13 @@ def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
         collective: Whose names; None: those of all.
 
     Returns:
-        "auto", and the name of each algorithm of a collective that has several.
+        "auto", "hierarchical" if there is a builder that knows hosts, and the name of each
+        algorithm of a collective that has several.
     """
-    several = [a.name for a in algorithms(collective) if len(algorithms(a.collective)) > 1]
-    return tuple(dict.fromkeys([AUTO, *several]))
+    found = algorithms(collective)
+    by_hosts = [HIERARCHICAL for a in found if a.levels]
+    several = [a.name for a in found if len(algorithms(a.collective)) > 1]
+    return tuple(dict.fromkeys([AUTO, *by_hosts, *several]))
 
 
 def default_algorithm(collective: str) -> Algorithm:
@@ -203,7 +211,8 @@ def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
     found = _algorithms.get((collective, name))
     if found is not None and found.serves(world):
         return found
-    if found is None and name != AUTO and name not in {a.name for a in algorithms()}:
+    known = name in (AUTO, HIERARCHICAL) or found is not None
+    if not known and name not in {a.name for a in algorithms()}:
         raise ValueError(f"algorithm is {name!r}, wanted one of {', '.join(algorithm_names())}")
     return default_algorithm(collective)
 
@@ -232,9 +241,13 @@ def _check(algorithm: Algorithm) -> None:
     title = _title(algorithm)
     if algorithm.collective not in COLLECTIVES:
         raise ValueError(f"{title}: wanted a collective of {', '.join(COLLECTIVES)}")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name) or algorithm.name == AUTO:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name) or algorithm.name in (
+        AUTO,
+        HIERARCHICAL,
+    ):
         raise ValueError(
-            f"{title}: wanted a name of lower-case letters, digits and underscores, not {AUTO!r}"
+            f"{title}: wanted a name of lower-case letters, digits and underscores, not {AUTO!r} "
+            f"nor {HIERARCHICAL!r}"
         )
     taken = _algorithms.get((algorithm.collective, algorithm.name))
     if taken is not None:

@@ -7,10 +7,14 @@ added, and a lost partial sum restarts at the next position with its own contrib
 
 from __future__ import annotations
 
-from .assembly import add, receive, send_own
+from typing import NamedTuple
+
+from .assembly import add, assemble, receive, send_own
 from .model import Edge, Finish, Missing, Plan, Slot, Target
+from .order import segments
 from .registry import Algorithm, register
-from .segmented import SegmentedAllReduce, segmented
+from .signature import signature
+from .validation import check_count, check_finish, check_order, check_world
 
 
 def all_reduce(
@@ -44,54 +48,79 @@ def all_reduce(
     Raises:
         ValueError: For a rank, count or order that the world does not allow, or another finish.
     """
-    call = segmented(world, rank, elements, elements_per_packet, order, missing, finish)
-    if world == 1:
-        return call.plan("ring", [])
-    slots, scratch_elements = _sums(call)
-    return call.plan("ring", [*slots, *_copies(call)], scratch_elements)
+    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
+    check_world(world, rank, elements_per_packet)
+    elements = check_count("elements", elements)
+    order = tuple(range(world)) if order is None else order
+    position = check_order(order, world)[rank]
+    slots: list[Slot] = []
+    scratch = 0
+    if world > 1:
+        cut = segments(elements, world, elements_per_packet)
+        before, after = order[position - 1], order[(position + 1) % world]
+        # As they come by: each rank's own first.
+        numbers = [(position - step) % world for step in range(world)]
+        ring = _Ring(before, after, [(s, *cut[s]) for s in numbers])
+        slots, scratch = _sums(ring, finish)
+        slots += _copies(ring, missing)
+    what = (world, elements, elements_per_packet, missing, order)
+    return assemble(
+        "all_reduce",
+        "ring",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature("all_reduce", "ring", *what),
+        scratch_elements=scratch,
+    )
 
 
-def _neighbours(call: SegmentedAllReduce) -> tuple[int, int, int]:
-    """(this rank's position, the rank before it, the rank after it)."""
-    position = call.positions[call.rank]
-    return position, call.order[position - 1], call.order[(position + 1) % call.world]
+class _Ring(NamedTuple):
+    """A rank's place in the ring.
+
+    Attributes:
+        before: The rank that sends to this one.
+        after: The rank that this one sends to.
+        segments: (number, offset, length), in the order in which they come by.
+    """
+
+    before: int
+    after: int
+    segments: list[tuple[int, int, int]]
 
 
-def _sums(call: SegmentedAllReduce) -> tuple[list[Slot], int]:
+def _sums(ring: _Ring, finish: Finish) -> tuple[list[Slot], int]:
     """The first time around, and the elements of scratch memory that partial sums take.
 
     A partial sum is ``step`` hops old when it is here. Going by age is going in the order in which
     packets arrive.
     """
-    position, before, after = _neighbours(call)
+    before, after, world = ring.before, ring.after, len(ring.segments)
     slots = []
     scratch = 0
-    for step in range(call.world):
-        s, offset, length = call.segments[position - step]
+    for step, (s, offset, length) in enumerate(ring.segments):
         if step == 0:
             slots.append(send_own(s, offset, length, Edge(after, s)))
-        elif step < call.world - 1:
+        elif step < world - 1:
             onwards, store = Edge(after, s), Target.SCRATCH
             slots.append(add(s, scratch, offset, length, onwards, sources=(before,), target=store))
             scratch += length
         else:
-            onwards = Edge(after, call.world + s)
-            slots.append(
-                add(s, offset, offset, length, onwards, sources=(before,), finish=call.finish)
-            )
+            onwards = Edge(after, world + s)
+            slots.append(add(s, offset, offset, length, onwards, sources=(before,), finish=finish))
     return slots, scratch
 
 
-def _copies(call: SegmentedAllReduce) -> list[Slot]:
+def _copies(ring: _Ring, missing: Missing) -> list[Slot]:
     """The second time around. The position before the one that finished a segment ends it."""
-    position, before, after = _neighbours(call)
+    world = len(ring.segments)
     slots = []
-    for step in range(call.world - 1):
-        s, offset, length = call.segments[position - step]
-        last = step == call.world - 2
-        onwards = () if last else (Edge(after, call.world + s),)
-        number = call.world + s
-        slots.append(receive(number, before, offset, length, *onwards, missing=call.missing))
+    for step, (s, offset, length) in enumerate(ring.segments[:-1]):
+        number = world + s
+        onwards = () if step == world - 2 else (Edge(ring.after, number),)
+        slots.append(receive(number, ring.before, offset, length, *onwards, missing=missing))
     return slots
 
 

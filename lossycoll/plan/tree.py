@@ -1,83 +1,22 @@
-"""Collectives along a tree: no rank sends more than ``fanout`` copies of anything.
+"""Barrier along a tree, up and down: no rank has more than ``fanout`` children.
 
-The tree is the one of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the
-children ``2v + 1`` and ``2v + 2``. With a fanout of the world only the root sends, so a rank that
-dies takes nothing with it that another one needs.
+The tree is the one of a heap: with a fanout of 2, rank ``v`` has the children ``2v + 1`` and
+``2v + 2``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from .assembly import add, assemble, copy_own, receive, send_own
+from .assembly import add, assemble, receive, send_own
 from .model import Edge, Plan, Slot, Target
 from .registry import Algorithm, register
 from .signature import signature
-from .validation import check_count, check_rank, check_world
+from .validation import check_world
 
 BARRIER_FANOUT: Final = 4
 """A barrier's: each rank sends one small packet to each child, which costs less than one more level
 of the tree."""
-
-
-def _family(
-    world: int, rank: int, root: int, fanout: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the parent, or nothing at the root; the children), as ranks."""
-    if fanout < 1:
-        raise ValueError(f"fanout is {fanout}, wanted 1 or more")
-    v = (rank - root) % world
-    parent = (((v - 1) // fanout + root) % world,) if v else ()
-    children = range(fanout * v + 1, min(fanout * (v + 1) + 1, world))
-    return parent, tuple((child + root) % world for child in children)
-
-
-def broadcast(
-    world: int,
-    rank: int,
-    elements: int,
-    elements_per_packet: int,
-    *,
-    root: int = 0,
-    fanout: int = 2,
-) -> Plan:
-    """``root``'s buffer on all ranks, in place. One slot each, number 0.
-
-    A packet that never arrives leaves the buffer as it was, at that rank and below it in the tree.
-    Costs as many steps as the tree is deep; no rank sends more than ``fanout`` buffers.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements: Elements of the buffer.
-        elements_per_packet: Elements that one packet carries.
-        root: The rank whose buffer it is.
-        fanout: The most ranks that one rank sends to; ``world``: only the root sends.
-
-    Raises:
-        ValueError: For a rank, root, count or fanout that the world does not allow.
-    """
-    check_world(world, rank, elements_per_packet)
-    check_rank("root", root, world)
-    elements = check_count("elements", elements)
-    parent, children = _family(world, rank, root, fanout)
-    dests = [Edge(child, 0) for child in children]
-    slots: list[Slot] = []
-    if parent:
-        slots.append(receive(0, parent[0], 0, elements, *dests))
-    elif dests:
-        # In place; but what travels encoded, the root stores as all others do.
-        slots.append(copy_own(0, 0, 0, elements, *dests))
-    return assemble(
-        "broadcast",
-        "tree",
-        world,
-        rank,
-        elements_per_packet,
-        sizes=(elements, elements),
-        slots=slots,
-        sign=signature("broadcast", "tree", world, elements, elements_per_packet, root, fanout),
-    )
 
 
 def barrier(
@@ -99,7 +38,10 @@ def barrier(
         ValueError: For a rank or fanout that the world does not allow.
     """
     check_world(world, rank, elements_per_packet)
-    parent, children = _family(world, rank, 0, fanout)
+    if fanout < 1:
+        raise ValueError(f"fanout is {fanout}, wanted 1 or more")
+    parent = ((rank - 1) // fanout,) if rank else ()
+    children = tuple(range(fanout * rank + 1, min(fanout * (rank + 1) + 1, world)))
     up = [Edge(above, 0) for above in parent]
     down = [Edge(child, 1) for child in children]
     slots: list[Slot] = []
@@ -132,17 +74,6 @@ def broadcast_steps(world: int, fanout: int = 2) -> int:
     return hops
 
 
-register(
-    Algorithm(
-        collective="broadcast",
-        name="tree",
-        build=broadcast,
-        summary="a binary tree; where ranks may be lost, the root sends to every rank itself",
-        steps=broadcast_steps,
-        traffic=lambda world: min(2, world - 1),
-        default=True,
-    )
-)
 register(
     Algorithm(
         collective="barrier",

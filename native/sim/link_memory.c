@@ -5,7 +5,7 @@
 
 #include "wire.h"
 
-enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000 };
+enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000, SMALL_BYTES = 256 };
 
 static const uint64_t WANDER_NS = 10000000; /* for so long an ordered path's delay goes one way */
 
@@ -16,7 +16,9 @@ typedef struct packet {
     struct packet *next; /* free, or received */
     uint64_t at_ns;
     uint32_t bytes;
+    uint32_t kept; /* of those; the others read as zeros */
     uint16_t from;
+    uint8_t small; /* there is room for SMALL_BYTES only */
     uint8_t data[];
 } packet;
 
@@ -66,7 +68,8 @@ struct memory_net {
     uint16_t size, places;
     uint16_t *place; /* by rank */
     uint32_t packet_max, capacity, wire, local_payload;
-    int same_host;
+    uint8_t *zeros; /* in place of payloads; NULL: these are kept */
+    int same_host, routed;
     double full;
     uint64_t full_ns;
     uint64_t reads_ns; /* payloads are read so much later */
@@ -78,7 +81,7 @@ struct memory_net {
     void *wake_context;
     uint64_t step_ns;
     memory_counts counts;
-    packet *free;
+    packet *free[2];        /* for all, and small ones */
     memory_link **links;    /* by rank */
     memory_path *paths;     /* by the place that they are from, and to */
     memory_port *up, *down; /* by place */
@@ -156,29 +159,40 @@ static packet *heap_take(memory_link *l) {
     return top;
 }
 
-static packet *new_packet(memory_net *net) {
-    packet *p = net->free;
+static packet *new_packet(memory_net *net, size_t bytes) {
+    int small = bytes <= SMALL_BYTES;
+    packet *p = net->free[small];
     if (p)
-        net->free = p->next;
+        net->free[small] = p->next;
     else
-        p = malloc(sizeof *p + net->packet_max);
+        p = malloc(sizeof *p + (small ? SMALL_BYTES : net->packet_max));
     if (!p)
         abort();
+    p->small = (uint8_t)small;
     return p;
 }
 
 static void drop_packet(memory_net *net, packet *p) {
-    p->next = net->free;
-    net->free = p;
+    p->next = net->free[p->small];
+    net->free[p->small] = p;
 }
 
 /* ---- sending ---- */
 
+/* A payload that need not be kept. What follows a control packet's header alone are its records. */
+static int has_payload(const memory_net *net, const struct iovec *iov) {
+    const uint8_t *header = iov[0].iov_base;
+    return net->zeros && (iov[0].iov_len != LC_HEADER_BYTES || (header[3] & 7) != LC_CONTROL);
+}
+
 static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
                  uint64_t at_ns) {
-    packet *p = new_packet(net);
+    size_t kept = iov[0].iov_len + (has_payload(net, iov) ? 0 : iov[1].iov_len);
+    packet *p = new_packet(net, kept);
     memcpy(p->data, iov[0].iov_base, iov[0].iov_len);
-    memcpy(p->data + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
+    if (kept > iov[0].iov_len)
+        memcpy(p->data + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
+    p->kept = (uint32_t)kept;
     p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
     p->from = from;
     p->at_ns = at_ns;
@@ -260,7 +274,9 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
         net->counts.dropped++;
         return;
     }
-    if (is_lost(net, path) || !net->links[to]) {
+    int vanishes = path->carries && bytes > path->carries;
+    if (vanishes || is_lost(net, path) || !net->links[to]) {
+        net->counts.vanished += (uint64_t)vanishes;
         net->counts.lost++;
         return;
     }
@@ -429,8 +445,10 @@ static int receive(lc_link *link, lc_arrival *arrivals, int max) {
         packet *p = take_first(&l->first, &l->last);
         l->n_buffer--;
         arrivals[l->n_taken] = (lc_arrival){.data = p->data,
-                                            .length = p->bytes,
-                                            .stride = p->bytes,
+                                            .length = p->kept,
+                                            .stride = p->kept,
+                                            .rest = p->bytes > p->kept ? l->net->zeros : NULL,
+                                            .rest_bytes = p->bytes - p->kept,
                                             .came_ns = p->at_ns,
                                             .from = &p->from};
         l->taken[l->n_taken++] = p;
@@ -528,6 +546,7 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     l->link = (lc_link){.ops = &l->ops,
                         .clock = &net->clock,
                         .packet_max = net->packet_max,
+                        .routed = net->routed,
                         .payload_bytes = net->local_payload,
                         .local = net->local_payload > 0};
     l->net = net;
@@ -580,11 +599,12 @@ memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity
 }
 
 void memory_net_free(memory_net *net) {
-    while (net->free) {
-        packet *p = net->free;
-        net->free = p->next;
-        free(p);
-    }
+    for (int small = 0; small < 2; small++)
+        for (packet *p = net->free[small], *next; p; p = next) {
+            next = p->next;
+            free(p);
+        }
+    free(net->zeros);
     free(net->place);
     free(net->links);
     free(net->paths);
@@ -611,6 +631,10 @@ void memory_set_wire(memory_net *net, uint32_t bytes) {
 
 void memory_set_local(memory_net *net, uint32_t payload_bytes) {
     net->local_payload = payload_bytes;
+}
+
+void memory_forget_payloads(memory_net *net) {
+    net->zeros = zeros(1, net->packet_max);
 }
 
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context) {
@@ -659,6 +683,10 @@ uint64_t memory_flights(const memory_net *net, uint16_t rank) {
 
 void memory_set_same_host(memory_net *net, int same_host) {
     net->same_host = same_host;
+}
+
+void memory_set_routed(memory_net *net, int routed) {
+    net->routed = routed;
 }
 
 void memory_break(memory_net *net, uint16_t rank, int sys_errno) {

@@ -19,6 +19,7 @@ typedef struct {
     double bytes_per_s; /* 0: no bound */
     uint64_t queue_ns;  /* what would wait longer at the bottleneck is dropped; 0: waits */
     int cut;            /* nothing comes through */
+    uint32_t carries;   /* datagrams of more bytes vanish; 0: none do */
     /* state */
     uint64_t free_ns; /* when the bottleneck is */
     uint64_t last_ns; /* when the latest packet comes, if they are ordered, */
@@ -47,6 +48,7 @@ typedef struct memory_net memory_net;
 typedef struct {
     uint64_t sent, lost, doubled, dropped; /* dropped: at a bottleneck */
     uint64_t refused;                      /* sends that found the link full */
+    uint64_t vanished;                     /* of those lost, for their size */
 } memory_counts;
 
 /* capacity: packets that a rank's receive buffer holds, all peers together. Each rank is at a place
@@ -70,6 +72,8 @@ void memory_set_wire(memory_net *net, uint32_t bytes);
 /* The links of this net are memory that ranks share, with payloads of so many bytes. For links that
  * are opened later. */
 void memory_set_local(memory_net *net, uint32_t payload_bytes);
+/* Payloads of data are not kept, and read as zeros: they take neither memory nor time. */
+void memory_forget_payloads(memory_net *net);
 /* Called when a packet is under way that comes to its rank before all that was. */
 typedef void memory_wake(void *context, uint16_t rank, uint64_t at_ns);
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context);
@@ -91,6 +95,9 @@ void memory_throw(memory_net *net, uint16_t from, uint16_t to, const void *bytes
 uint64_t memory_flights(const memory_net *net, uint16_t rank);
 /* Ranks take each other for processes of one host. */
 void memory_set_same_host(memory_net *net, int same_host);
+/* Paths may carry less than packets, as by networks with routers. For links that are opened later.
+ */
+void memory_set_routed(memory_net *net, int routed);
 memory_counts memory_counts_of(const memory_net *net);
 /* A rank's link sends nothing any more, for good. */
 void memory_break(memory_net *net, uint16_t rank, int sys_errno);

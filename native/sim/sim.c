@@ -98,6 +98,7 @@ static memory_net *local_net(const lc_sim_config *config, lc_sim *sim) {
     memory_net *net =
         memory_net_at(config->ranks, config->places, bytes, LOCAL_CAPACITY, config->seed + 1);
     memory_set_local(net, config->local_payload);
+    memory_forget_payloads(net);
     memory_follow(net, sim->net);
     memory_set_wake(net, packet_comes, sim);
     return net;
@@ -124,6 +125,7 @@ lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine) {
     sim->wait = (wait_function *)engine->wait;
     sim->net = memory_net_at(config->ranks, config->places, bytes, config->capacity, config->seed);
     memory_set_wire(sim->net, config->wire_bytes);
+    memory_forget_payloads(sim->net);
     memory_set_wake(sim->net, packet_comes, sim);
     sim->local = config->local_payload ? local_net(config, sim) : NULL;
     sim->ranks = calloc(config->ranks, sizeof *sim->ranks);

@@ -113,7 +113,7 @@ def rank_hands_on(rank: int, world: int) -> tuple[list[float], int, str]:
 
 def test_tensors_of_another_backends_device_go_there() -> None:
     """torch hands them all to the first that is a process group."""
-    values = run_good(rank_hands_on, 2, {"LOSSYCOLL_BULK_MIN_BYTES": "0"})
+    values = run_good(rank_hands_on, 2)
     for found, operations, name in values:
         assert found == [12.0, 8.0, 12.0, 4.0, 8.0, 12.0, 4.0, 6.0, 6.0, 8.0]
         assert operations == 0, "lossy served some"

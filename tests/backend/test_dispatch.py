@@ -21,7 +21,6 @@ from lossycoll.runtime.engine.failures import Where
 Op = dist.ReduceOp
 LOSSY = Options(lossy_min_bytes=4096)
 RELIABLE = Options(lossy_min_bytes=4096, delivery="reliable")
-BULK = Options(lossy_min_bytes=4096, bulk_min_bytes=1024)
 ENCODED = Options(lossy_min_bytes=4096, wire="bf16")
 LARGE, SMALL = 8192, 512
 
@@ -34,14 +33,12 @@ def way(
     op: Any = None,
     options: Options = LOSSY,
     scope: bool = False,
-    world: int = 3,
-    sizes: tuple[int, ...] | None = None,
 ) -> Way:
     tensor = torch.zeros(1, dtype=dtype)
-    reduction = None if op is None else resolve(Where(0, world), kind.name, dtype, op)
-    call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op, sizes=sizes)
+    reduction = None if op is None else resolve(Where(0, 3), kind.name, dtype, op)
+    call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op)
     around = Scope((), lossy_copies=True) if scope else None
-    choice = choose(call, reduction, options, around, world)
+    choice = choose(call, reduction, options, around)
     assert choice.options == (options if choice.way is Way.LOSSY else reliable_version(options))
     return choice.way
 
@@ -64,7 +61,7 @@ def test_large_sums_of_floats_may_lose_packets(kind: CollectiveKind) -> None:
 def test_what_the_engine_cannot_add_is_gathered(kind: CollectiveKind) -> None:
     assert way(kind, op=Op(Op.MAX)) is Way.GATHERED
     assert way(kind, op=Op(Op.AVG), dtype=torch.int64) is Way.GATHERED
-    assert way(kind, op=Op(Op.SUM), dtype=torch.bool, options=BULK, nbytes=SMALL) is Way.GATHERED
+    assert way(kind, op=Op(Op.SUM), dtype=torch.bool, nbytes=SMALL) is Way.GATHERED
 
 
 def test_reduce_is_always_gathered_at_its_root() -> None:
@@ -92,21 +89,6 @@ def test_blocks_follow_the_delivery_in_any_size() -> None:
     assert way(ALL_GATHER_BLOCKS, options=RELIABLE) is Way.RELIABLE
 
 
-def test_gloo_gets_small_exact_calls_that_it_can_do_and_only_if_it_may() -> None:
-    small = {"nbytes": SMALL, "options": BULK}
-    for kind in (table.BROADCAST, table.ALL_GATHER, table.GATHER, table.SCATTER):
-        assert way(kind, **small) is Way.GLOO
-        assert way(kind, **small, dtype=torch.bool) is Way.RELIABLE
-        assert way(kind, **small, world=1) is Way.RELIABLE
-        assert way(kind, nbytes=SMALL) is Way.RELIABLE
-        assert way(kind, options=BULK) is Way.RELIABLE
-    assert way(table.ALL_GATHER, **small, sizes=(1, 2, 3)) is Way.RELIABLE
-    assert way(table.ALL_TO_ALL, **small) is Way.RELIABLE
-    assert way(table.ALL_REDUCE, **small, op=Op(Op.SUM)) is Way.GLOO
-    assert way(table.ALL_REDUCE, **small, op=Op(Op.MAX)) is Way.GATHERED
-    assert way(table.REDUCE_SCATTER, **small, op=Op(Op.SUM)) is Way.RELIABLE
-
-
 def encoding(
     kind: CollectiveKind,
     *,
@@ -124,7 +106,7 @@ def encoding(
     nbytes = 0 if splits else nbytes
     call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op, splits=splits)
     options = options if around is None else within(options, around)
-    return choose(call, reduction, options, around, 3).encoding
+    return choose(call, reduction, options, around).encoding
 
 
 WIRE = (("wire", "fp16"),)
@@ -158,12 +140,6 @@ def test_what_is_handed_out_is_encoded_only_where_a_block_says_so(kind: Collecti
 def test_what_counts_or_maps_to_blocks_is_never_encoded() -> None:
     for kind in (table.BARRIER, ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS):
         assert encoding(kind, block=WIRE) == "same"
-
-
-def test_what_gloo_does_is_not_encoded() -> None:
-    options = replace(ENCODED, lossy_min_bytes=0, bulk_min_bytes=1024, delivery="reliable")
-    assert encoding(table.ALL_REDUCE, options=options) == "bf16"
-    assert encoding(table.ALL_REDUCE, options=options, nbytes=SMALL) == "same"
 
 
 def test_the_signature_of_block_collectives_holds_no_class_name() -> None:

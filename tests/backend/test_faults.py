@@ -58,13 +58,12 @@ def rank_all_reduce(rank: int, world: int) -> Any:
     return _loop(lambda: dist.all_reduce(t.fill_(1)))
 
 
-def rank_gloo(rank: int, world: int) -> Any:
-    import torch
+def rank_monitored_barrier(rank: int, world: int) -> Any:
     import torch.distributed as dist
 
-    init(pg_options={"bulk_min_bytes": 1 << 30, "lossy_min_bytes": 1 << 30})
-    t = torch.ones(5000)
-    return _loop(lambda: dist.all_reduce(t.fill_(1)))
+    init()
+    group: Any = dist.group.WORLD
+    return _loop(group.monitored_barrier)
 
 
 def rank_point_to_point(rank: int, world: int) -> Any:
@@ -96,7 +95,7 @@ KILLS = [
     pytest.param(rank_all_reduce, 1, signal.SIGKILL, marks=pytest.mark.long),
     (rank_all_reduce, 0, signal.SIGKILL),
     (rank_all_reduce, 2, signal.SIGSTOP),
-    pytest.param(rank_gloo, 1, signal.SIGKILL, marks=[pytest.mark.long, pytest.mark.in_clear]),
+    pytest.param(rank_monitored_barrier, 1, signal.SIGKILL, marks=pytest.mark.long),
     (rank_point_to_point, 2, signal.SIGKILL),
 ]
 
@@ -572,9 +571,7 @@ def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)
     init(timeout=30)
     plane = COHORTS._cohorts[0].plane
-    listener = plane._sockets._listener
-    assert listener is not None
-    note("ready at {} {} .".format(*listener.getsockname()))
+    note("ready at {} {} .".format(*plane.place_of(plane.rank)))
     if gate is None:
         signal.pause()  # until it is killed
     dist.destroy_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tests.support.harness import init, is_sealed, run_good
+from tests.support.harness import init, run_good
 from tests.support.versions import TORCH
 
 
@@ -211,10 +211,9 @@ def rank_collectives(rank: int, world: int) -> int:
     for request in requests:
         request.wait()
     dist.barrier()
-    if not is_sealed():  # gloo serves these
-        pg.monitored_barrier()
-        if TORCH >= (2, 14):  # 2.13 has it for gloo alone
-            dist.monitored_barrier()
+    pg.monitored_barrier()
+    if TORCH >= (2, 14):  # 2.13 has it for gloo alone
+        dist.monitored_barrier()
     dist.destroy_process_group()
     return done
 

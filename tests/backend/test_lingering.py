@@ -77,9 +77,7 @@ def rank_disagrees(rank: int, world: int) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize(
-    "then", ["all_reduce", pytest.param("monitored_barrier", marks=pytest.mark.in_clear)]
-)
+@pytest.mark.parametrize("then", ["all_reduce", "monitored_barrier"])
 def test_what_ends_a_call_after_it_was_done_is_raised_by_the_next(then: str) -> None:
     root, other = run_good(rank_disagrees, 2, {"THEN": then})
     assert root[0] == "done"

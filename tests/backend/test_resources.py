@@ -43,7 +43,7 @@ def holds(rank: int, world: int) -> list[Held]:
     return found
 
 
-@pytest.mark.parametrize(("link", "fixed", "per_peer"), [("auto", 9, 1), ("udp", 6, 0)])
+@pytest.mark.parametrize(("link", "fixed", "per_peer"), [("auto", 16, 1), ("udp", 13, 0)])
 def test_what_a_process_holds_is_bounded_whatever_groups_it_has(
     link: str, fixed: int, per_peer: int
 ) -> None:
@@ -56,4 +56,4 @@ def test_what_a_process_holds_is_bounded_whatever_groups_it_has(
         assert more == first
         assert futures.descriptors == first.descriptors
         assert futures.threads == first.threads + 1, "one watcher for all groups"
-        assert futures.threads <= 4
+        assert futures.threads <= 6, "two of them are libzmq's"

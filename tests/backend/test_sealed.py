@@ -143,30 +143,6 @@ def test_a_part_of_a_sealed_group_is_sealed_though_the_variable_is_gone() -> Non
     assert run_good(rank_forgets_the_secret, 2, SECRET) == [True, True]
 
 
-def rank_asks_gloo(rank: int, world: int) -> tuple[str, str, str]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
-    init()
-    with pytest.raises(lossycoll.SealedError) as caught:
-        dist.distributed_c10d._get_default_group().monitored_barrier()
-    with pytest.raises(lossycoll.OptionError) as refused:
-        dist.new_group(pg_options=lossycoll.Options(bulk_min_bytes=4096))
-    total = torch.ones(1000)
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return str(caught.value), str(refused.value), str(total.unique().item())
-
-
-def test_what_gloo_serves_is_refused() -> None:
-    for rank, (barrier, group, total) in enumerate(run_good(rank_asks_gloo, 2, SECRET)):
-        assert f"rank {rank}/2: gloo serves this call, and its connections can't be" in barrier
-        assert "bulk_min_bytes is 4096, wanted 0 where there is a secret" in group
-        assert total == "2.0"
-
-
 def test_without_a_secret_rank_0_of_several_machines_warns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

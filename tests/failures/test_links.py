@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lossycoll
-from lossycoll.plan import data_movement
+from lossycoll.plan import copies
 from lossycoll.runtime.engine.failures import Code, Where, error_of
 from tests.support.failure_cases import CALM, Caught, catch, good
 from tests.support.harness import init, run_ranks
@@ -26,7 +26,7 @@ PATIENCE = 8.0
 TIMEOUT = 120.0
 PATTERN = (
     r"the link from rank (\d) \(127.0.0.1:\d+\) to rank (\d) \(127.0.0.1:\d+\) delivers no data: "
-    r"of (\d+) packets that were sent over it in (\d+) rounds none has come for (\S+) s.*"
+    r"of (\d+) packets that were sent over it none has come for (\S+) s.*"
     r"repair the link"
 )
 
@@ -107,9 +107,8 @@ def test_a_link_that_delivers_nothing_is_named_long_before_the_timeout() -> None
             assert text.startswith(f"rank {rank}/3: ")
             if dead:
                 assert named.group(1, 2) == dead.group(1, 2), (inject, text)
-            packets, rounds = int(named[3]), int(named[4])
-            assert packets >= rounds >= 256
-            assert float(named[5]) >= PATIENCE
+            assert int(named[3]) >= 256
+            assert float(named[4]) >= PATIENCE
             assert PATIENCE <= seconds < TIMEOUT / 3
         assert sum(cases[number][2] for cases in found) >= 256
 
@@ -131,7 +130,7 @@ class Apart(Network):
 
 def test_a_link_that_is_silent_is_an_error_of_reliable_calls() -> None:
     count = 500
-    plans = [data_movement.all_gather(3, rank, count, 256) for rank in range(3)]
+    plans = [copies.all_gather(3, rank, count, 256) for rank in range(3)]
     given = [np.full(count, rank, np.uint8) for rank in range(3)]
     held = [np.zeros(3 * count, np.uint8) for _ in range(3)]
     with Apart(3, 256, deadline_min=0.2, deadline_max=1.0, liveness=0.5) as apart:
@@ -149,7 +148,7 @@ def test_a_link_that_is_silent_is_an_error_of_reliable_calls() -> None:
 
 
 def test_a_rank_that_is_late_is_no_dead_link() -> None:
-    plans = [data_movement.all_gather(2, rank, 500, 256) for rank in range(2)]
+    plans = [copies.all_gather(2, rank, 500, 256) for rank in range(2)]
     given = [np.full(500, rank + 1, np.uint8) for rank in range(2)]
     held = [np.zeros(1000, np.uint8) for _ in range(2)]
     with Network(2, 256, deadline_min=0.2, deadline_max=0.5, liveness=0.5) as late:

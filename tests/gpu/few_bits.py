@@ -110,7 +110,7 @@ def means_strides_and_floats_of_two_bytes(rank: Rank) -> None:
                 rows = _rows(rank, 3000, seed=3)
                 whole = torch.zeros(60, 100, dtype=dtype, device=rank.device)
                 whole[:, 1::2] = rows[rank.rank].view(60, 50).to(rank.device, dtype)
-                with lossycoll.reliable(wire="int8", lossy_min_bytes=0, bulk_min_bytes=0):
+                with lossycoll.reliable(wire="int8", lossy_min_bytes=0):
                     dist.all_reduce(whole[:, 1::2], op)
                 truth = torch.stack([row.to(dtype).float() for row in rows]).sum(0)
                 truth = truth / rank.world if op == Op.AVG else truth
@@ -161,7 +161,7 @@ def calls_overlap_and_futures_tell(rank: Rank) -> None:
     _needs_codec(rank)
     rows = [_rows(rank, 30_000 + 128 * n, seed=n) for n in range(6)]
     tensors = [some[rank.rank].to(rank.device, copy=True) for some in rows]
-    with _of_any_size(), lossycoll.reliable(wire="int8", lossy_min_bytes=0, bulk_min_bytes=0):
+    with _of_any_size(), lossycoll.reliable(wire="int8", lossy_min_bytes=0):
         works: list[Any] = [dist.all_reduce(t, async_op=True) for t in tensors]
     for n, (work, t, some) in enumerate(zip(works, tensors, rows, strict=True)):
         if n % 2:
@@ -281,7 +281,7 @@ def two_groups_need_no_order(rank: Rank) -> None:
     other = dist.new_group(pg_options={"link": "udp"})
     groups = [None, other] if rank.rank % 2 else [other, None]
     tensors = [torch.full((30_000,), rank.rank + 1.0, device=rank.device) for _ in groups]
-    how = {"wire": "int8", "lossy_min_bytes": 0, "bulk_min_bytes": 0}
+    how = {"wire": "int8", "lossy_min_bytes": 0}
     with _of_any_size(), lossycoll.reliable(**how):
         works = [
             dist.all_reduce(t, group=group, async_op=True)
@@ -297,7 +297,7 @@ def two_groups_need_no_order(rank: Rank) -> None:
 def works_of_a_coalescing_manager_are_the_callers(rank: Rank) -> None:
     _needs_codec(rank)
     tensors = [torch.ones(1000 * n, device=rank.device) for n in (1, 2)]
-    how = {"wire": "int8", "lossy_min_bytes": 0, "bulk_min_bytes": 0}
+    how = {"wire": "int8", "lossy_min_bytes": 0}
     with (
         _of_any_size(),
         lossycoll.reliable(**how),

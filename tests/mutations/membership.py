@@ -141,8 +141,8 @@ MEMBERSHIP = (
     ),
     mutation(
         "a forked child keeps the control plane's sockets",
-        "lossycoll/runtime/membership/control_plane.py",
-        "        plane._sockets.abandon()\n",
+        "lossycoll/runtime/control/transport.py",
+        "    close_copies(listening, leading)\n",
         "",
         "tests/backend/test_cohorts.py"
         "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",

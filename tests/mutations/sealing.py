@@ -125,18 +125,26 @@ SEALING = (
     ),
     mutation(
         "new keys for whoever asks in clear",
-        "lossycoll/runtime/membership/hub_sockets.py",
-        "return is_asked and link.rank < 0 and self._secret is not None",
+        "lossycoll/runtime/membership/connections.py",
+        "return is_asked and link.rank < 0 and self._is_sealed",
         "return is_asked and link.rank < 0",
-        "tests/runtime/membership/test_hub_sockets.py"
+        "tests/runtime/membership/test_connections.py"
         "::test_a_plain_connection_cannot_ask_for_new_keys",
     ),
     mutation(
-        "gloo in clear beside a sealed group",
-        "lossycoll/backend/gloo_mesh.py",
-        "        if self._sealed:\n",
-        "        if False:\n",
-        "tests/backend/test_sealed.py::test_what_gloo_serves_is_refused",
+        "a caller that isn't in the roster",
+        "lossycoll/runtime/control/curve.py",
+        "(domain, *key) in self._admitted",
+        "bool(key)",
+        "tests/runtime/control/test_transport.py::test_a_caller_that_isnt_in_the_roster_is_refused",
+    ),
+    mutation(
+        "one key for all planes",
+        "lossycoll/runtime/control/curve.py",
+        'secret.derived("curve", plane, role)',
+        'secret.derived("curve", role)',
+        "tests/runtime/control/test_transport.py"
+        "::test_keys_are_one_secrets_one_planes_and_one_roles_and_arent_shown",
     ),
     mutation(
         "a host whose datagrams aren't sealed",

@@ -194,8 +194,8 @@ SUMS = (
     mutation(
         "a relayed plan is kept when ranks are lost",
         "lossycoll/runtime/collectives/plan_cache.py",
-        "return found if members.complete or found.direct else",
-        "return found if found else",
+        "replanned or members.complete or by.direct",
+        "replanned or members.complete or by",
         "tests/runtime/collectives/test_plan_cache.py"
         "::test_only_direct_plans_are_kept_when_ranks_are_lost",
     ),

@@ -190,8 +190,8 @@ SWARM = (
     mutation(
         "a newcomer that counts before it has trained",
         "lossycoll/train/moshpit/sgd.py",
-        "OneRound(self._averager, values, 0.0, timeout, self._steps)",
-        "OneRound(self._averager, values, 1.0, timeout, self._steps)",
+        "OneRound(self._averager, self._values(), 0.0, timeout, self._steps)",
+        "OneRound(self._averager, self._values(), 1.0, timeout, self._steps)",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-False]",
     ),
@@ -227,8 +227,8 @@ SWARM = (
     mutation(
         "a state from before the latest round",
         "lossycoll/runtime/swarm/state.py",
-        "(one for one in manifests if one.round == latest)",
-        "(one for one in manifests if one.round <= latest)",
+        "(one for one in manifests if one.age == latest)",
+        "(one for one in manifests if one.age <= latest)",
         "tests/runtime/swarm/test_state.py"
         "::test_the_state_of_the_latest_round_is_chosen_that_most_others_have",
     ),

@@ -128,7 +128,7 @@ static void sim_told(sim *s, sim_flow *f) {
     f->acked_taken = f->taken;
     f->heard_ns = s->now;
     if (!f->tcp)
-        lc_pace_acked(&f->pace, &ack, s->share, 0);
+        lc_pace_acked(&f->pace, &ack, s->share, -1);
 }
 
 static void sim_send(sim *s, int number) {
@@ -267,7 +267,7 @@ static void sim_acked(sim *s, sim_flow *f) {
                               .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
                               .moved = moved,
                               .taken = taken};
-        lc_pace_acked(&f->pace, &ack, s->share, 0);
+        lc_pace_acked(&f->pace, &ack, s->share, -1);
     }
 }
 

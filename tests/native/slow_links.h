@@ -17,6 +17,8 @@ typedef struct {
     double capacity;                                   /* packets of a receive buffer */
     double paces_port;                                 /* 1: hosts pace their ports as one */
     double bytes, ops, deep, pause_ms, delivery;       /* of what is done */
+    double routed, payload;    /* 1: what paths carry is looked for; 0 bytes: SLOW_PAYLOAD */
+    double lost_here, disable; /* share of data that injection drops; lc_fast_path bits */
 } slow_scenario;
 
 typedef struct {
@@ -24,6 +26,7 @@ typedef struct {
     int64_t ticket[VIRTUAL_RANKS];
     int ended[VIRTUAL_RANKS];
     int code; /* it failed with, somewhere */
+    uint64_t missing;
     uint64_t submitted_ns, ended_ns;
     memory_counts counts; /* of all that was sent when it ended */
 } slow_op;
@@ -74,24 +77,31 @@ static inline double slow_limit_s(const slow_scenario *s) {
 
 /* ---- running them ---- */
 
+static inline uint16_t slow_payload(const slow_scenario *s) {
+    return s->payload > 0 ? (uint16_t)s->payload : SLOW_PAYLOAD;
+}
+
 static inline void slow_open_hosts(slow_run *r) {
     const slow_scenario *s = &r->s;
     const virtual_setup how = {.size = (uint16_t)s->hosts,
-                               .payload = SLOW_PAYLOAD,
+                               .payload = slow_payload(s),
                                .capacity = (uint32_t)s->capacity,
                                .eager_bytes = 8 << 20,
                                .delay_ns = (uint64_t)(s->rtt_ms * 0.5e6),
                                .loss = s->loss,
                                .paced = 1,
+                               .routed = s->routed > 0,
                                .paces_port = s->paces_port > 0,
                                .seed = s->seed,
-                               .group = {.deadline_min_ns = SECOND,
+                               .disable = (uint32_t)s->disable,
+                               .group = {.inject = {.loss = s->lost_here, .seed = 1},
+                                         .deadline_min_ns = SECOND,
                                          .deadline_max_ns = 30 * SECOND,
                                          .link_ns = 60 * SECOND,
                                          .met = 1}};
     virtual_open(&r->v, &how);
     /* Headers of the network below travel as well. */
-    double bytes_per_s = s->mbit * 125000 * SLOW_PAYLOAD / (SLOW_PAYLOAD + SLOW_WIRE);
+    double bytes_per_s = s->mbit * 125000 * slow_payload(s) / (slow_payload(s) + SLOW_WIRE);
     for (uint16_t i = 0; i < r->v.size; i++) {
         memory_port port = {.bytes_per_s = bytes_per_s, .queue_ns = (uint64_t)(s->queue_ms * 1e6)};
         *memory_port_up(r->v.net, i) = *memory_port_down(r->v.net, i) = port;
@@ -103,7 +113,7 @@ static inline void slow_open_hosts(slow_run *r) {
 static inline void slow_submit(slow_run *r) {
     slow_op *op = &r->ops[r->submitted++];
     const slow_scenario *s = &r->s;
-    net n = {.size = r->v.size, .payload = SLOW_PAYLOAD};
+    net n = {.size = r->v.size, .payload = slow_payload(s)};
     uint32_t segment = (uint32_t)s->bytes / 4 / r->v.size, elements = segment * r->v.size;
     for (uint16_t i = 0; i < r->v.size; i++) {
         op->data[i] = malloc((size_t)elements * 4);
@@ -125,8 +135,10 @@ static inline int slow_has_ended(slow_run *r, slow_op *op) {
     for (uint16_t i = 0; i < r->v.size; i++) {
         int code = op->ended[i] ? LC_PENDING
                                 : lc_group_result(r->v.group[i], op->ticket[i], &report, &failure);
-        if (code != LC_PENDING)
+        if (code != LC_PENDING) {
             op->ended[i] = 1;
+            op->missing += report.packets_missing;
+        }
         if (code < 0)
             op->code = code;
         ended += op->ended[i];

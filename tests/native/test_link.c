@@ -104,7 +104,8 @@ static int fake_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struc
 static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmmsg, fake_recvmsg};
 
 static lc_link *open_link(uint32_t disable, const lc_udp_calls *calls) {
-    lc_host_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable};
+    lc_host_config c = {
+        .address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable | LC_PATH_MTU};
     lc_failure failure = {0};
     memset(&kernel, 0, sizeof kernel);
     test_now = 10 * SECOND;
@@ -580,7 +581,7 @@ static int took_all(lc_link *link) {
 
 /* The address that the socket is bound to goes, and comes back; then the interface. */
 static int lose_the_network(void) {
-    lc_host_config c = {.address = "10.99.0.1", .payload_bytes = PAYLOAD};
+    lc_host_config c = {.address = "10.99.0.1", .payload_bytes = PAYLOAD, .disable = LC_PATH_MTU};
     lc_host_config other = {.address = "127.0.0.1", .payload_bytes = PAYLOAD};
     lc_failure failure;
     lc_link_info info;

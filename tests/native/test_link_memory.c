@@ -1,5 +1,6 @@
 /* The network in memory by itself: ports that ranks share, policers, and delays that wander. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "check.h"
 #include "link_memory.h"
@@ -151,7 +152,31 @@ static void test_wake(void) {
     closed(&w);
 }
 
+/* Headers and control are kept as they were sent; a payload of data reads as zeros. */
+static void test_forgotten_payloads(void) {
+    world w = opened();
+    memory_forget_payloads(w.net);
+    uint8_t header[2][LC_HEADER_BYTES] = {{0}, {0}}, payload[BYTES - LC_HEADER_BYTES];
+    header[0][3] = LC_DATA;
+    header[1][3] = LC_CONTROL;
+    memset(payload, 7, sizeof payload);
+    for (int k = 0; k < 2; k++) {
+        struct iovec iov[] = {{header[k], LC_HEADER_BYTES}, {payload, sizeof payload}};
+        lc_run run = {.iov = iov, .n_packets = 1, .packet_bytes = BYTES, .peer = 2};
+        int error;
+        CHECK(w.link[0]->ops->send(w.link[0], &run, 1, &error) == 1);
+    }
+    lc_arrival a[2];
+    CHECK(w.link[2]->ops->receive(w.link[2], a, 2) == 2);
+    CHECK(a[0].length == LC_HEADER_BYTES && a[0].data[3] == LC_DATA);
+    CHECK(a[0].rest_bytes == sizeof payload && !a[0].rest[0] && !a[0].rest[sizeof payload - 1]);
+    CHECK(a[1].length == BYTES && !a[1].rest);
+    CHECK(!memcmp(a[1].data + LC_HEADER_BYTES, payload, sizeof payload));
+    closed(&w);
+}
+
 int main(void) {
+    test_forgotten_payloads();
     test_shared_port();
     test_policer();
     test_jitter();

@@ -247,7 +247,7 @@ static void test_wrong_clocks(void) {
                               .arrived_us = wrong[k],
                               .moved = 1,
                               .taken = 1};
-        lc_pace_acked(&s->flows[0].pace, &ack, 1, 0);
+        lc_pace_acked(&s->flows[0].pace, &ack, 1, -1);
         sim_count_anew(s);
         sim_run(s, 2);
         CHECK_AT(share(s, 0, 2) > 0.9, "%08x: used %.3f", wrong[k], share(s, 0, 2));
@@ -557,7 +557,7 @@ static void test_room_is_not_more_than_asked(void) {
     lc_pace pace;
     lc_pace_init(&pace, 0, 0, 60000);
     lc_measure_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
-    lc_pace_acked(&pace, &ack, 1, 0);
+    lc_pace_acked(&pace, &ack, 1, -1);
     pace.gate.bytes_per_s = 1e6;
     CHECK(lc_pace_room(&pace, 2000000000, 1, 60000) == 1);
     CHECK(lc_pace_room(&pace, 2000000000, 9, 60000) == 2);
@@ -604,7 +604,7 @@ static void test_hostile_acks(void) {
                               .taken = moved ? any(s) % (moved + 1) : 0};
         if (any(s) % 2)
             lc_pace_limited(pace);
-        lc_pace_acked(pace, &ack, 1, 0);
+        lc_pace_acked(pace, &ack, 1, -1);
         uint32_t window = lc_pace_window(pace, 1 + any(s) % 5000);
         double numbers = pace->window + pace->rate + pace->measure.hold_s + pace->gate.tokens;
         int good = isfinite(numbers) && window >= 1 && pace->loss <= 0.5 && pace->rate >= 0 &&

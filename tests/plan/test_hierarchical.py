@@ -17,13 +17,13 @@ from lossycoll.plan import (
     Plan,
     Slot,
     Topology,
+    copies,
+    default_algorithm,
     draw_order,
-    find_algorithm,
     hierarchical,
-    hierarchical_reduce_scatter,
-    transpose,
+    reduce_scatter,
 )
-from lossycoll.plan.reference_executor import Lost, RankResult, execute
+from tests.oracle.reference_executor import Lost, RankResult, execute
 from tests.support.plan_checks import nothing
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -40,7 +40,7 @@ SHAPES = [
 
 
 def plans_of(collective: str, topology: Topology, count: int, per_packet: int) -> list[Plan]:
-    build = find_algorithm(collective, hierarchical.NAME).build
+    build = default_algorithm(collective).build
     world = topology.world
     return [build(world, rank, count, per_packet, topology=topology) for rank in range(world)]
 
@@ -128,14 +128,18 @@ def test_one_host_needs_the_network_for_nothing() -> None:
         assert {level.elements_per_packet for plan in plans for level in plan.levels} == {512}
 
 
-def test_without_hosts_it_is_the_transpose() -> None:
-    for order in (None, (2, 0, 3, 1)):
-        for rank in range(4):
-            mine = hierarchical.all_reduce(4, rank, 300, 7, order=order)
-            flat = transpose.all_reduce(4, rank, 300, 7, order=order)
-            assert {slot.number: slot for slot in mine.slots} == {
-                slot.number: slot for slot in flat.slots
-            }
+@pytest.mark.parametrize("hosts", ["a", "ab", "abcd"])
+def test_a_topology_that_says_nothing_is_none(hosts: str) -> None:
+    """Hosts of one rank, at sites of one host: whatever they are called, plans are those without,
+    which ranks that know nothing of hosts have as well."""
+    topology, world = Topology.of_labels(hosts, hosts, 4), len(hosts)
+    for collective in COLLECTIVES:
+        for rank in range(world):
+            build = default_algorithm(collective).build
+            flat = build(world, rank, 300, 7)
+            mine = build(world, rank, 300, 7, topology=topology)
+            assert (mine.slots, mine.levels) == (flat.slots, flat.levels)
+        assert {slot.level for slot in flat.slots} <= {0}
 
 
 def random_topology(rng: np.random.Generator) -> Topology:
@@ -165,7 +169,7 @@ def test_any_topology_gives_what_numpy_does(seed: int) -> None:
         "broadcast": {"root": root % world, "fanout": int(rng.integers(1, world + 2))},
     }
     for collective, options in how.items():
-        build = find_algorithm(collective, hierarchical.NAME).build
+        build = default_algorithm(collective).build
         plans = [build(world, r, count, 7, topology=topology, **options) for r in range(world)]
         inputs = [rng.integers(-8, 9, plan.in_elements).astype(np.float64) for plan in plans]
         want = {
@@ -263,7 +267,7 @@ def test_a_stratum_of_a_host_is_unbiased(hosts: str, sites: str) -> None:
     (or site's) sum arrives; what is alone is the mean of the owner's."""
     topology = Topology.of_labels(hosts, sites, 2)
     world, loss = topology.world, 0.3
-    build = find_algorithm("reduce_scatter", hierarchical.NAME).build
+    build = default_algorithm("reduce_scatter").build
     for owner in range(world):
         counts = [world if rank == owner else 0 for rank in range(world)]
         plans, inputs = one_packet(
@@ -293,7 +297,7 @@ def lossy(seed: int, p: float) -> Lost:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
 def test_the_ranks_of_a_host_miss_the_same(hosts: str, sites: str, collective: str) -> None:
     topology = Topology.of_labels(hosts, sites, 2)
-    build = find_algorithm(collective, hierarchical.NAME).build
+    build = default_algorithm(collective).build
     world, count = topology.world, 300
     more = {"missing": Missing.ZERO} if collective == "all_reduce" else {}
     plans = [build(world, r, count, 4, topology=topology, **more) for r in range(world)]
@@ -319,7 +323,7 @@ def test_the_ranks_of_a_host_miss_the_same(hosts: str, sites: str, collective: s
 def test_what_does_not_fit_is_refused() -> None:
     topology = Topology.of_labels("aab", "xxx")
     for collective in COLLECTIVES:
-        build = find_algorithm(collective, hierarchical.NAME).build
+        build = default_algorithm(collective).build
         with pytest.raises(ValueError, match="the topology has 3 ranks, wanted 4"):
             build(4, 0, 100, 7, topology=topology)
     with pytest.raises(ValueError, match=r"order is .*, wanted each of 0 to 2 once"):
@@ -327,7 +331,7 @@ def test_what_does_not_fit_is_refused() -> None:
     ranks = range(22_000)
     many = Topology.of_labels([rank // 2 for rank in ranks], [rank // 4 for rank in ranks])
     with pytest.raises(ValueError, match="the plan needs 66000 slots, wanted 65534 at most"):
-        find_algorithm("all_gather", hierarchical.NAME).build(22_000, 0, 1, 7, topology=many)
+        copies.all_gather(22_000, 0, 1, 7, topology=many)
 
 
 @pytest.mark.parametrize(("hosts", "sites"), [("aaabb", "xxxxx"), ("aabbccdd", "xxxxyyyy")])
@@ -336,9 +340,7 @@ def test_what_is_lost_in_place_is_left_with_who_sent_it(hosts: str, sites: str) 
     topology, per_packet = Topology.of_labels(hosts, sites, 2), 4
     world, count = topology.world, 10 * per_packet
     plans = [
-        hierarchical_reduce_scatter.reduce_scatter_in_place(
-            world, rank, count, per_packet, topology=topology
-        )
+        reduce_scatter.reduce_scatter_in_place(world, rank, count, per_packet, topology=topology)
         for rank in range(world)
     ]
     rng = np.random.default_rng(4)

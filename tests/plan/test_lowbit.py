@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lossycoll.plan import ring, transpose
+from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.codec import LOW, codec_of, named
 from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, draws, joined, split
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.rng import mix
+from tests.oracle.reference_executor import execute
 from tests.support.plan_checks import nothing
 
 ELEMENTS = 262_144
@@ -171,7 +171,7 @@ def mean_of(world: int, encoding: str, build: object) -> tuple[float, int]:
 def test_an_all_reduce_encodes_twice_whatever_the_world(encoding: str, wanted: float) -> None:
     """``wanted``: if all contributions were encoded. An owner's own is not, and means are."""
     for world in (2, 4, 8):
-        found, differ = mean_of(world, encoding, transpose.all_reduce)
+        found, differ = mean_of(world, encoding, hierarchical.all_reduce)
         spared = 10 * np.log10(2 / ((world - 1) / world + 1))
         assert found == pytest.approx(wanted + spared, abs=0.3)
         assert differ == 0

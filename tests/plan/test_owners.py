@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import owners, segments
-from lossycoll.plan.reference_executor import execute
+from tests.oracle.reference_executor import execute
 
 
 def ends(parts: tuple[Fraction, ...], rates: tuple[int, ...]) -> Fraction:

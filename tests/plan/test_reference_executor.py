@@ -19,17 +19,17 @@ from lossycoll.plan import (
     Finish,
     Missing,
     Plan,
-    data_movement,
+    copies,
     draw_order,
+    hierarchical,
     packet_count,
+    reduce_scatter,
     ring,
     segments,
-    transpose,
-    tree,
 )
 from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.reference_executor import Lost, RankResult, execute
 from lossycoll.plan.wire_types import WIRE_TYPES
+from tests.oracle.reference_executor import Lost, RankResult, execute
 from tests.support.plan_cases import CASES, Case
 from tests.support.plan_checks import buffers, nothing, reference_checks
 
@@ -136,7 +136,7 @@ by_loss = pytest.mark.parametrize("inject", LOSSES, ids=str)
 @pytest.mark.parametrize("rounds", [0, 2])
 @pytest.mark.parametrize("missing", Missing)
 @pytest.mark.parametrize(
-    ("build", "slow"), [(transpose.all_reduce, slow_transpose), (ring.all_reduce, slow_ring)]
+    ("build", "slow"), [(hierarchical.all_reduce, slow_transpose), (ring.all_reduce, slow_ring)]
 )
 def test_lossy_all_reduce_is_the_rule(
     inject: Inject, rounds: int, missing: Missing, build: Callable[..., Plan], slow: Any
@@ -158,7 +158,7 @@ def test_lossy_all_reduce_is_the_rule(
 
 
 @by_loss
-@pytest.mark.parametrize("build", [transpose.all_reduce, ring.all_reduce])
+@pytest.mark.parametrize("build", [hierarchical.all_reduce, ring.all_reduce])
 def test_a_weighted_mean_is_the_rule(inject: Inject, build: Callable[..., Plan]) -> None:
     """What is added is multiplied by the weight of the link it came by; the divisor is fixed."""
     world, elements, scale, divisor = 4, 100, 3.0, 5.0
@@ -201,7 +201,9 @@ def test_a_weighted_mean_is_the_rule(inject: Inject, build: Callable[..., Plan])
 def test_lossy_reduce_scatter_is_the_rule(inject: Inject, finish: Finish) -> None:
     world, scale = 4, 4.0
     sizes = (31, 0, 7, 30)
-    plans = [transpose.reduce_scatter(world, r, sizes, PER, finish=finish) for r in range(world)]
+    plans = [
+        reduce_scatter.reduce_scatter(world, r, sizes, PER, finish=finish) for r in range(world)
+    ]
     inputs, outputs = buffers(plans, False)
     loss = partial(lost, inject, 1, 2)
     results = execute(plans, inputs, outputs, "f32", scale, loss, 0)
@@ -248,7 +250,7 @@ def test_figures_when_everything_is_lost() -> None:
                 np.testing.assert_array_equal(result.output, given * world)
         return results
 
-    for result in run(transpose.all_reduce, elements):
+    for result in run(hierarchical.all_reduce, elements):
         assert (result.contribution_packets, result.contributions) == (2, 2)
         assert result.contributions_min == 1
         assert (result.own_filled, result.kept, result.alone) == (6, 0, 0)
@@ -257,9 +259,9 @@ def test_figures_when_everything_is_lost() -> None:
         assert (result.contribution_packets, result.contributions) == (2, 2)
         assert (result.own_filled, result.kept) == (0, 6)
         assert result.packets_missing == 3 * 2 + 3 * 2
-    for result in run(transpose.reduce_scatter, packets_each * PER):
+    for result in run(reduce_scatter.reduce_scatter, packets_each * PER):
         assert (result.alone, result.contributions, result.contributions_min) == (2, 2, 1)
-    for rank, result in enumerate(run(data_movement.all_gather, packets_each * PER)):
+    for rank, result in enumerate(run(copies.all_gather, packets_each * PER)):
         assert (result.kept, result.contribution_packets) == (6, 0)
         chunk = slice(rank * 2 * PER, (rank + 1) * 2 * PER)
         assert np.all(np.delete(result.output, chunk) == 255)
@@ -274,7 +276,7 @@ def test_figures_count_contributions() -> None:
         gone[1] = (sender, receiver, slot) in {(2, 0, 0), (0, 1, 3)}
         return gone
 
-    plans = [transpose.all_reduce(3, rank, 27, PER) for rank in range(3)]
+    plans = [hierarchical.all_reduce(3, rank, 27, PER) for rank in range(3)]
     inputs, outputs = buffers(plans, True)
     results = execute(plans, inputs, outputs, "f32", 3, loss, 0)
     assert results[0].missing[0, 2].tolist() == [1]
@@ -294,7 +296,7 @@ def test_figures_cover_all_slots_that_finish() -> None:
     def loss(_s: int, _r: int, slot: int, n: int, _round: int) -> NDArray[np.bool_]:
         return np.full(n, slot == 1)
 
-    good = [transpose.all_reduce(2, rank, 2 * PER, PER) for rank in range(2)]
+    good = [hierarchical.all_reduce(2, rank, 2 * PER, PER) for rank in range(2)]
     mean = good[0].slots[1]
     here = [
         dataclasses.replace(mean, number=n, offset=n * PER, own_offset=n * PER, dests=())
@@ -318,7 +320,7 @@ def test_what_a_rank_never_got_it_does_not_send_on() -> None:
         gone[1] = sender == 0
         return gone
 
-    plans = [tree.broadcast(7, rank, 9, PER) for rank in range(7)]
+    plans = [copies.broadcast(7, rank, 9, PER) for rank in range(7)]
     inputs, outputs = buffers(plans, True)
     results = execute(plans, inputs, outputs, "f32", 1, loss, 4)
     for rank in range(1, 7):
@@ -332,7 +334,7 @@ def test_repair_sends_again_what_was_lost() -> None:
     def loss(_s: int, _r: int, _slot: int, n: int, round: int) -> NDArray[np.bool_]:
         return np.asarray(np.arange(n) >= round)  # round r gets packets below r through
 
-    plans = [data_movement.all_gather(2, rank, 4 * PER, PER) for rank in range(2)]
+    plans = [copies.all_gather(2, rank, 4 * PER, PER) for rank in range(2)]
     for rounds in range(6):
         inputs, outputs = buffers(plans, False)
         results = execute(plans, inputs, outputs, "f32", 1, loss, rounds)
@@ -380,12 +382,12 @@ def test_sums_are_rounded_at_each_hop(dtype: str) -> None:
         return float(WIRE_TYPES[dtype].widen(arrays[0])[0])
 
     assert run(ring.all_reduce) == big
-    assert run(transpose.all_reduce) == big + 2
+    assert run(hierarchical.all_reduce) == big + 2
 
 
 def test_f16_sums_in_float32() -> None:
     """60000 + 60000 is beyond float16, but their mean isn't."""
-    plans = [transpose.all_reduce(2, rank, 4, 2) for rank in range(2)]
+    plans = [hierarchical.all_reduce(2, rank, 4, 2) for rank in range(2)]
     arrays = [np.full(4, 60000, dtype=np.float16) for _ in range(2)]
     execute(plans, arrays, arrays, "f16", 1, nothing, 0)
     assert all(np.all(array == np.float16(60000)) for array in arrays)
@@ -399,7 +401,7 @@ def test_f64_keeps_its_digits() -> None:
 
 
 def test_lost_nan_does_not_spread() -> None:
-    plans = [transpose.all_reduce(2, rank, 8, 2) for rank in range(2)]
+    plans = [hierarchical.all_reduce(2, rank, 8, 2) for rank in range(2)]
     arrays = [np.full(8, np.nan, dtype=np.float32), np.ones(8, dtype=np.float32)]
     execute(plans, arrays, arrays, "f32", 1, everything, 0)
     assert np.all(arrays[1] == 1)
@@ -409,7 +411,7 @@ def test_lost_nan_does_not_spread() -> None:
 
 
 def test_plans_that_do_not_fit_are_refused() -> None:
-    good = [tree.broadcast(3, rank, 5, 5) for rank in range(3)]
+    good = [copies.broadcast(3, rank, 5, 5) for rank in range(3)]
     inputs, outputs = buffers(good, True)
 
     def run(plans: list[Plan], dtype: str = "f32", rounds: int | None = 0) -> None:
@@ -436,7 +438,7 @@ def test_plans_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="two slots of one number"):
         run([*good[:2], dataclasses.replace(good[2], slots=good[2].slots * 2)])
     with pytest.raises(ValueError, match="rank 2 means another collective than rank 0"):
-        run([*good[:2], tree.broadcast(3, 2, 6, 5)])
+        run([*good[:2], copies.broadcast(3, 2, 6, 5)])
     with pytest.raises(ValueError, match="plan 0 is of rank 1 of 3, wanted 0 of 3"):
         run([good[1], good[0], good[2]])
     with pytest.raises(ValueError, match="3 inputs, 3 outputs: wanted one of each"):
@@ -450,15 +452,15 @@ def test_plans_that_do_not_fit_are_refused() -> None:
 
 
 def test_bytes_are_never_added_or_scaled() -> None:
-    plans = [transpose.all_reduce(2, rank, 5, 5) for rank in range(2)]
+    plans = [hierarchical.all_reduce(2, rank, 5, 5) for rank in range(2)]
     arrays = [np.zeros(5, dtype=np.uint8) for _ in range(2)]
     with pytest.raises(ValueError, match="dtype is bytes, which can't be added"):
         execute(plans, arrays, arrays, "bytes", 2, nothing, 0)
-    copies = [tree.broadcast(2, rank, 5, 5) for rank in range(2)]
-    slot = dataclasses.replace(copies[1].slots[0], missing=Missing.OWN)
-    copies[1] = dataclasses.replace(copies[1], slots=(slot,))
+    moves = [copies.broadcast(2, rank, 5, 5) for rank in range(2)]
+    slot = dataclasses.replace(moves[1].slots[0], missing=Missing.OWN)
+    moves[1] = dataclasses.replace(moves[1], slots=(slot,))
     with pytest.raises(ValueError, match="can't be scaled: wanted KEEP"):
-        execute(copies, arrays, arrays, "bytes", 2, everything, 0)
+        execute(moves, arrays, arrays, "bytes", 2, everything, 0)
 
 
 # Statistics: fixed data, different on each rank, and the mean over many operations.
@@ -530,7 +532,7 @@ by_loss_often = pytest.mark.parametrize(
             id=f"{name}-{one}",
         )
         for (build, name, bursts), one in product(
-            [(transpose.all_reduce, "transpose", True), (ring.all_reduce, "ring", False)],
+            [(hierarchical.all_reduce, "transpose", True), (ring.all_reduce, "ring", False)],
             STAT_LOSSES,
         )
     ],
@@ -544,7 +546,7 @@ def test_all_reduce_is_unbiased(build: Callable[..., Plan], inject: Inject) -> N
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(transpose.all_reduce, id="transpose"),
+        pytest.param(hierarchical.all_reduce, id="transpose"),
         pytest.param(ring.all_reduce, id="ring", marks=pytest.mark.long),
     ],
 )
@@ -561,7 +563,8 @@ def reduce_scatter_errors(inject: Inject, finish: Finish) -> tuple[Array, int]:
     inputs = data(count * WORLD)
     truth = np.mean(inputs, axis=0).reshape(WORLD, count)
     plans = [
-        transpose.reduce_scatter(WORLD, r, count, STAT_PER, finish=finish) for r in range(WORLD)
+        reduce_scatter.reduce_scatter(WORLD, r, count, STAT_PER, finish=finish)
+        for r in range(WORLD)
     ]
     errors, alone = [], 0
     for op in range(OPERATIONS):
@@ -595,7 +598,7 @@ def test_mean_number_of_contributions() -> None:
     """1 + (N - 1) (1 - p) at the owner of a transpose."""
     p, n = 0.3, 400
     inject = Inject(loss=p, seed=2)
-    plans = [transpose.all_reduce(WORLD, rank, 4 * n, 1) for rank in range(WORLD)]
+    plans = [hierarchical.all_reduce(WORLD, rank, 4 * n, 1) for rank in range(WORLD)]
     arrays = [np.zeros(4 * n, dtype=np.float32) for _ in range(WORLD)]
     results = execute(plans, arrays, arrays, "f32", 1, partial(lost, inject, 0, 0), 0)
     total = sum(result.contribution_packets for result in results)

@@ -14,15 +14,16 @@ from lossycoll.plan import (
     Missing,
     Plan,
     algorithms,
+    copies,
     data_movement,
     draw_order,
+    hierarchical,
     leave_out,
-    reference_executor,
+    reduce_scatter,
     rename,
-    transpose,
-    tree,
 )
 from lossycoll.plan.wire_types import Array
+from tests.oracle import reference_executor
 
 WORLD, PER_PACKET = 5, 4
 GROUPS = [
@@ -95,7 +96,7 @@ def test_an_all_reduce_is_the_survivors_mean_times_the_world(
 def test_a_reduce_scatter_is_the_survivors_mean_times_the_world(members: tuple[int, ...]) -> None:
     count = 9
     plans = {
-        rank: leave_out(transpose.reduce_scatter(WORLD, rank, count, PER_PACKET), members)
+        rank: leave_out(reduce_scatter.reduce_scatter(WORLD, rank, count, PER_PACKET), members)
         for rank in members
     }
     inputs = rows(members, count * WORLD)
@@ -113,7 +114,7 @@ def test_a_broadcast_reaches_the_survivors(members: tuple[int, ...], fanout: int
     for root in range(len(members)):
         plans = {
             rank: rename(
-                tree.broadcast(len(members), i, 10, PER_PACKET, root=root, fanout=fanout),
+                copies.broadcast(len(members), i, 10, PER_PACKET, root=root, fanout=fanout),
                 members,
                 WORLD,
             )
@@ -130,7 +131,7 @@ def test_a_broadcast_reaches_the_survivors(members: tuple[int, ...], fanout: int
 def test_the_parts_of_the_dead_stay_as_they_were(members: tuple[int, ...]) -> None:
     count = 6
     builders = {
-        "all_gather": data_movement.all_gather,
+        "all_gather": copies.all_gather,
         "all_to_all": data_movement.all_to_all,
     }
     for name, build in builders.items():
@@ -149,16 +150,16 @@ def test_the_parts_of_the_dead_stay_as_they_were(members: tuple[int, ...]) -> No
 
 
 def test_plans_of_other_survivors_are_other_collectives() -> None:
-    plan = transpose.all_reduce(3, 0, 10, PER_PACKET)
+    plan = hierarchical.all_reduce(3, 0, 10, PER_PACKET)
     found = {rename(plan, members, WORLD).signature for members in combinations(range(WORLD), 3)}
     assert len(found | {plan.signature}) == 11
-    whole = data_movement.all_gather(WORLD, 0, 10, PER_PACKET)
+    whole = copies.all_gather(WORLD, 0, 10, PER_PACKET)
     assert leave_out(whole, (0, 1)).signature != leave_out(whole, (0, 2)).signature
 
 
 @pytest.mark.parametrize("members", [(), (1, 0, 2), (0, 0, 1), (0, 1, 5), (-1, 0, 1), (0, 1)])
 def test_members_that_cannot_be_are_refused(members: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="wanted"):
-        rename(transpose.all_reduce(3, 0, 10, PER_PACKET), members, WORLD)
+        rename(hierarchical.all_reduce(3, 0, 10, PER_PACKET), members, WORLD)
     with pytest.raises(ValueError, match="wanted"):
-        leave_out(data_movement.all_gather(WORLD, 4, 10, PER_PACKET), members)
+        leave_out(copies.all_gather(WORLD, 4, 10, PER_PACKET), members)

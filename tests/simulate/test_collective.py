@@ -10,7 +10,7 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
 from lossycoll.options.fields import Options
-from lossycoll.runtime.net.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
+from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
 from lossycoll.simulate import collective as module
 from lossycoll.simulate.collective import COLLECTIVES, Change, Simulated, simulate_collective
 

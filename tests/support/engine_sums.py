@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from lossycoll.plan import Plan, ring, transpose
+from lossycoll.plan import Plan, hierarchical, ring
 from lossycoll.plan.wire_types import Array
 from tests.support.network import Network, elements
 
@@ -19,7 +19,7 @@ def all_reduce(
     network: Network, algorithm: str, count: int, order: tuple[int, ...] | None = None
 ) -> list[Plan]:
     """Each rank's plan, of ``count`` elements."""
-    builder = {"ring": ring.all_reduce, "transpose": transpose.all_reduce}[algorithm]
+    builder = {"ring": ring.all_reduce, "transpose": hierarchical.all_reduce}[algorithm]
     per_packet = network.payload_bytes // F32
     return [builder(network.world, r, count, per_packet, order=order) for r in range(network.world)]
 

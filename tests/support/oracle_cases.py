@@ -1,7 +1,7 @@
 """What the oracle test runs: every registered algorithm, and how to make its plans and buffers.
 
-``CASES`` are those of the package, without algorithms that know hosts: test_hierarchical.py, beside
-the oracle's test, runs these by many topologies. ``cases_of`` makes them for any algorithm, a
+``CASES`` are those of the package, where each rank has a host of its own: test_hierarchical.py,
+beside the oracle's test, runs them by many topologies. ``cases_of`` makes them for any algorithm, a
 plug-in's as well.
 """
 
@@ -150,7 +150,7 @@ def cases_of(algorithm: Algorithm) -> list[Case]:
     return [Case(algorithm, way) for way in WAYS[algorithm.collective]]
 
 
-CASES = [case for one in algorithms() if not one.levels for case in cases_of(one)]
+CASES = [case for one in algorithms() for case in cases_of(one)]
 
 
 def lossy_cases(world: int) -> tuple[Case, ...]:

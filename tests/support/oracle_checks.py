@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Plan, faults, reference_executor
+from lossycoll.plan import Plan, faults
 from lossycoll.plan.codec import elements_of, phases
-from lossycoll.plan.reference_executor import RankResult
 from lossycoll.plan.sets import NO_PARITY
 from lossycoll.plan.wire_types import Array, wire_type
+from tests.oracle import reference_executor
+from tests.oracle.reference_executor import RankResult
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_cases import Case, buffers
 

@@ -9,16 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import (
-    Finish,
-    data_movement,
-    faults,
-    packet_count,
-    reference_executor,
-    transpose,
-)
+from lossycoll.plan import Finish, copies, faults, packet_count, reduce_scatter
 from lossycoll.plan.sets import NO_PARITY, Code
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from tests.oracle import reference_executor
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_checks import assert_close
 
@@ -34,7 +28,7 @@ def check_needed(
     rng = np.random.default_rng(network.op)
     lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
     network.op += 1
-    plans = [data_movement.all_gather(world, r, count, per_packet) for r in range(world)]
+    plans = [copies.all_gather(world, r, count, per_packet) for r in range(world)]
     packets = packet_count(count, per_packet)
     needed = rng.random((world, world, packets)) < share  # (receiver, owner, packet)
     inputs = [elements("bytes", count, rng) for _ in range(world)]
@@ -91,7 +85,7 @@ def check_reported_loss(
     lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
     network.op += 1
     plans = [
-        transpose.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)
+        reduce_scatter.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)
         for r in range(world)
     ]
     inputs = [elements("f32", count * world, rng) for _ in range(world)]

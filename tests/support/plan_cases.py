@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import (
-    Algorithm,
-    Finish,
-    Missing,
-    Plan,
-    Topology,
-    algorithms,
-    draw_order,
-)
+from lossycoll.plan import Algorithm, Finish, Missing, Plan, Topology, algorithms, draw_order
 
 Arrays = list[np.ndarray]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -258,7 +250,7 @@ def cases_of(algorithm: Algorithm) -> list[Case]:
     ways = WAYS[algorithm.collective]
     mine = [way for way in ways if algorithm.draws_order or not way.draws_order]
     if algorithm.levels:
-        return [Case(algorithm, mine[0]), *[Case(algorithm, way, tiers=True) for way in mine]]
+        return [Case(algorithm, way, tiers) for tiers in (False, True) for way in mine]
     return [Case(algorithm, way) for way in mine]
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lossycoll.plan import Combine, Finish, Missing, Own, Plan, Slot, Target, Topology
-from lossycoll.plan.reference_executor import execute
+from tests.oracle.reference_executor import execute
 from tests.support.plan_cases import ELEMENTS_PER_PACKET, Case, counts
 
 Array = NDArray[Any]
@@ -178,9 +178,10 @@ def promises_are_kept(case: Case) -> None:
         sent = [sum(len(slot.dests) * slot.length for slot in plan.slots) for plan in plans]
         assert _longest_chain(plans) == algorithm.steps(world), world
         assert max(sent) / largest == pytest.approx(algorithm.traffic(world)), world
-    if (
-        case.tiers or not algorithm.levels
-    ):  # flat, it has nothing to add up on the way, nor to pass on
+    if case.tiers and algorithm.relays:  # by hosts, it adds up on the way or passes on
+        assert relayed
+        assert summed == (case.way.adds or algorithm.partial_sums)
+    else:
         assert summed == algorithm.partial_sums
         assert relayed != algorithm.direct
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.view_agreement import View
@@ -101,8 +102,11 @@ class Planes:
         *,
         outlive: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        secret: Secret | None = None,
     ) -> None:
-        self.planes = [ControlPlane(rank, world, liveness, clock=clock) for rank in range(world)]
+        self.planes = [
+            ControlPlane(rank, world, liveness, clock=clock, secret=secret) for rank in range(world)
+        ]
         self.notes = [Notes(rank, liveness) for rank in range(world)]
         self.groups = [
             Membership(plane, GROUP, range(world), outlive=outlive) for plane in self.planes

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Plan, ring, transpose
+from lossycoll.plan import Plan, hierarchical, ring
 from lossycoll.plan.order import draw_order
 from lossycoll.runtime.engine.reports import EngineStats
 from tests.support.network import GROUP, SESSION, Ended, Network, elements
@@ -60,7 +60,7 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 7
+    version: int = 8
     type: int = DATA
     crc: int | None = None
     session: int = SESSION
@@ -312,7 +312,7 @@ class RelayedNetwork(Network):
 
 
 def all_reduce(world: int, count: int, op: int, per_packet: int = PER_PACKET) -> list[Plan]:
-    builder = (ring.all_reduce, transpose.all_reduce)[op % 2]
+    builder = (ring.all_reduce, hierarchical.all_reduce)[op % 2]
     order = draw_order(3, GROUP, op, world)
     return [builder(world, r, count, per_packet, order=order) for r in range(world)]
 

@@ -20,7 +20,7 @@ from lossycoll._native import ffi, lib
 
 from lossycoll.errors import LinkError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, transpose
+from lossycoll.plan import Plan, hierarchical
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import (
     DType,
@@ -157,7 +157,7 @@ def launch(world: int, role: str, *arguments: str) -> list[subprocess.Popen[byte
 
 def reduce_many(rank: Rank, elements: int, times: int) -> None:
     """Means of what differs from call to call, each checked."""
-    plan = transpose.all_reduce(rank.world, rank.rank, elements, SHARED // 4)
+    plan = hierarchical.all_reduce(rank.world, rank.rank, elements, SHARED // 4)
     base = np.arange(elements, dtype=np.float32) % 64
     for i in range(times):
         data = base * (rank.rank + 1) + i

@@ -13,8 +13,7 @@ from itertools import count
 from typing import Any
 
 from lossycoll.runtime.membership.cohort_protocol import CohortProtocol
-from lossycoll.runtime.membership.definition import Definition
-from lossycoll.runtime.membership.hub_sockets import (
+from lossycoll.runtime.membership.connections import (
     Alive,
     Broken,
     Connected,
@@ -22,6 +21,7 @@ from lossycoll.runtime.membership.hub_sockets import (
     Received,
     Refused,
 )
+from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.messages import unpack
 
@@ -199,7 +199,7 @@ class Pipe:
 
 
 class VirtualSockets:
-    """What :class:`HubSockets` does, between nodes of a network."""
+    """What :class:`Connections` does, between nodes of a network."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -14,7 +14,7 @@ from benchmarks.common.lab_job import run_job
 from benchmarks.common.runner import PieceFailed
 from lossycoll.lab import Lab
 from lossycoll.options.fields import Options
-from lossycoll.plan import draw_order, transpose
+from lossycoll.plan import draw_order, hierarchical
 from lossycoll.runtime.engine.reports import EngineStats
 from tests.support.network import Network
 
@@ -53,7 +53,7 @@ def residual(cell: Cell, operations: int) -> dict[str, Any]:
                 before = [engine.stats() for engine in network.engines]
             order = draw_order(0, 0, number, 2)
             plans = [
-                transpose.all_reduce(2, rank, ELEMENTS, PAYLOAD // 4, order=order)
+                hierarchical.all_reduce(2, rank, ELEMENTS, PAYLOAD // 4, order=order)
                 for rank in range(2)
             ]
             for ended in network.run(plans, data, data, "f32", 1.0, **how):

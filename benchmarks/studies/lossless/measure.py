@@ -15,8 +15,8 @@ from benchmarks.common.results import ROOT
 from lossycoll.cli.launcher import launch
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab, Network
+from lossycoll.runtime.engine.payload import AUTO_MTU_MAX
 from lossycoll.runtime.net.interfaces import mtu_of
-from lossycoll.runtime.net.payload import AUTO_MTU_MAX
 
 from .cells import WIRES, Job
 from .sockets import MICRO, PROGRAM, SOURCES

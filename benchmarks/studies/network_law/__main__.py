@@ -31,10 +31,14 @@ AT = 0.4
 """When a change comes: this share of its call's limit."""
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
     """The figures of one case."""
     options = Options(
-        delivery=case.delivery, repair=case.repair, fec=case.fec, algorithm=case.algorithm
+        delivery=case.delivery,
+        repair=case.repair,
+        fec=case.fec,
+        algorithm=case.algorithm,
+        pacing=pacing,
     )
     nbytes = round(case.mib * (1 << 20))
     changes = []
@@ -92,11 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs, prints and returns the exit status."""
     options = _parser().parse_args(arguments)
     wanted = [case for case in (sample() if options.sample else cases()) if _fits(case, options)]
-    path = options.results or ROOT / "build" / f"network_law-{engine()}.jsonl"
+    kept = f"network_law-{engine()}-{options.pacing}.jsonl"
+    path = options.results or ROOT / "build" / kept
     done = {} if options.again else load(path)
     left = sorted((case for case in wanted if case.key not in done), key=lambda case: -case.work)
     print(f"{len(wanted)} cases, {len(left)} to do; results: {path}", file=sys.stderr)
-    for case, figures in _measured(left, options.jobs):
+    for case, figures in _measured(left, options.jobs, options.pacing):
         result = Result(case.settings, figures, **source("benchmarks/studies/network_law"))
         append(path, result)
         done[case.key] = result
@@ -147,12 +152,14 @@ def name_of(case: Case) -> str:
     return f"{case.kind}: {' '.join(said)}"
 
 
-def _measured(left: Sequence[Case], jobs: int) -> Iterable[tuple[Case, dict[str, Any]]]:
+def _measured(
+    left: Sequence[Case], jobs: int, pacing: str
+) -> Iterable[tuple[Case, dict[str, Any]]]:
     if jobs == 1:
-        yield from ((case, measure(case)) for case in left)
+        yield from ((case, measure(case, pacing)) for case in left)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        running = {pool.submit(measure, case): case for case in left}
+        running = {pool.submit(measure, case, pacing): case for case in left}
         for future in as_completed(running):
             yield running[future], future.result()
 
@@ -170,11 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--sample", action="store_true", help="a few cases, for the short suite")
     add("--only", metavar="REGEX", help="cases whose names match, as in 'clean: hosts=8'")
     add("--most", type=float, default=0, metavar="N", help="cases of at most N million packets")
+    add("--pacing", choices=("path", "port"), default=Options().pacing, help="the option")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     add("--all", action="store_true", help="print all cases, not only those that miss a goal")
     add("--progress", action="store_true", help="print each as it ends, on standard error")
     add("--again", action="store_true", help="run what this engine has results of, too")
-    add("--results", type=Path, help="where results are (build/network_law-ENGINE.jsonl)")
+    add("--results", type=Path, help="where results of one pacing are (build/network_law-*)")
     add("--json", type=Path, metavar="PATH", help="where to write all figures")
     return parser
 

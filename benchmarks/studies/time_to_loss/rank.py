@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import tcp
+from benchmarks.common.tcp import connections
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
 from lossycoll.cli.demo.worker import ADAMW, TrainConfig, Validation, init_group, learning_rate
-from lossycoll.runtime.net.own_sockets import connections
 
 CHECK_STEPS = 10
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .findings import Finding, Severity, good_if
@@ -69,26 +68,11 @@ def port_range() -> list[Finding]:
         f"TCP port; run the doctor under torchrun, or with LOCAL_WORLD_SIZE, for it to know how "
         f"many ranks there are"
     )
-    return [
-        good_if(min(udp, tcp) >= ranks, "port range", found, Severity.FAIL, advice),
-        Finding(
-            "ports outside it",
-            Severity.WARN,
-            f"gloo listens on a TCP port of {_local_ports()}, for each rank and group",
-            "a firewall between the hosts has to let these through as well as LOSSYCOLL_PORT_RANGE "
-            "and MASTER_PORT; sysctl net.ipv4.ip_local_port_range narrows them",
-        ),
-    ]
+    return [good_if(min(udp, tcp) >= ranks, "port range", found, Severity.FAIL, advice)]
 
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _local_ports() -> str:
-    """Those that the kernel gives to who asks for any."""
-    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    return "-".join(file.read_text().split()) if file.exists() else "the kernel's choice"
 
 
 def _options() -> Options | None:

@@ -102,13 +102,13 @@ def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
 
 def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], number: int) -> int:
     """Operation ``number``, in place; returns how many packets went missing."""
-    from lossycoll.plan import draw_order, transpose
+    from lossycoll.plan import draw_order, hierarchical
     from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 
     tickets = []
     for rank, (engine, tensor) in enumerate(zip(engines, tensors, strict=True)):
         order = draw_order(0, 0, number, RANKS)
-        plan = transpose.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4, order=order)
+        plan = hierarchical.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4, order=order)
         call = EngineCall(
             input=tensor.ctypes.data,
             output=tensor.ctypes.data,

@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--settle", type=whole(0), default=SETTLE, metavar="N", help=text)
     text = "for which ranks compute between calls (%(default)s)"
     add("--gap", type=real(0), default=0.0, metavar="SECONDS", help=text)
+    text = (
+        "a rank rests so long between two turns, as on a busy machine (a 200th of the round trip)"
+    )
+    add("--wake-ms", type=real(0), metavar="MS", help=text)
     add(
         "--option",
         action="append",
@@ -172,6 +176,7 @@ def simulated(options: argparse.Namespace, group: Options) -> Simulated:
         calls=options.calls,
         settle=min(options.settle, options.calls - 1),
         gap=options.gap,
+        grain=None if options.wake_ms is None else options.wake_ms * 1e-3,
     )
 
 

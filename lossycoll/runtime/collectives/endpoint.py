@@ -10,16 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
-from lossycoll.plan import (
-    Algorithm,
-    Finish,
-    Missing,
-    hierarchical,
-    packet_count,
-)
-from lossycoll.plan.hierarchical_reduce_scatter import IN_PLACE
-from lossycoll.plan.registry import AUTO
-from lossycoll.plan.topology import Topology
+from lossycoll.plan import Finish, Missing, packet_count
+from lossycoll.plan.reduce_scatter import IN_PLACE
+from lossycoll.plan.registry import AUTO, HIERARCHICAL
 from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import log
@@ -36,7 +29,7 @@ from .figures import Figures
 from .leaving import Leaving
 from .operations import Operations
 from .parts import Parts
-from .plan_cache import PLANS
+from .plan_cache import PLANS, Choice
 from .sequencer import Members
 from .units import Units, sum_units_of, units_of
 from .watcher import Watcher
@@ -71,7 +64,7 @@ class Endpoint(CollectiveEndpoint):
         self._topology = parts.topology
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
         # same, as long as all calls go by tiers.
-        self._block_algorithm = AUTO if self._topology.is_flat else hierarchical.NAME
+        self._block_algorithm = AUTO if self._topology.is_flat else HIERARCHICAL
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
         self._estimators = Estimators(where.world, self.figures.peer)
@@ -123,16 +116,16 @@ class Endpoint(CollectiveEndpoint):
         missing = Missing[options.on_missing.upper()]
         with self._submitting():
             members = self._sequencer.members()
-            by = self._algorithm("all_reduce", members, terms)
+            choice = self._algorithm("all_reduce", members, terms)
             number = self._sequencer.next
-            order = plan_cache.order(by, members, options, self._group, number, self._topology)
+            order = plan_cache.order(choice, members, options, self._group, number)
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {
                 "order": order,
                 "missing": missing,
                 "finish": means.finish or Finish.MEAN,
             }
-            encoded = self._sum_plan(members, by, elements, dtype, terms, **how)
+            encoded = self._sum_plan(members, choice, elements, dtype, terms, **how)
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
     def reduce_scatter(
@@ -146,9 +139,9 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             means = self._estimators.means(terms.options, members)
-            by = self._algorithm("reduce_scatter", members, terms)
-            finish = means.finish or self._finish_of_owned(by, terms)
-            encoded = self._sum_plan(members, by, elements, dtype, terms, finish=finish)
+            choice = self._algorithm("reduce_scatter", members, terms)
+            finish = means.finish or _finish_of_owned(choice, terms)
+            encoded = self._sum_plan(members, choice, elements, dtype, terms, finish=finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -162,21 +155,21 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             means, result = BY_COUNT, None
-            by = plan_cache.algorithm("reduce_scatter", members, self._block_algorithm)
-            finish = self._finish_of_owned(by, terms)
+            choice = self._block_choice("reduce_scatter", members)
+            finish = _finish_of_owned(choice, terms)
             lossy = terms.options.delivery == "lossy"
             if lossy:
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
-            if by.levels and not self._topology.one_host and (lossy or terms.encoding != "same"):
+            hosts, encoded_blocks = choice.topology, terms.encoding != "same"
+            if hosts is not None and not hosts.one_host and (lossy or encoded_blocks):
                 # Who loses of a host's sum is to send it again: so it must be left with it.
-                by, chunk = IN_PLACE, elements * dtype.itemsize
+                choice, chunk = choice._replace(by=IN_PLACE), elements * dtype.itemsize
                 result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
                 buffers = (buffers[0], buffers[0])
-            how: dict[str, Any] = {"finish": finish}
-            if terms.encoding != "same":
+            if hosts is not None and encoded_blocks:
                 # A site's sum is rounded anew, and no rank could say what of it is its own.
-                how["topology"] = self._topology.without_sites()
-            encoded = self._sum_plan(members, by, elements, dtype, terms, **how)
+                choice = choice._replace(topology=hosts.without_sites())
+            encoded = self._sum_plan(members, choice, elements, dtype, terms, finish=finish)
             blocks = Contributions(encoded.plan, result)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -186,11 +179,11 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            by = self._algorithm("broadcast", members, terms)
+            choice = self._algorithm("broadcast", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
             encoded = self._plan(
-                members, by, count, units.per_packet, root=root, fanout=self._fanout
+                members, choice, count, units.per_packet, root=root, fanout=self._fanout
             )
             return self._submit(encoded, call, (address, address), units.dtype, terms)
 
@@ -204,10 +197,10 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = self._algorithm("all_gather", members, terms)
+            choice = self._algorithm("all_gather", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes) if isinstance(nbytes, int) else units.counts(nbytes)
-            encoded = self._plan(members, by, count, units.per_packet)
+            encoded = self._plan(members, choice, count, units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     @property
@@ -252,10 +245,10 @@ class Endpoint(CollectiveEndpoint):
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            by = plan_cache.algorithm("all_gather", members, self._block_algorithm)
+            choice = self._block_choice("all_gather", members)
             units, same = self._units(DType.BYTES, terms), terms.encoding == "same"
             per_packet = units.per_packet if same else self.block_elements(terms.encoding)
-            encoded = self._plan(members, by, units.count(nbytes), per_packet)
+            encoded = self._plan(members, choice, units.count(nbytes), per_packet)
             return self._submit(
                 encoded, call, buffers, units.dtype, terms, blocks=Blocks(encoded.plan, needed)
             )
@@ -266,9 +259,9 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = self._algorithm("all_to_all", members, terms)
+            choice = self._algorithm("all_to_all", members, terms)
             units = self._units(DType.BYTES, terms)
-            encoded = self._plan(members, by, units.count(nbytes), units.per_packet)
+            encoded = self._plan(members, choice, units.count(nbytes), units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def exchange(
@@ -282,10 +275,10 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = self._algorithm("all_to_all_uneven", members, terms)
+            choice = self._algorithm("all_to_all_uneven", members, terms)
             units = self._units(DType.BYTES, terms)
             encoded = self._plan(
-                members, by, units.counts(send), units.counts(receive), units.per_packet
+                members, choice, units.counts(send), units.counts(receive), units.per_packet
             )
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
@@ -296,10 +289,10 @@ class Endpoint(CollectiveEndpoint):
             members = self._sequencer.members()
             self._need(call, members, (root,))
             self._need_all(call, members, terms)
-            by = self._algorithm("gather", members, terms)
+            choice = self._algorithm("gather", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = self._plan(members, by, count, units.per_packet, root=root)
+            encoded = self._plan(members, choice, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def scatter(
@@ -308,55 +301,49 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            by = self._algorithm("scatter", members, terms)
+            choice = self._algorithm("scatter", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = self._plan(members, by, count, units.per_packet, root=root)
+            encoded = self._plan(members, choice, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def barrier(self, call: Collective, terms: Terms) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            by = self._algorithm("barrier", members, terms)
+            choice = self._algorithm("barrier", members, terms)
             fanout = max(self._fanout, BARRIER_FANOUT)
-            encoded = self._plan(members, by, 1, fanout=fanout)
+            encoded = self._plan(members, choice, 1, fanout=fanout)
             return self._submit(encoded, call, self._barrier_buffers, DType.F32, terms)
 
-    def _algorithm(self, collective: str, members: Members, terms: Terms) -> Algorithm:
+    def _algorithm(self, collective: str, members: Members, terms: Terms) -> Choice:
         name = plan_cache.name_of(terms.options, self._topology)
-        return plan_cache.algorithm(collective, members, name)
+        return plan_cache.algorithm(collective, members, name, self._topology)
 
-    def _finish_of_owned(self, by: Algorithm, terms: Terms) -> Finish:
-        """How a sum ends whose owner is always the same. Where nothing can be lost both ways give
-        the same, and MEAN adds the owner's part in passing."""
-        within_host = bool(by.levels) and self._topology.one_host
-        exact = terms.options.delivery == "reliable" or within_host
-        return Finish.MEAN if exact else Finish.STRATIFIED
+    def _block_choice(self, collective: str, members: Members) -> Choice:
+        return plan_cache.algorithm(collective, members, self._block_algorithm, self._topology)
 
-    def _plan(self, members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:
-        if by.levels:
-            options["topology"] = self._topology
+    def _plan(self, members: Members, choice: Choice, *sizes: Any, **options: Any) -> Encoded:
+        by, topology = choice
+        if topology is not None:
+            options["topology"] = topology
         return PLANS[by.collective](members, by, *sizes, **options)
 
     def _sum_plan(
         self,
         members: Members,
-        by: Algorithm,
+        choice: Choice,
         elements: int | tuple[int, ...],
         dtype: DType,
         terms: Terms,
-        *,
-        topology: Topology | None = None,
         **how: Any,
     ) -> Encoded:
         """The plan of a reduction. ``how``: what its builder takes besides."""
         units = self._units(dtype, terms)
-        if not by.levels:
-            return self._plan(members, by, elements, units.per_packet, **how)
-        whose = self._topology if topology is None else topology
-        found = sum_units_of(units, self._payload, terms.encoding, whose)
-        how["topology"] = found.topology
-        return PLANS[by.collective](members, by, elements, found.per_packet, **how)
+        per_packet, (by, topology) = units.per_packet, choice
+        if topology is not None:
+            found = sum_units_of(units, self._payload, terms.encoding, topology)
+            per_packet, choice = found.per_packet, Choice(by, found.topology)
+        return self._plan(members, choice, elements, per_packet, **how)
 
     def _units(self, dtype: DType, terms: Terms) -> Units:
         return units_of(self._payload, dtype, terms.encoding)
@@ -474,3 +461,11 @@ class Endpoint(CollectiveEndpoint):
         Idempotent; if Ctrl-C interrupts it, the next call does the rest.
         """
         self._leaving.close()
+
+
+def _finish_of_owned(choice: Choice, terms: Terms) -> Finish:
+    """How a sum ends whose owner is always the same. Where nothing can be lost both ways give the
+    same, and MEAN adds the owner's part in passing."""
+    within_host = choice.topology is not None and choice.topology.one_host
+    exact = terms.options.delivery == "reliable" or within_host
+    return Finish.MEAN if exact else Finish.STRATIFIED

@@ -6,7 +6,7 @@ All are functions of what every rank knows: who takes part, sizes and options.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
@@ -15,11 +15,10 @@ from lossycoll.plan import (
     choose_algorithm,
     default_algorithm,
     draw_order,
-    hierarchical,
     leave_out,
     rename,
 )
-from lossycoll.plan.registry import AUTO
+from lossycoll.plan.registry import AUTO, HIERARCHICAL
 from lossycoll.runtime.engine.binding import Encoded
 
 from .sequencer import Members
@@ -28,16 +27,30 @@ REPLANNED: Final = ("all_reduce", "broadcast", "barrier")
 """Buffers of these have no part per rank: without some ranks they are planned for those left."""
 
 
-def algorithm(collective: str, members: Members, name: str) -> Algorithm:
+class Choice(NamedTuple):
+    """How a collective is planned.
+
+    Attributes:
+        by: The algorithm.
+        topology: By which hosts and sites; None: as if each rank had a host of its own.
+    """
+
+    by: Algorithm
+    topology: Topology | None = None
+
+
+def algorithm(collective: str, members: Members, name: str, topology: Topology) -> Choice:
     """What does ``collective`` under the option ``name``.
 
     A plan whose buffers have a part per rank is kept when ranks are lost, without their streams. So
     it must be one in which they passed on nobody else's data.
     """
-    if collective in REPLANNED:
-        return choose_algorithm(collective, name, len(members.ranks))
-    found = choose_algorithm(collective, name, members.world)
-    return found if members.complete or found.direct else default_algorithm(collective)
+    replanned = collective in REPLANNED
+    by = choose_algorithm(collective, name, len(members.ranks) if replanned else members.world)
+    if not (replanned or members.complete or by.direct):
+        by = default_algorithm(collective)
+    direct = replanned or members.complete or not by.relays
+    return Choice(by, topology if name == HIERARCHICAL and by.levels and direct else None)
 
 
 def name_of(options: Options, topology: Topology) -> str:
@@ -50,25 +63,20 @@ def name_of(options: Options, topology: Topology) -> str:
     if options.algorithm != AUTO or topology.is_flat:
         return options.algorithm
     weighs = options.delivery == "lossy" and options.estimator == "inverse_probability"
-    return AUTO if weighs and not topology.one_host else hierarchical.NAME
+    return AUTO if weighs and not topology.one_host else HIERARCHICAL
 
 
 def order(
-    by: Algorithm,
-    members: Members,
-    options: Options,
-    group: int,
-    op: int,
-    topology: Topology | None = None,
+    choice: Choice, members: Members, options: Options, group: int, op: int
 ) -> tuple[int, ...] | None:
     """The order of the ranks for operation number ``op``, redrawn for each that may lose packets.
 
     Without loss, as within one host, nobody's own contribution weighs more, and one order does for
     all.
     """
-    if options.delivery != "lossy" or not by.draws_order:
+    if options.delivery != "lossy" or not choice.by.draws_order:
         return None
-    if by.levels and topology is not None and topology.one_host:
+    if choice.topology is not None and choice.topology.one_host:
         return None
     return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
 
@@ -91,7 +99,7 @@ def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Enco
     if by.collective not in REPLANNED:
         plan = by.build(members.world, members.rank, *sizes, **options)
         return Encoded.of(plan if members.complete else leave_out(plan, members.ranks))
-    if by.levels and options.get("topology") is not None:
+    if "topology" in options:
         options["topology"] = options["topology"].of_members(members.ranks)
     if "root" in options:
         options["root"] = members.ranks.index(options["root"])
@@ -104,5 +112,5 @@ PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.ite
 
 Called as ``PLANS[collective](members, algorithm, *sizes, elements_per_packet, **options)``, with
 the arguments of its builders (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a rank;
-``topology``, for algorithms with levels, is that of all ranks.
+``topology``, for algorithms with levels, is that of all ranks; absent, each is a host of its own.
 """

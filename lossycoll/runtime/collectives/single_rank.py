@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.errors import LossyError
-from lossycoll.plan import data_movement, transpose
+from lossycoll.plan import copies, reduce_scatter
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.engine.failures import Code, Where
@@ -58,7 +58,7 @@ class SingleRank(CollectiveEndpoint):
     ) -> Operation:
         operation = self._copy(call, buffers, elements, terms, dtype.itemsize)
         per_packet = PAYLOAD // dtype.itemsize
-        operation.blocks = Contributions(transpose.reduce_scatter(1, 0, elements, per_packet))
+        operation.blocks = Contributions(reduce_scatter.reduce_scatter(1, 0, elements, per_packet))
         return operation
 
     def broadcast(
@@ -86,7 +86,7 @@ class SingleRank(CollectiveEndpoint):
     ) -> Operation:
         del needed
         operation = self._copy(call, buffers, nbytes, terms)
-        operation.blocks = Blocks(data_movement.all_gather(1, 0, nbytes, PAYLOAD))
+        operation.blocks = Blocks(copies.all_gather(1, 0, nbytes, PAYLOAD))
         return operation
 
     def all_to_all(

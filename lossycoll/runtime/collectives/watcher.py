@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lossycoll.errors import ClosedError, EngineError
-from lossycoll.runtime.core.call import Collective, LongWait, Operation
+from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.completions import Completions, completions
 
 from .operations import Operations
@@ -42,18 +42,8 @@ class Watcher:
         self._at_work = threading.RLock()
         """Held while the thread works for this group; callbacks may close the group."""
         self._ended = False
-        self._long_waits: dict[int, LongWait] = {}
         self._asked_for: dict[int, Operation] = {}
         """By their tickets: messages are among them."""
-
-    def watch(self, call: Collective) -> None:
-        """Asks the other ranks about ``call`` from time to time until ``unwatch(call)``."""
-        self._long_waits[call.seq] = self._health.long_wait(call, time.monotonic())
-        self._start()
-
-    def unwatch(self, call: Collective) -> None:
-        """Ends :meth:`watch`."""
-        self._long_waits.pop(call.seq, None)
 
     def complete(self, operation: Operation) -> None:
         """Completes ``operation`` when it ends, whether anybody waits or not."""
@@ -94,8 +84,6 @@ class Watcher:
         with self._working():
             for operation in list(self._operations.unfinished.values()):
                 operation.ask_if_due(now)
-            for wait in list(self._long_waits.values()):
-                wait.ask_if_due(now)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:

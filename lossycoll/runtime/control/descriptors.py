@@ -9,8 +9,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+SEGMENT_BYTES: Final = 1220
+"""Of TCP: any path of IPv6 carries as much. Where a path carries less than the interfaces, and its
+routers don't say so, larger segments would vanish for ever. Both ends keep to it."""
 Place: TypeAlias = tuple[str, int]
 """Numeric address and port."""
 Ends: TypeAlias = tuple[Any, Any]
@@ -31,6 +34,7 @@ def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socke
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             made.bind((address, port))
             made.listen(backlog)
         except OSError:

@@ -38,6 +38,8 @@ ids: a message that brings a new routing id has the descriptor, which joins both
 close one connection, so an incoming one is shut down by its descriptor, if that still has the two
 addresses that it had when it was accepted; one that was made here is disconnected by its endpoint,
 whose port is written with leading zeros of its own for that.
+
+Long because what libzmq's monitor tells and what its socket hears change the same tables.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ LONGEST: Final = 1 << 20
 """Bytes of one message."""
 SEALED_BYTES: Final = 64
 """Room for what CURVE adds to a message."""
-UNREAD: Final = 1000
+UNREAD: Final = 20_000
 """Messages that wait for a peer that doesn't read; of more, the connection is given up."""
 UNHEARD: Final = 128
 """Messages of one peer that wait for this process; the kernel keeps the others waiting."""
@@ -83,8 +85,9 @@ MOST_AT_ONCE: Final = 1024
 MOST_ZEROS: Final = 64
 """Connections to one place are told from each other by so many zeros; more can't be at once."""
 NEVER: Final = float("inf")
-FAILED: Final = frozenset((0x0800, 0x2000, 0x4000))
-"""libzmq's events of handshakes that fail: without a detail, by a message, by the roster."""
+LEFT: Final = 0x0800
+FAILED: Final = frozenset((LEFT, 0x2000, 0x4000))
+"""libzmq's events of handshakes that fail: by the end of a connection, a message, the roster."""
 FIN: Final = b""
 """The last message of an end that finishes: the other one closes."""
 _EVENT: Final = struct.Struct("=HI")
@@ -185,6 +188,8 @@ class Transport:
         """Plain connections that find out why one of libzmq's failed."""
         self._has_failed = False
         """The monitor's last event was of a handshake that failed."""
+        self._was_left = False
+        """It failed because the other end closed: whoever measures a round trip does."""
         self._events: list[Event] = []
         self._listens_at: Place = ("", 0)
         self._timers_at = NEVER
@@ -461,6 +466,7 @@ class Transport:
                     self._take_descriptor(one, value)
             # A handshake that fails is told just before the end of its connection.
             self._has_failed = event in FAILED
+            self._was_left = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
 
     def _take_descriptor(self, one: _Connection, fd: int) -> None:
         one.fd, one.ends = fd, ends_of(fd)
@@ -486,7 +492,7 @@ class Transport:
         one.fd = -1
         if one.is_ours:
             self._disconnect(one)
-        elif not greeted:
+        elif not greeted and not self._was_left:
             self.counts["handshake"] += 1
         if one.routing:
             if not self._over:

@@ -43,7 +43,7 @@ class Code(IntEnum):
 class Failure:
     """lc_failure of native/lossycoll.h. ``op``: of a message (``of_message``) its own number, which
     is no operation's. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds, and
+    LINK ``mine`` has the packets that the peer sent, and (``mine[2]``) nanoseconds, and
     ``theirs`` the packets that were sent to a peer which hears nothing. For
     MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
     the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
@@ -200,13 +200,13 @@ RDMA_SILENT: Final = "has a port of RDMA lost its link (`rdma link`, LOSSYCOLL_D
 
 
 def _link_error(failure: Failure, where: Where) -> LinkError:
-    packets, rounds, waited = failure.mine
+    packets, _, waited = failure.mine
     link = f"the link from {where.peer(failure.peer)} to {where.peer(where.rank)}"
     seconds = f"{waited / 1e9:.3g} s"
     if packets:
         seen = (
-            f"{link} delivers no data: of {packets} packets that were sent over it in {rounds} "
-            f"rounds none has come for {seconds}, though that rank's control packets do; does a "
+            f"{link} delivers no data: of {packets} packets that were sent over it none "
+            f"has come for {seconds}, though that rank's control packets do; does a "
             f"firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), or is "
             f"LOSSYCOLL_INJECT set?"
         )

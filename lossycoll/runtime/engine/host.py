@@ -326,6 +326,8 @@ class Host:
             fast_path=",".join(fast_path_names(c.fast_path)),
             waited=c.waited_ns * 1e-9,
             link=c.link,
+            bytes=c.bytes,
+            wanted=c.wanted,
         )
 
     @property

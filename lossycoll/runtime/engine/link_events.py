@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from lossycoll.runtime.engine.payload import IP_UDP_BYTES
+
 from .failures import Where
 
 log: Final = logging.getLogger("lossycoll")
@@ -29,6 +31,8 @@ class LinkEventKind(IntEnum):
     """Nothing can be sent."""
     WORKS = 4
     """Sending works again."""
+    SIZE = 5
+    """A path carries no packets as large as the group's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class LinkEvent:
         fast_path: The name of the fast path that was refused, or "".
         waited: Seconds for which nothing could be sent, for WORKS.
         link: The number of the host's link that it happened to.
+        bytes: Of the largest datagram that the path carries, for SIZE.
+        wanted: Of the group's largest packet, for SIZE.
     """
 
     kind: LinkEventKind
@@ -50,6 +56,8 @@ class LinkEvent:
     fast_path: str = ""
     waited: float = 0.0
     link: int = 0
+    bytes: int = 0
+    wanted: int = 0
 
 
 _LOST_REMEDIES: Final = {
@@ -73,6 +81,15 @@ def sentence(event: LinkEvent, where: Where) -> str:
         return (
             f"{who}: the kernel refused the fast path {event.fast_path}{way} ({why}); packets go "
             "without it, and it is tried again later"
+        )
+    if event.kind == LinkEventKind.SIZE:
+        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
+        headers = IP_UDP_BYTES[6 if _own(where).startswith("[") else 4]
+        return (
+            f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
+            f"{event.wanted} (a tunnel or a router has a smaller MTU), so packets go there in "
+            f"pieces; LOSSYCOLL_MTU={event.bytes + headers} on all ranks avoids that. "
+            "Other such paths aren't named"
         )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")
@@ -109,7 +126,8 @@ class LinkLog:
     def tell(self, events: Callable[[], LinkEvent | None], where: Where) -> None:
         """Logs what ``events`` gives, until it gives None."""
         while (event := events()) is not None:
-            name = (event.link, event.kind, event.errno, event.peer, event.fast_path)
+            peer = -1 if event.kind == LinkEventKind.SIZE else event.peer
+            name = (event.link, event.kind, event.errno, peer, event.fast_path)
             if name not in self._told:
                 self._told.add(name)
                 works = event.kind == LinkEventKind.WORKS

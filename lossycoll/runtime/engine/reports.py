@@ -314,8 +314,7 @@ class Stats(EngineStats):
         world: The group's world size.
         group: The group's name in torch; empty for all groups.
         description: What torch says the group is for, such as ``mesh_tp``.
-        calls: Collectives issued in the group, without point to point. Those that are not among
-            ``operations`` went to gloo.
+        calls: Collectives issued in the group, without point to point.
         control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
         peers: An entry per rank; this rank's has zeros.

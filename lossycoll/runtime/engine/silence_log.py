@@ -57,19 +57,26 @@ def sentence(peer: PeerStats, where: Where) -> str:
 
 
 class SilenceLog:
-    """Logs once for each peer and kind of silence, and once that the peer is heard again."""
+    """Logs once for each peer and kind of silence, and once that the peer is heard again.
+
+    Where one kind follows another, it is logged when it is seen twice: while a link heals, what
+    the peer said last is older than the packets that pass again.
+    """
 
     def __init__(self) -> None:
         self._told: set[tuple[int, int]] = set()
-        self._silent: set[int] = set()
+        self._silent: dict[int, int] = {}
+        """The kind of silence that was last seen of each silent peer."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
         """Logs what has changed since the last call."""
         for peer in peers:
-            if peer.silence and (peer.rank, peer.silence) not in self._told:
+            if not peer.silence:
+                if self._silent.pop(peer.rank, None):
+                    log.info("%s: packets pass to and from %s again", where, where.peer(peer.rank))
+                continue
+            before = self._silent.get(peer.rank, peer.silence)
+            self._silent[peer.rank] = peer.silence
+            if peer.silence == before and (peer.rank, peer.silence) not in self._told:
                 self._told.add((peer.rank, peer.silence))
-                self._silent.add(peer.rank)
                 log.warning("%s", sentence(peer, where))
-            elif not peer.silence and peer.rank in self._silent:
-                self._silent.remove(peer.rank)
-                log.info("%s: packets pass to and from %s again", where, where.peer(peer.rank))

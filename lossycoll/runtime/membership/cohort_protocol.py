@@ -12,19 +12,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from .failure_detector import FailureDetector
-from .group_messages import GroupMessages
-from .hub_failover import Repeats, Succession
-from .hub_sockets import (
+from .connections import (
     Alive,
     Broken,
     Connected,
+    Connections,
     Event,
-    HubSockets,
     NewKeysAsked,
     Received,
     Refused,
 )
+from .failure_detector import FailureDetector
+from .group_messages import GroupMessages
+from .hub_failover import Repeats, Succession
 from .membership import Membership
 from .messages import (
     REPEATED,
@@ -69,7 +69,7 @@ class CohortProtocol:
         world: int,
         liveness: float,
         *,
-        sockets: HubSockets,
+        sockets: Connections,
         clock: Callable[[], float] = time.monotonic,
         on_met_or_failed: Callable[[], None] = lambda: None,
         on_new_keys: Callable[[], None] = lambda: None,
@@ -100,6 +100,8 @@ class CohortProtocol:
         """When anything last came over the connection with the hub."""
         self._renew_at = NEVER
         """When that connection is given up for a new one."""
+        self._rekey_at = NEVER
+        """When it begins again, so that it has new keys."""
         self._beat_at = 0.0
         self._round_at = 0.0
 
@@ -217,8 +219,8 @@ class CohortProtocol:
             self._sockets.ask(here, interval / 4, now)
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)
-        if now >= self._renew_at:
-            self._renew_at = NEVER
+        if now >= min(self._renew_at, self._rekey_at):
+            self._renew_at = self._rekey_at = NEVER
             self._welcomed.clear()
             self._sockets.follow(self._succession.hub, now)
         if self._succession.is_hub and now >= self._beat_at:
@@ -393,6 +395,8 @@ class CohortProtocol:
         if rank != self.rank and not self._succession.is_hub:
             self._from_hub(rank)
         self._on_keys()
+        if not self._succession.is_hub:  # once what is said here has been sent
+            self._rekey_at = self._clock() + self._detector.interval / 4
         for other in self._welcomed - {rank}:
             self._sockets.send(other, pack(message))
 
@@ -411,7 +415,7 @@ class CohortProtocol:
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
             self.expelled = True
-            self._renew_at = NEVER
+            self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
             self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
         elif not self._succession.lose(rank, ended=ended):
@@ -431,7 +435,7 @@ class CohortProtocol:
             return
         now = self._clock()
         self._heard_hub = now
-        self._renew_at = NEVER
+        self._renew_at = self._rekey_at = NEVER
         self._watch(now, expected=True)
         if not self._succession.is_hub:
             self._welcomed = set()

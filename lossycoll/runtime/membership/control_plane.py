@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from lossycoll.runtime.keys.secret import Secret
 
 from .cohort_protocol import CohortProtocol
-from .hub_sockets import HubSockets
+from .connections import Connections
 
 LINGER_SECONDS: Final = 0.5
 """How long the end of a plane may take for what is under way."""
@@ -60,7 +60,7 @@ class ControlPlane:
         self.world = world
         self.liveness = liveness
         self._clock = clock
-        self._sockets = HubSockets(rank, world, clock, secret)
+        self._sockets = Connections(rank, world, clock, secret)
         self._met_or_failed = threading.Event()
         self.cohort = CohortProtocol(
             rank,

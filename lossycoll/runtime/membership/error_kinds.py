@@ -24,7 +24,6 @@ KINDS: Final[Mapping[str, type[errors.LossyError]]] = {
     "OperationTimeout": errors.OperationTimeout,
     "AbortedError": errors.AbortedError,
     "UnsupportedError": errors.UnsupportedError,
-    "SealedError": errors.SealedError,
     "EngineError": errors.EngineError,
     "LabError": errors.LabError,
     "LabPermissionError": errors.LabPermissionError,

@@ -19,7 +19,6 @@ from lossycoll.errors import (
     EngineError,
     LossyError,
     MismatchError,
-    OperationTimeout,
     PeerLostError,
     RendezvousError,
 )
@@ -175,23 +174,6 @@ class Health:
         """The group's failure, if there is one within ``seconds``."""
         self._failed.wait(seconds)
         return self.failure
-
-    def verdict(self, call: Collective, cause: Exception) -> LossyError:
-        """Why gloo failed with ``cause``, as the control plane finds within the liveness time."""
-        if self.failure is None:
-            self.waiting(call)
-        if self.await_failure(0 if self.closed else self.liveness) is None:
-            text = f"{self.where}: {call.numbered}"
-            reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-            if self._left:
-                self.fail(self._left_error(min(self._left)))
-            elif "imed out" in reason:
-                text += f": {reason}; all ranks are alive, so one is stuck or still computing"
-                self.fail(OperationTimeout(text), tell=True)
-            else:
-                text += f": a connection broke though all ranks are alive: {reason}"
-                self.fail(PeerLostError(text), tell=True)
-        return self.failure or ClosedError(f"{self.where}: {call}: the group was destroyed")
 
     def left(self, rank: int) -> PeerLostError | None:
         """Why a rank that has said goodbye can't take part any more; None if it hasn't."""

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from typing import Final
 
-from .payload import HEADER_BYTES
+from lossycoll.runtime.engine.payload import HEADER_BYTES
 
 SO_RCVBUFFORCE: Final = 33
 WISH_BYTES: Final = 32 << 20

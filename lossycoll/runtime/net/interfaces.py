@@ -8,7 +8,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,11 @@ from lossycoll.errors import InterfaceError
 
 SIOCGIFCONF: Final = 0x8912
 SIOCGIFMTU: Final = 0x8921
+MTU_OF_ROUTE: Final = {
+    socket.AF_INET: (socket.IPPROTO_IP, 14),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 24),
+}
+"""IP_MTU and IPV6_MTU: the options of a connected socket, which the module socket doesn't name."""
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
@@ -23,7 +28,11 @@ MAX_ADDRESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One numeric address of this machine, the interface it belongs to and that one's MTU."""
+    """One numeric address of this machine, the interface it belongs to, and the MTU that it has.
+
+    Where a route was asked for, it is the route's if that is smaller: the address may be one of
+    ``lo`` (routed fabrics), whose MTU says nothing of the way to others.
+    """
 
     name: str
     address: str
@@ -112,14 +121,19 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
                 f"option interface is {wanted!r}, which is neither an interface that is up nor an "
                 f"address of this machine; there are: {_listed(have)}"
             )
-        versions = [Interface("", local, 0).version for local in _sources(master)] if master else []
+        versions = [Interface("", local, 0).version for local in _routes(master)] if master else []
         order = {version: number for number, version in enumerate(dict.fromkeys(versions))}
-        return _one_of_each(sorted(found, key=lambda one: order.get(one.version, len(order))))
+        usable = sorted(found, key=lambda one: order.get(one.version, len(order)))
+        mtus = {one.address: _routes(master, one.address) for one in usable} if master else {}
+        return [
+            replace(one, mtu=min([one.mtu, *mtus.get(one.address, {}).values()]))
+            for one in _one_of_each(usable)
+        ]
     # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
     # connect sends nothing.
-    sources = _sources(master or "192.0.2.1")
+    sources = _routes(master or "192.0.2.1")
     if not sources and master is None:
-        sources = ["127.0.0.1"]
+        sources = {"127.0.0.1": mtu_of("lo")}
     if not sources:
         raise InterfaceError(
             f"no route to the master {master!r}; check MASTER_ADDR and the routing table, or set "
@@ -129,11 +143,15 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
     for local in sources:
         if local not in by_address and Interface("", local, 0).loopback:
             by_address[local] = Interface("lo", local, mtu_of("lo"))
-    usable = [by_address[local] for local in sources if local in by_address]
+    usable = [
+        replace(by_address[local], mtu=min(by_address[local].mtu, mtu))
+        for local, mtu in sources.items()
+        if local in by_address
+    ]
     if not usable:
         raise InterfaceError(
-            f"the address {sources[0]}, which routes to the master {master!r}, belongs to no "
-            f"interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+            f"the address {next(iter(sources))}, which routes to the master {master!r}, belongs to "
+            f"no interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
     return _one_of_each(usable)
 
@@ -146,19 +164,26 @@ def _one_of_each(found: list[Interface]) -> list[Interface]:
     return list(first.values())
 
 
-def _sources(host: str) -> list[str]:
-    """The local addresses from which packets to ``host`` would go; empty without a route."""
+def _routes(host: str, source: str | None = None) -> dict[str, int]:
+    """The MTU of each route to ``host``, by the local address from which packets would go.
+
+    ``source``: the address from which they have to go. Empty without a route.
+    """
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host
         targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return []
-    found = []
+        return {}
+    found: dict[str, int] = {}
     for family, kind, protocol, _, address in targets:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            if source is not None:
+                probe.bind((source, 0))
             probe.connect(address)
-            found.append(str(probe.getsockname()[0]).partition("%")[0])
+            local = str(probe.getsockname()[0]).partition("%")[0]
+            level, option = MTU_OF_ROUTE[family]
+            found.setdefault(local, probe.getsockopt(level, option))
     return found
 
 

@@ -5,12 +5,15 @@ line, those that live and haven't averaged in this round yet. How long is learnt
 earlier rounds: from what it took from the begin of a round until it was ready for the next. No wait
 for others counts in that, or waits would make waits. All is soft state: a peer that comes back says
 what it had.
+
+Long because who is there, what they average and which rounds begin decide on one another.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -19,13 +22,20 @@ from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of, mix
 
 from .agenda import Agenda
+from .agreement import difference
 from .apart import Apart, split
 from .lenders import Lenders
 from .numbers import Numbers
 from .peer import Peer, Rounds
+from .progress import Progress
 from .protocol import (
+    ELSEWHERE,
+    LATE_AGAIN,
     MOST_EPOCH,
+    OLDER,
+    OUT_OF_REACH,
     PLACES,
+    SILENT,
     START,
     VERSION,
     Agreed,
@@ -35,6 +45,7 @@ from .protocol import (
     Join,
     Joined,
     Loan,
+    Offers,
     Refused,
 )
 from .seats import Line, Seats
@@ -102,7 +113,12 @@ class Directory:
         self._rounds = Rounds()
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
-        """Those that have said what they average, all the same."""
+        """Those that have said what they average, or a draft of it, all the same."""
+        self._able: dict[int, Peer] = {}
+        """Those of them that have said all of it."""
+        self._waiting: dict[int, Averages] = {}
+        """Who is answered when more have said the same."""
+        self._progress = Progress()
         self._met: set[int] = set()
         """Numbers of those that have been in a group."""
         self._successors = Successors()
@@ -169,6 +185,9 @@ class Directory:
             rounds=self._rounds,
             seen=self._clock(),
             came=self._came,
+            came_back=came_before,
+            began=self._clock(),
+            skipped=came_before or bool(self._met),
         )
         peer.round = max(latest, known)
         self._came += 1
@@ -214,14 +233,16 @@ class Directory:
         """Whom to turn to in turn, the same for all peers."""
         return self._successors.listed()
 
-    def averages(self, number: int, wanted: Averages) -> Agreed:
-        """A peer says what it averages: all average the same."""
+    def averages(self, number: int, wanted: Averages) -> Agreed | None:
+        """A peer says what it averages: all average the same. None: it is answered later."""
         peer = self.peers[number]
-        other = next((one for one in self._averaging.values() if one is not peer), None)
-        if other is not None and other.schema != wanted.schema:
+        some = (*islice(self._able.values(), 2), *islice(self._averaging.values(), 2))
+        other = next((one for one in some if one is not peer), None)
+        differ = difference(wanted, other.said) if other is not None and other.said else ""
+        if other is not None and differ:
             return Agreed(
-                f"you average something else than {other.name!r} (schema {wanted.schema}, "
-                f"wanted {other.schema}): the same model, shapes and options on all peers"
+                f"you average something else than {other.name!r}: {differ}; the same model, "
+                f"shapes, settings and options on all peers"[:4096]
             )
         if other is not None and other.wire != wanted.wire:
             return Agreed(
@@ -232,14 +253,42 @@ class Directory:
             if reason := self._seats.takes(wanted.grid, len(self.peers)):
                 return Agreed(reason)
             self._note_all()
-        if not peer.schema:  # it hasn't been in the rounds that others have had
-            peer.round = self.round
-            peer.came_late = bool(self._met)
-        peer.schema, peer.wire, peer.rate = wanted.schema, wanted.wire, wanted.rate
-        peer.began = self._clock()
+        schema = "" if wanted.draft else wanted.schema
+        if schema and not peer.schema:
+            if peer.skipped:  # it hasn't been in the rounds that others have had
+                peer.round = self.round
+                peer.came_late = bool(self._met)
+            self._progress.target = wanted.target
+            peer.skipped, peer.at = False, self._progress.total
+        if schema != peer.schema:
+            peer.began = self._clock()
+        peer.said, peer.schema = wanted, schema
+        peer.wire, peer.rate = wanted.wire, wanted.rate
         self._averaging[number] = peer
+        self._waiting[number] = wanted
+        if schema:
+            self._able[number] = peer
+        else:
+            self._able.pop(number, None)
         self._note(peer)
-        return Agreed("")
+        return Agreed("") if number in self.agreed([number]) else None
+
+    def agreed(self, of: Sequence[int] | None = None) -> list[int]:
+        """Who is answered now, since as many peers as it waits for have said the same.
+
+        Args:
+            of: Which of those that wait; None: any.
+        """
+        out = []
+        for number in list(self._waiting) if of is None else of:
+            wanted = self._waiting[number]
+            count = len(self._averaging)
+            if wanted.peers > 1 and not wanted.draft:
+                count = sum(one.schema == wanted.schema for one in self._able.values())
+            if wanted.peers <= count:
+                del self._waiting[number]
+                out.append(number)
+        return out
 
     def names(self) -> tuple[str, ...]:
         """Of all peers, in order of their numbers."""
@@ -258,6 +307,9 @@ class Directory:
         self._numbers.give_back(number, peer.name)
         del self._named[peer.name]
         self._averaging.pop(number, None)
+        self._able.pop(number, None)
+        self._waiting.pop(number, None)
+        self._progress.lost(peer, self._averaging.values())
         self._met.discard(number)
         self._apart.forget(number)
         self._lenders.lost(number)
@@ -355,6 +407,11 @@ class Directory:
         out: list[Group] = []
         if self._is_settling():
             return out
+        for peer in self._progress.told():
+            samples, newer = self._progress.samples, peer.behind
+            one = Group(peer.round, self._number_of_group(), (peer.member,), (), samples, newer)
+            peer.weight = None
+            out.append(one)
         while lines := self._agenda.take(self._clock()):
             for line in lines:
                 out += self._looked_at(line)
@@ -363,18 +420,20 @@ class Directory:
     def _looked_at(self, line: Line) -> list[Group]:
         """The group of a line whose round begins now, of those along it the earliest."""
         peers = self._seats.on(line)
-        rounds = {one.round for one in peers if one.is_ready}
+        rounds = {(one.round, one.schema) for one in peers if one.is_ready and not one.behind}
         times = []
-        for number in sorted(rounds):
+        for number, schema in sorted(rounds):
             if self.grid.axis(number) != line.axis:
                 continue
-            due = [one for one in peers if one.round <= number and one.schema]
+            due = [one for one in peers if one.round <= number and _may_be_in(one, schema)]
             here = [one for one in due if one.is_ready and one.round == number]
             here += [one for one in due if one.is_ready and not one.weight and one not in here]
             counts = [one.ready_at for one in here if one.weight]
-            if not counts:
-                continue  # newcomers, who bring nothing
             late = [one for one in due if one not in here]
+            if not counts and late:
+                continue  # newcomers, who bring nothing
+            if counts and not self._progress.is_due(here):
+                continue
             if any(one.is_ready for one in late):
                 continue  # for an earlier round: they will have had it soon
             until = max((self._awaited_until(one, min(counts)) for one in late), default=0.0)
@@ -431,10 +490,16 @@ class Directory:
         # peer moves to the place of the part that it owns.
         for group in groups:
             group.sort(key=lambda one: self.peers[one].cell)
-        out = [
-            Group(number, self._number_of_group(), tuple(self.peers[n].member for n in group))
-            for group in groups
-        ]
+        self._progress.begin(here)
+        samples, out = self._progress.samples, []
+        for group in groups:
+            members = tuple(self.peers[n].member for n in group)
+            absent = tuple(
+                (one.name, _why_absent(one, number, numbers))
+                for one in line
+                if one.number not in group
+            )
+            out.append(Group(number, self._number_of_group(), members, absent, samples))
         for peer in due:
             peer.round = number + 1
             peer.skipped = True
@@ -460,9 +525,14 @@ class Directory:
 
     # ---- states ----
 
-    def offers(self, number: int, has: bool) -> None:
-        """Whether a peer has a state for newcomers."""
-        self._lenders.offers(self.peers[number], has)
+    def offers(self, number: int, said: Offers) -> None:
+        """Whether a peer has a state for newcomers, and how far it is."""
+        peer, had = self.peers[number], self._progress.total
+        self._lenders.offers(peer, bool(said.has))
+        self._progress.report(peer, said, self._averaging.values())
+        if self._progress.target and self._progress.total > had:
+            self._note_all()  # a round may be due by it
+        self._note(peer)
 
     def seeks(self, number: int, lenders: int) -> None:
         """A newcomer wants a state, of so many peers at most."""
@@ -480,3 +550,20 @@ class Directory:
         drawn = key_of(self._seed, self._formed)
         lent = self._lenders.of(taker, most, lambda number: mix(drawn ^ number))
         return [Loan(self._number_of_group(), (one.member, taker.member)) for one in lent]
+
+
+def _may_be_in(peer: Peer, schema: str) -> bool:
+    """Whether a peer may be in a round of a schema. One that hasn't said what it averages may, as
+    long as others wait for it."""
+    return not peer.behind and (peer.schema or ("" if peer.skipped else schema)) == schema
+
+
+def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:
+    """Why a peer of a line isn't in a group of the round ``number`` of those that are ``there``."""
+    if peer.behind:
+        return OLDER
+    if peer.number in there:
+        return OUT_OF_REACH
+    if not peer.schema:
+        return SILENT
+    return ELSEWHERE if peer.round > number else LATE_AGAIN

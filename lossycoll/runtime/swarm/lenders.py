@@ -46,7 +46,7 @@ class Lenders:
         return [(peer, most) for peer, most in found if most]
 
     def of(self, taker: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
-        """Those that have come furthest, others each time, and note whom they lend.
+        """Those whose states are newest, others each time, and note whom they lend.
 
         Args:
             taker: The newcomer.
@@ -58,11 +58,13 @@ class Lenders:
         found = [
             one
             for one in self._offer.values()
-            if one is not taker and one.place and one.schema == taker.schema
+            if one is not taker and one.place and one.schema == taker.schema and not one.behind
         ]
         if self._apart.concerns([taker.number]):
             found = [one for one in found if not self._apart(one.number, taker.number)]
-        lent = heapq.nsmallest(most, found, key=lambda one: (-one.round, draw(one.number)))
+        lent = heapq.nsmallest(
+            most, found, key=lambda one: (-one.samples, -one.round, draw(one.number))
+        )
         for one in lent:
             one.partners.add(taker.number)
         taker.partners.update(one.number for one in lent)

@@ -42,8 +42,8 @@ class Lending:
 
     def borrow(
         self, loans: Sequence[Loan], own: Snapshot | None, most: int, timeout: float
-    ) -> Taken:
-        """Takes a state from all who lend.
+    ) -> Taken | None:
+        """Takes a state from all who lend; None: none is newer than this peer's.
 
         Args:
             loans: At least one.

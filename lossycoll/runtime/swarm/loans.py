@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
-from lossycoll.plan import signature, tree
+from lossycoll.plan import copies, signature
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.membership.messages import Malformed
@@ -89,7 +89,7 @@ class Pair:
         self.engine.release(ticket)
 
     def _submit(self, buffer: Bytes, sender: int) -> int:
-        plan = tree.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
+        plan = copies.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
         call = EngineCall(
             input=buffer.ctypes.data,
             output=buffer.ctypes.data,
@@ -162,8 +162,8 @@ def take(
     most: int,
     timeout: float,
     end: Callable[[Pair], None],
-) -> Taken:
-    """A state, from all lenders at once.
+) -> Taken | None:
+    """A state, from all lenders at once; None: the taker's own is as new.
 
     Args:
         pairs: One for each lender, one at least.
@@ -194,13 +194,15 @@ def take(
         for thread in threads:
             thread.join()
     gathering = taking.gathering
+    if taking.is_newest:
+        return None
     if gathering is None or not gathering.complete:
         if time.monotonic() - begin >= timeout:
             raise OperationTimeout(f"the others' state hasn't come within {timeout:.1f} s")
         raise taking.error or EngineError("no lender has all of the state")
     manifest = gathering.manifest
     return Taken(
-        snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data),
+        snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data, manifest.samples),
         lenders=len(taking.served),
         bytes=taking.bytes,
         seconds=time.monotonic() - begin,
@@ -218,6 +220,8 @@ class _Taking:
         self.gathering: Gathering | None = None
         self.error: LossyError | None = None
         self._is_over = False
+        self.is_newest = False
+        """The taker's own state is as new as all others."""
         self.served: set[int] = set()
         self.bytes = 0
 
@@ -234,14 +238,19 @@ class _Taking:
                     break
                 self._changed.wait(0.05)
             manifests = list(self._manifests)
-        if manifests:
-            gathering = Gathering(chosen(manifests), self._own)
+        own = self._own
+        if manifests and own is not None and own.samples:
+            self.is_newest = (own.samples, own.round) >= chosen(manifests).age
+        if manifests and not self.is_newest:
+            gathering = Gathering(chosen(manifests), own)
             with self._changed:
                 self.gathering = gathering
                 self._changed.notify_all()
 
     def wait(self, threads: Sequence[threading.Thread], deadline: float) -> None:
         """Until all has come, or can't. A lender that has nothing more isn't waited for."""
+        if self.is_newest:
+            return
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
             if self.gathering is not None and self.gathering.complete:
                 for thread in threads:  # they say that nothing more is asked for

@@ -15,16 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from lossycoll.errors import ClosedError, EngineError, LossyError
+from lossycoll.errors import (
+    ClosedError,
+    EngineError,
+    LossyError,
+    OperationTimeout,
+    RendezvousError,
+)
 from lossycoll.options.fields import Options
 from lossycoll.plan import signature
 from lossycoll.runtime.engine.asides import Place
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
-from lossycoll.runtime.net.payload import payload_bytes
 
 from .client import DirectoryClient
 from .ends import End
@@ -34,12 +40,27 @@ from .lending import Lending
 from .loans import Taken
 from .means import Means, Round
 from .paths import Floats, Paths, outcome
-from .protocol import PLACES, Averages, Group, Here, Joined, Loan, Member, Offers, Serves, Spare
+from .protocol import (
+    PLACES,
+    WHY_ABSENT,
+    Averages,
+    Group,
+    Here,
+    Joined,
+    Loan,
+    Member,
+    Offers,
+    Serves,
+    Spare,
+)
 from .state import Snapshot
 from .ways import TransportWay, Way
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
+ASK_SECONDS: Final = 2.0
+"""For the directory to say who is there, when no round has begun."""
+NO_ROUND: Final = -1
 LEAST_SECONDS: Final = 1.0
 """For the values of a group, however long it took to form."""
 
@@ -49,16 +70,21 @@ class RoundReport:
     """What a round did.
 
     Attributes:
-        round: Its number.
+        round: Its number; -1: none began.
         members: Numbers of the peers that began it together, this one's among them, in order of the
             parts of the values that they owned.
         missing: Those of them that were lost meanwhile, or to whom there is no route.
-        contributions: Of how many peers a value is the mean, on average.
+        contributions: Of how many peers a value is the mean, on average; 0: nobody had a weight.
         kept: The share of values that stayed as they were, since no mean of them came, or one that
             can't be.
         waited: Seconds until the group had formed.
         seconds: And from then on.
         failure: Why nothing was averaged; "": something was.
+        absent: Peers that were there for this round and not in it: the name of each, and why.
+        left_out: Why this peer's values didn't count, whatever its weight; "": they did.
+        samples: What the swarm had had when the round began, by peers' reports.
+        newer: Samples of another peer's state, which this one is to take before it averages again;
+            0: none.
     """
 
     round: int
@@ -69,6 +95,10 @@ class RoundReport:
     waited: float
     seconds: float
     failure: str = ""
+    absent: tuple[tuple[str, str], ...] = ()
+    left_out: str = ""
+    samples: int = 0
+    newer: int = 0
 
 
 class SwarmMember:
@@ -116,6 +146,9 @@ class SwarmMember:
         self._unmet: frozenset[str] = frozenset()
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
+        self._said: Averages | None = None
+        """What it averages, as the directory has agreed to."""
+        self._offer = Offers(0)
         calls = self._lost, self._lend, self._came, self._met
         self._client = DirectoryClient(directories, name, way or TransportWay(secret), *calls)
         self._keep = keep
@@ -288,6 +321,8 @@ class SwarmMember:
         *,
         max_missing: float | None = None,
         wire: str | None = None,
+        settings: str = "",
+        draft: bool = False,
     ) -> None:
         """Says what this peer averages, before its first round.
 
@@ -298,6 +333,8 @@ class SwarmMember:
             timeout: Seconds.
             max_missing: The option of this name, unless the options have it, ``repair`` or ``fec``.
             wire: The option of this name, unless the options have it.
+            settings: What the schema is a digest of, to name values that differ.
+            draft: :meth:`settle` says the rest before the first round.
 
         Raises:
             RendezvousError: Others average something else, or by another wire; the grid is too
@@ -308,17 +345,65 @@ class SwarmMember:
         options = self._options
         if wire is not None and not options.is_given("wire"):
             options = replace(options, wire=wire)
-        wanted = Averages(schema, grid, options.encoding, self._rate)
-        self._client.averages(wanted, timeout)
-        self._schema = schema
+        self._agree(
+            Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
+        )
         self._means = Means(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
         if max_missing is not None and not given:
             self._delivery = replace(options, max_missing=max_missing)
+
+    def settle(self, schema: str, settings: str, target: int = 0, timeout: float = 10.0) -> None:
+        """Says all of what this peer averages, after a draft.
+
+        Args:
+            schema: As of :meth:`averages`.
+            settings: As of :meth:`averages`.
+            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
+            timeout: Seconds.
+
+        Raises:
+            RendezvousError: Others average something else.
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        said = self._said
+        if said is None:
+            raise RendezvousError(f"peer {self.number} hasn't said what it averages")
+        wanted = replace(said, schema=schema, settings=settings, draft=0, peers=0, target=target)
+        if wanted != said:
+            self._agree(wanted, timeout)
+
+    def _agree(self, wanted: Averages, timeout: float) -> None:
+        self._client.averages(wanted, timeout)
+        self._said, self._schema = wanted, wanted.schema
         with self._lock:
             if self._end is not None:
-                self._end.lending.schema = schema
+                self._end.lending.schema = wanted.schema
+
+    @property
+    def has_said(self) -> bool:
+        """Whether it has said what it averages, or a draft of it."""
+        return self._said is not None
+
+    def wait_for(self, peers: int, timeout: float) -> None:
+        """Returns when so many peers average the same, this one included.
+
+        Raises:
+            RendezvousError: There are fewer after ``timeout`` seconds, or this one hasn't said what
+                it averages.
+            OperationTimeout: The directory doesn't answer.
+        """
+        if self._said is None:
+            raise RendezvousError(f"peer {self.number} hasn't said what it averages")
+        try:
+            self._client.averages(replace(self._said, peers=peers), timeout)
+        except OperationTimeout:
+            found = self.names(ASK_SECONDS)
+            raise RendezvousError(
+                f"peer {self.number}: after {timeout:g} s fewer than {peers} peers average the "
+                f"same; {len(found)} are there: {', '.join(found)}"
+            ) from None
 
     # ---- states ----
 
@@ -335,7 +420,21 @@ class SwarmMember:
             lending = self._end.lending
             had, lending.state = lending.state, state
         if had is not None or state is not None:
-            self._client.say(Offers(int(state is not None)))
+            self._say_offer(replace(self._offer, has=int(state is not None)))
+
+    def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
+        """Says how far this peer is.
+
+        Args:
+            samples: Of the swarm, as of this peer's latest round or the state that it has taken.
+            since: Its own since then.
+            claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
+        """
+        self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
+
+    def _say_offer(self, offer: Offers) -> None:
+        self._offer = offer
+        self._client.say(offer)
 
     def borrow(
         self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
@@ -349,7 +448,7 @@ class SwarmMember:
             timeout: Seconds for all of it.
 
         Returns:
-            The state; None: nobody has one.
+            The state; None: nobody has one, or none that is newer than ``own``.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
@@ -370,7 +469,12 @@ class SwarmMember:
 
     # ---- a round ----
 
-    def average(self, values: Floats, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
+    def average(
+        self,
+        values: Floats,
+        weight: float = 1.0,
+        timeout: float = 60.0,
+    ) -> RoundReport:
         """Replaces ``values`` by their mean over a group of peers, in place.
 
         A value of which nothing comes stays as it was. So do all of them if the group fails; only
@@ -388,27 +492,51 @@ class SwarmMember:
         with self._rounds:
             self._close_former()
             try:
-                return self._average(values, weight, timeout)
+                group, waited = self._group_of(weight, timeout)
+                left = max(LEAST_SECONDS, timeout - waited)
+                return self._average(values, group, waited, left)
             finally:
                 self._client.round_over()
 
-    def _average(self, values: Floats, weight: float, timeout: float) -> RoundReport:
+    def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
+        """The next round's group, and the seconds until it had formed."""
         begin = time.monotonic()
         if self._end is not None:
             self._end.paths.close_over()
-        group = self._client.next_group(weight, timeout)
+        try:
+            group = self._client.next_group(weight, timeout)
+        except OperationTimeout as error:
+            raise self._why_none(error, timeout) from None
+        return group, time.monotonic() - begin
+
+    def _why_none(self, error: OperationTimeout, timeout: float) -> OperationTimeout:
+        """Why no round has begun. The directory may well have answered."""
+        try:
+            others = self.names(ASK_SECONDS)
+        except LossyError:
+            return error
+        return OperationTimeout(
+            f"peer {self.number}: no round began within {timeout:g} s: peers that it waits for "
+            f"weren't ready (they evaluate, or are suspended), or none that is ready has a weight; "
+            f"{len(others)} are there: {', '.join(others)}"
+        )
+
+    def _average(self, values: Floats, group: Group, waited: float, timeout: float) -> RoundReport:
         end = self._end  # it may have got another number meanwhile
         if end is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
         paths = end.paths
         formed = time.monotonic()
-        left = max(LEAST_SECONDS, begin + timeout - formed)
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
         self._unmet = frozenset()
-        if len(numbers) > 1 and len(values):
+        if group.newer:
+            contributions, failure = 0.0, f"another peer's state is newer: {group.newer} samples"
+        elif not any(member.weight for member in group.members):
+            contributions, failure = 0.0, "no peer of the round has a weight above 0"
+        elif len(numbers) > 1 and len(values):
             try:
-                contributions, kept = self._exchange(paths, group, values, left)
+                contributions, kept = self._exchange(paths, group, values, timeout)
             except LossyError as error:
                 failure = str(error)
         missing = tuple(
@@ -422,9 +550,12 @@ class SwarmMember:
             missing=missing,
             contributions=contributions,
             kept=kept,
-            waited=formed - begin,
+            waited=waited,
             seconds=time.monotonic() - formed,
             failure=failure,
+            absent=tuple((name, WHY_ABSENT[why]) for name, why in group.absent),
+            samples=group.samples,
+            newer=group.newer,
         )
 
     def _exchange(

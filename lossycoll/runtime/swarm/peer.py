@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from .protocol import Here, Member
+from .protocol import Averages, Here, Member
 
 KNOWN: Final = 16
 """Rounds that it is learnt from how long peers take."""
@@ -52,8 +52,10 @@ class Peer:
     came: int
     """How many came before it."""
     cell: int = -1
+    said: Averages | None = None
+    """What it averages, maybe a draft of it."""
     schema: str = ""
-    """Of what it averages; "": nothing yet, so that nobody waits for it."""
+    """Of what it averages; "": it hasn't said all of it."""
     wire: str = "same"
     rate: int = 0
     serves: tuple[str, int] | None = None
@@ -68,12 +70,23 @@ class Peer:
     ready_at: float = 0.0
     began: float = 0.0
     """When its latest round began, or it said what it averages."""
+    samples: int = 0
+    """That the swarm had had when its latest round began, or as its state says."""
+    since: int = 0
+    """Its own samples since then."""
+    at: int = 0
+    """All samples, those of unfinished rounds included, when its latest round began."""
+    came_back: bool = False
+    """It has had a connection to a directory before: its state is no news."""
+    behind: int = 0
+    """Samples of another peer's state that it is to take; 0: none."""
     took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
     """Seconds from the begin of a round until it was ready for the next."""
     came_late: bool = False
     """Others had had rounds before it said what it averages."""
     skipped: bool = False
-    """A round has begun without it: nobody waits for it until it is ready."""
+    """Nobody waits for it until it is ready: a round has begun without it, or it came after the
+    first one and hasn't said what it averages."""
     group: tuple[int, ...] = ()
     """Numbers of its latest group's members."""
     partners: set[int] = field(default_factory=set)

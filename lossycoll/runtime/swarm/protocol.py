@@ -1,5 +1,8 @@
 """What peers and the directory say to each other: JSON lists, ``[kind, field, ...]``, each field
-checked before anything is made of it. docs/moshpit.md has the table."""
+checked before anything is made of it. docs/moshpit.md has the table.
+
+Long because there are many kinds of messages, each with its fields and their checks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 6
+VERSION: Final = 7
 PLACES: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
 MOST_MEMBERS: Final = 128
@@ -28,6 +31,14 @@ MOST_OTHERS: Final = 2
 """Further places of a peer."""
 MOST_EPOCH: Final = 1 << 40
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
+SILENT, LATE_AGAIN, ELSEWHERE, OUT_OF_REACH, OLDER = range(5)
+WHY_ABSENT: Final = (
+    "it hasn't said what it averages",
+    "it wasn't ready in time",
+    "it averages in another round",
+    "no route leads to it from all members",
+    "its state is older, and it is to take the newer one",
+)
 
 # The names of these types choose the checks of the fields that have them.
 Name: TypeAlias = str
@@ -48,6 +59,7 @@ Starts: TypeAlias = tuple[str, ...]
 Places: TypeAlias = tuple[tuple[str, int], ...]
 Others: TypeAlias = tuple[tuple[str, int], ...]
 Comings: TypeAlias = tuple[str, ...]
+Absent: TypeAlias = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +159,20 @@ class Directories:
 @dataclass(frozen=True, slots=True)
 class Averages:
     """From a peer: what it is going to average, and on which grid ("": as the directory likes).
-    ``wire``: how its packets carry floats. ``rate``: bytes/s of its link; 0: it doesn't say."""
+    ``wire``: how its packets carry floats. ``rate``: bytes/s of its link; 0: it doesn't say.
+    ``settings``: what ``schema`` is a digest of, as in ``every=10, outer=SGD``. ``draft``: more
+    settings follow before its first round. ``peers``: it is answered when so many, itself included,
+    have said the same. ``target``: samples of all peers after which a round begins; 0: whenever
+    peers are ready."""
 
     schema: Hex
     grid: Text
     wire: Name = "same"
     rate: Count = 0
+    settings: Text = ""
+    draft: Flag = 0
+    peers: Count = 0
+    target: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +218,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """To each of its members: a round begins. ``number``: the group's, of packets."""
+    """To each of its members: a round begins. ``number``: the group's, of packets. ``absent``: who
+    is on the same line and isn't a member, [name, index of WHY_ABSENT] each. ``samples``: that the
+    swarm has had. ``newer``: samples of a state that its only member is to take; 0: none."""
 
     round: Count
     number: Id
     members: tuple[Member, ...]
+    absent: Absent = ()
+    samples: Count = 0
+    newer: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +239,14 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """From a peer: whether it has a state that newcomers may take, 1 or 0."""
+    """From a peer: whether it has a state that newcomers may take, 1 or 0, and its progress.
+    ``samples``: that the swarm had had in its latest round. ``since``: its own since then.
+    ``claims``: its state comes from a checkpoint; the newest wins."""
 
     has: Flag
+    samples: Count = 0
+    since: Count = 0
+    claims: Flag = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +461,15 @@ def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
     return check
 
 
+def _absent(value: Any) -> tuple[tuple[str, int], ...]:
+    if type(value) is not list or len(value) > MOST_MEMBERS:
+        raise Malformed("no absent peers, or too many")
+    if not all(type(one) is list and len(one) == 2 for one in value):
+        raise Malformed(f"{value!r} are no absent peers")
+    why = _between(0, len(WHY_ABSENT) - 1)
+    return tuple((_name(name), why(code)) for name, code in value)
+
+
 def _comings(value: Any) -> tuple[str, ...]:
     if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
         raise Malformed("no comings, or too many")
@@ -456,6 +495,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Places": _places(MOST_DIRECTORIES),
     "Others": _places(MOST_OTHERS),
     "Comings": _comings,
+    "Absent": _absent,
     "tuple[Member, ...]": _members,
     "tuple[Member, Member]": _two_members,
 }

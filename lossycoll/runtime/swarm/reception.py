@@ -17,6 +17,7 @@ from .protocol import (
     MOST_NAMES,
     PLACES,
     START,
+    Agreed,
     Averages,
     Beat,
     Directories,
@@ -177,6 +178,7 @@ class Reception:
             self._stands_by = bool(self._owner.name)
         self._tell_directories(now)
         self._tell_present()
+        self._tell_each(self._directory.agreed(), Agreed(""))
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
         for number, loans in self._directory.lends():
@@ -222,7 +224,9 @@ class Reception:
         elif isinstance(message, Turn):
             self._lose(link.number, turns=True)
         elif isinstance(message, Averages):
-            self._tell(link.number, self._directory.averages(link.number, message))
+            answer = self._directory.averages(link.number, message)
+            if answer is not None:
+                self._tell(link.number, answer)
         elif isinstance(message, Who):
             self._tell_names(link.number)
         elif isinstance(message, Ready):
@@ -230,7 +234,7 @@ class Reception:
         elif isinstance(message, Unmet):
             self._directory.unmet(link.number, message.comings)
         elif isinstance(message, Offers):
-            self._directory.offers(link.number, bool(message.has))
+            self._directory.offers(link.number, message)
         elif isinstance(message, Seek):
             self._directory.seeks(link.number, message.lenders)
         elif isinstance(message, Beat):

@@ -22,7 +22,7 @@ CHUNK: Final = 1 << 20
 """Bytes of all chunks but the last."""
 DIGEST: Final = 16
 MOST_SKELETON: Final = 1 << 22
-_HEAD: Final = struct.Struct("!QQQ")
+_HEAD: Final = struct.Struct("!QQQQ")
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -48,16 +48,23 @@ class Manifest:
         skeleton: How whoever made the state reads its bytes.
         length: Bytes of the state.
         digests: Of its chunks, in their order.
+        samples: That the swarm had had when the state was its newest.
     """
 
     round: int
     skeleton: bytes
     length: int
     digests: tuple[bytes, ...]
+    samples: int = 0
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two states the newer one has the greater."""
+        return self.samples, self.round
 
     def packed(self) -> bytes:
         """What :meth:`unpack` reads."""
-        head = _HEAD.pack(self.round, self.length, len(self.skeleton))
+        head = _HEAD.pack(self.round, self.length, len(self.skeleton), self.samples)
         return head + self.skeleton + b"".join(self.digests)
 
     @classmethod
@@ -73,14 +80,14 @@ class Manifest:
         """
         if len(packed) < _HEAD.size:
             raise Malformed(f"{len(packed)} bytes are no manifest")
-        number, length, skeleton = _HEAD.unpack_from(packed)
-        if number >> 53 or length > most or skeleton > MOST_SKELETON:
+        number, length, skeleton, samples = _HEAD.unpack_from(packed)
+        if number >> 53 or samples >> 53 or length > most or skeleton > MOST_SKELETON:
             raise Malformed(f"a state of {length} bytes, wanted at most {most}")
         begin, count = _HEAD.size + skeleton, -(-length // CHUNK)
         if len(packed) != begin + count * DIGEST:
             raise Malformed(f"a manifest of {len(packed)} bytes, wanted {begin + count * DIGEST}")
         digests = [packed[at : at + DIGEST] for at in range(begin, len(packed), DIGEST)]
-        return cls(number, packed[_HEAD.size : begin], length, tuple(digests))
+        return cls(number, packed[_HEAD.size : begin], length, tuple(digests), samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +98,13 @@ class Snapshot:
         round: The latest that it has had.
         skeleton: How whoever made it reads ``data``.
         data: Shape (n,), contiguous.
+        samples: As of :class:`Manifest`.
     """
 
     round: int
     skeleton: bytes
     data: Bytes
+    samples: int = 0
 
     def chunks(self) -> list[Bytes]:
         """Views of ``data``, in order."""
@@ -104,22 +113,22 @@ class Snapshot:
     def manifest(self) -> Manifest:
         """What it consists of."""
         digests = tuple(digest_of(chunk) for chunk in self.chunks())
-        return Manifest(self.round, self.skeleton, len(self.data), digests)
+        return Manifest(self.round, self.skeleton, len(self.data), digests, self.samples)
 
 
 def chosen(manifests: Sequence[Manifest]) -> Manifest:
-    """The state to take: of those of the latest round, the one that the others have most of.
+    """The state to take: of the newest ones, the one that the others have most of.
 
     Args:
         manifests: At least one.
     """
-    latest = max(one.round for one in manifests)
+    latest = max(one.age for one in manifests)
     held = [set(one.digests) for one in manifests]
 
     def shared(one: Manifest) -> int:
         return sum(digest in other for digest in one.digests for other in held)
 
-    return max((one for one in manifests if one.round == latest), key=shared)
+    return max((one for one in manifests if one.age == latest), key=shared)
 
 
 @dataclass

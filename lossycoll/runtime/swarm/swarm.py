@@ -220,7 +220,8 @@ class Swarm:
         return dict(found)
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
-        """Returns when so many peers are there.
+        """Returns when so many peers are there. Once this peer has an averager, only those count
+        that average the same.
 
         Args:
             peers: This one counts.
@@ -230,6 +231,9 @@ class Swarm:
             RendezvousError: There are fewer after ``timeout``.
             OperationTimeout: The directory doesn't answer.
         """
+        if self.member.has_said:
+            self.member.wait_for(peers, timeout)
+            return
         end = time.monotonic() + timeout
         while len(found := self.peers(max(POLL_SECONDS, end - time.monotonic()))) < peers:
             if time.monotonic() >= end:

@@ -7,20 +7,27 @@ Heterogeneous Unreliable Devices", NeurIPS 2021.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lossycoll.errors import OptionError, UnsupportedError
+from lossycoll.errors import OperationTimeout, OptionError, UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid
+from lossycoll.runtime.swarm.agreement import AVERAGE, TENSORS, digest_of, text_of
 from lossycoll.runtime.swarm.loans import Taken
-from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
+
+NOT_FINITE: Final = "values of this peer aren't finite"
+log: Final = logging.getLogger("lossycoll")
 
 
 class MoshpitAverager:
@@ -32,7 +39,8 @@ class MoshpitAverager:
     Args:
         swarm: Whose peers have tensors of the same shapes, in the same order.
         tensors: Dense ones of float32, float16 or bfloat16 on the CPU: a model's parameters, say.
-            Means are taken in float32.
+            Means are taken in float32. Parameters that are frozen (``requires_grad=False``) are
+            left out. A module: its parameters and its floating-point buffers.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
         max_missing: What share of packets may be missing in a round: the option of this name,
             unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
@@ -52,13 +60,13 @@ class MoshpitAverager:
     def __init__(
         self,
         swarm: Swarm,
-        tensors: Iterable[Tensor],
+        tensors: Iterable[Tensor] | nn.Module,
         grid: Sequence[int] = (),
         *,
         max_missing: float | None = None,
         wire: str | None = None,
     ) -> None:
-        self._tensors = list(tensors)
+        self._tensors = averaged(tensors)
         if not self._tensors:
             raise OptionError("there are no tensors to average")
         for tensor in self._tensors:
@@ -80,8 +88,17 @@ class MoshpitAverager:
         if wire is not None:
             Options(wire=wire)
         self._member = swarm.member
-        schema = _schema(self._tensors, shape, max_missing)
-        self._member.averages(schema, shape, max_missing=max_missing, wire=wire)
+        self._settings = _settings(self._tensors, shape, max_missing)
+        self._is_settled = self._is_sick = False
+        said = text_of(self._settings)
+        self._member.averages(
+            digest_of(said),
+            shape,
+            max_missing=max_missing,
+            wire=wire,
+            settings=said,
+            draft=True,
+        )
         ends = list(accumulate(tensor.numel() for tensor in self._tensors))
         self._values = np.empty(ends[-1], np.float32)
         flat = torch.from_numpy(self._values)
@@ -90,6 +107,44 @@ class MoshpitAverager:
             for end, tensor in zip(ends, self._tensors, strict=True)
         ]
         """Of the values, one for each tensor."""
+
+    def settle(self, settings: Mapping[str, object], target: int = 0) -> None:
+        """Says what the tensors are for, which must be the same on all peers.
+
+        Args:
+            settings: Names and values, none of which has a comma or an equals sign.
+            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
+
+        Raises:
+            RendezvousError: Other peers have other settings.
+            OperationTimeout: The directory doesn't answer.
+        """
+        said = text_of({**self._settings, **settings})
+        self._member.settle(digest_of(said), said, target)
+        self._is_settled = True
+
+    def wait_for(self, peers: int, timeout: float = 30.0) -> None:
+        """Returns when so many peers average the same.
+
+        Args:
+            peers: This one counts.
+            timeout: Seconds.
+
+        Raises:
+            RendezvousError: There are fewer after ``timeout``.
+            OperationTimeout: The directory doesn't answer.
+        """
+        self._member.wait_for(peers, timeout)
+
+    def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
+        """Says how far this peer's training is.
+
+        Args:
+            samples: Of the swarm, as of this peer's latest round or the state that it has taken.
+            since: Its own since then.
+            claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
+        """
+        self._member.progress(samples, since, claims=claims)
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.
@@ -102,11 +157,13 @@ class MoshpitAverager:
             timeout: Seconds for the whole of it.
 
         Returns:
-            What the round did.
+            What the round did. If none began within ``timeout``, ``failure`` says why. If the
+            tensors have values that aren't finite, they count nothing in it (``left_out``), and
+            become the mean of the others.
 
         Raises:
             OptionError: The weight can't be.
-            OperationTimeout: No group forms within ``timeout``.
+            RendezvousError: The directory refuses this peer.
         """
         return self.step_on(self._tensors, weight, timeout)
 
@@ -127,17 +184,30 @@ class MoshpitAverager:
 
         Raises:
             OptionError: The weight can't be.
-            OperationTimeout: No group forms within ``timeout``.
             RendezvousError: The directory refuses this peer.
         """
         check_weight(weight)
+        if not self._is_settled:
+            self.settle({AVERAGE: TENSORS})
         with torch.no_grad():
             for part, tensor in zip(self._parts, tensors, strict=True):
                 part.copy_(tensor)
-            report = self._member.average(self._values, float(weight), timeout)
+            sick = self._find_sick()
+            try:
+                report = self._member.average(self._values, 0.0 if sick else float(weight), timeout)
+            except OperationTimeout as error:
+                return _none_began(str(error), timeout, sick)
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
-        return report
+        return replace(report, left_out=sick)
+
+    def _find_sick(self) -> str:
+        """Why the values may not count; "": they may. Said once until they are finite again."""
+        sick = "" if bool(np.isfinite(self._values).all()) else NOT_FINITE
+        if sick and not self._is_sick:
+            log.warning("%s: they don't count, and become the mean of the others'", sick)
+        self._is_sick = bool(sick)
+        return sick
 
     def offer(self, state: Callable[[], Snapshot]) -> None:
         """Lends a state to peers that come.
@@ -159,13 +229,18 @@ class MoshpitAverager:
             timeout: Seconds for all of it.
 
         Returns:
-            The state, as one of them has it; None: nobody has any.
+            The state, as one of them has it; None: nobody has any that is newer.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
             LossyError: No lender has all of the state, or none is there any more.
         """
         return self._member.borrow(own, lenders, most, timeout)
+
+    @property
+    def count(self) -> int:
+        """How many tensors it averages."""
+        return len(self._tensors)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Whether :meth:`step_on` takes them.
@@ -183,8 +258,8 @@ class MoshpitAverager:
             differ = f"number {at}: {mine[at]} and {others[at]}" if at >= 0 else ""
             raise OptionError(
                 f"the averager has {len(mine)} tensors and the model {len(others)} parameters; "
-                f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, "
-                f"model.parameters())"
+                f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, model), or "
+                f"(swarm, model.parameters())"
             )
 
 
@@ -201,7 +276,42 @@ def check_weight(weight: float) -> None:
         raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
 
 
-def _schema(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -> str:
+def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
+    """What is averaged of tensors or of a module: no frozen parameters.
+
+    Args:
+        tensors: As of :class:`MoshpitAverager`.
+
+    Returns:
+        The tensors, in the order given.
+    """
+    if isinstance(tensors, nn.Module):
+        buffers = [one for one in tensors.buffers() if one.is_floating_point()]
+        tensors = [*tensors.parameters(), *buffers]
+    return [one for one in tensors if not isinstance(one, nn.Parameter) or one.requires_grad]
+
+
+def _none_began(why: str, waited: float, left_out: str) -> RoundReport:
+    return RoundReport(
+        round=NO_ROUND,
+        members=(),
+        missing=(),
+        contributions=0.0,
+        kept=1.0,
+        waited=waited,
+        seconds=0.0,
+        failure=why,
+        left_out=left_out,
+    )
+
+
+def _settings(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -> dict[str, object]:
     """Tells apart what must not be averaged with one another."""
     shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
-    return hashlib.sha256(f"{shapes} {grid} {max_missing}".encode()).hexdigest()[:32]
+    return {
+        "tensors": len(tensors),
+        "values": sum(tensor.numel() for tensor in tensors),
+        "shapes": hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
+        "grid": grid or "by peers",
+        "max_missing": max_missing,
+    }

@@ -3,15 +3,19 @@
 Sources: Ryabinin et al., "Moshpit SGD", NeurIPS 2021, algorithm 2 (local steps, then the mean over
 a group). Douillard et al., "DiLoCo", 2023, algorithm 1 (an outer optimizer, whose gradient is the
 way that local steps went).
+
+Long because steps, rounds, newcomers and checkpoints change one state.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -26,13 +30,15 @@ from lossycoll.errors import (
     OptionError,
     RendezvousError,
 )
+from lossycoll.runtime.swarm.agreement import AVERAGE
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
-from .averager import MoshpitAverager, check_weight
+from .averager import MoshpitAverager, averaged, check_weight
 from .one_round import OneRound
+from .training_state import load_model, load_optimizer, model_state
 
 AVERAGES: Final = ("parameters", "gradients")
 
@@ -43,6 +49,8 @@ MOST_BYTES: Final = 1 << 26
 MOST_LENDERS: Final = 127
 MOST_KEPT: Final = 0.5
 """A round of which less came is none to begin with."""
+MOST_PAUSE: Final = 1e6
+log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2
 """After lenders that have failed."""
 
@@ -71,14 +79,20 @@ class CatchUpReport:
     seconds: float
 
 
-class MoshpitSGD:
+class MoshpitSGD(Optimizer):
     """An optimizer of a swarm's peer: its own steps, and a round of averaging after some of them.
 
+    It is one of torch's for schedulers, clipping and ``GradScaler``: ``param_groups`` and ``state``
+    are those of the optimizers inside.
+
     Args:
-        model: Whose parameters are trained.
-        optimizer: Of these parameters; any of torch's.
-        averager: Of these parameters, all of them, in the order of ``model.parameters()``.
+        model: Whose parameters are trained; compiled or not. Frozen ones stay out of all of it.
+        optimizer: Of these parameters; any of torch's, or several.
+        averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
+            or ``MoshpitAverager(swarm, model.parameters())``.
         every: Steps from round to round.
+        every_seconds: A round begins with the first step after so many seconds, in place of
+            ``every``.
         average: ``"parameters"``: each step is taken at once, and a round replaces the parameters
             by a mean. ``"gradients"``: gradients add up over ``every`` calls of :meth:`step`, and
             their mean over calls and peers makes one step of the optimizer.
@@ -92,35 +106,55 @@ class MoshpitSGD:
 
     Raises:
         OptionError: An argument can't be, or the averager isn't one of the model's parameters.
+        RendezvousError: Other peers have other settings.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         averager: MoshpitAverager,
         *,
         every: int = 1,
+        every_seconds: float | None = None,
         average: str = "parameters",
         outer: Outer | None = None,
         delayed: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        self._parameters = list(model.parameters())
+        """Long because each argument that can't be is named."""
+        self._inner: list[Optimizer] = []  # before Optimizer's __init__ looks at the groups
+        self._parameters = averaged(model.parameters())
+        super().__init__(self._parameters or [{"params": []}], {})
         if every < 1:
             raise OptionError(f"every is {every}, wanted 1 or more")
+        if every_seconds is not None and not (0 < every_seconds < MOST_PAUSE and every == 1):
+            raise OptionError(
+                f"every_seconds is {every_seconds} and every {every}, wanted seconds above 0 and "
+                f"below {MOST_PAUSE:g}, or steps"
+            )
         if average not in AVERAGES:
             raise OptionError(f"average is {average!r}, wanted one of {', '.join(AVERAGES)}")
-        if average == "gradients" and (outer is not None or delayed):
-            raise OptionError("outer and delayed are for average='parameters'")
-        averager.check(self._parameters)
-        self._optimizer = optimizer
+        if average == "gradients" and (outer is not None or delayed or every_seconds is not None):
+            raise OptionError("outer and delayed are for average='parameters', as is every_seconds")
+        buffers = [one for one in model.buffers() if one.is_floating_point()]
+        has_buffers = averager.count == len(self._parameters) + len(buffers)
+        self._buffers = buffers if has_buffers and average == "parameters" else []
+        averager.check([*self._parameters, *self._buffers])
+        self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
         self._every = every
+        self._every_seconds = every_seconds
+        self._began = time.monotonic()
+        """When the latest round did."""
+        self._samples = self._since = self._reported = 0
+        """Of the swarm at the latest round; this peer's since then; of these, told."""
+        self._rest: dict[int, Tensor] = {}
+        """What parameters of 16 bits can't hold of the latest mean."""
         self._of_gradients = average == "gradients"
         self._timeout = timeout
         self._steps = 0
-        self._anchor = [p.detach().clone() for p in self._parameters] if outer else []
+        self._anchor = [p.detach().clone().float() for p in self._parameters] if outer else []
         """Where the outer optimizer is: where the latest round ended."""
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
@@ -133,6 +167,49 @@ class MoshpitSGD:
         self._offers = False
         self._changing = threading.Lock()
         """Whoever lends the state takes it between two changes."""
+        averager.settle(
+            {
+                AVERAGE: average,
+                "every": every,
+                "every_seconds": every_seconds,
+                "outer": None if self._outer is None else type(self._outer).__name__,
+                "delayed": delayed,
+            }
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the optimizers inside."""
+        if len(self._inner) == 1:
+            return self._inner[0].param_groups
+        return [group for one in self._inner for group in one.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        """They stay those of the optimizers inside."""
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:
+        """That of the optimizers inside."""
+        found: defaultdict[Tensor, Any] = defaultdict(dict)
+        for one in self._inner:
+            found.update(one.state)
+        return found
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """It stays that of the optimizers inside."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that the swarm had had when this peer's latest round began: what ``weight`` said
+        of all steps. A schedule by it is the same for all peers, newcomers included."""
+        return self._samples
+
+    @property
+    def round(self) -> int:
+        """Number of the latest round that the parameters have had."""
+        return self._latest
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the optimizer. Between two rounds of gradients it keeps them: they add up.
@@ -141,34 +218,45 @@ class MoshpitSGD:
             set_to_none: Gradients become None rather than 0.
         """
         if not self._of_gradients or self._steps % self._every == 0:
-            self._optimizer.zero_grad(set_to_none)
+            for one in self._inner:
+                one.zero_grad(set_to_none)
 
-    def step(self, weight: float = 1.0) -> RoundReport | None:
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0
+    ) -> RoundReport | None:
         """One step, and a round of averaging if one is due.
 
-        A round that fails changes nothing: training goes on from what this peer has.
+        A round that fails changes nothing: training goes on from what this peer has. If the report
+        says that another peer's state is ``newer``, this peer has taken it.
 
         Args:
+            closure: Computes the gradients, if they aren't there yet.
             weight: What this peer counts in a round that begins now, 0 to 1e6: its samples, say.
 
         Returns:
-            What a round did that has ended in this step; None: none has.
+            What a round did that has ended in this step; None: none has. If none began within
+            ``timeout``, ``failure`` says why.
 
         Raises:
             OptionError: The weight can't be.
-            OperationTimeout: No group forms within ``timeout``.
             RendezvousError: The directory refuses this peer.
         """
         check_weight(weight)
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        self._since += round(weight)
         if self._of_gradients:
             return self._step_by_gradients(weight)
         with self._changing:
-            self._optimizer.step()
+            for one in self._inner:
+                one.step()
             self._steps += 1
-        if self._steps % self._every:
+        if not self._is_due():
             return None
         report = self.finish()
-        values = [p.detach().clone() for p in self._parameters]
+        self._tell_progress()
+        values = self._values()
         self._round = OneRound(self._averager, values, weight, self._timeout, self._steps)
         if self._delayed:
             self._round.start()
@@ -184,32 +272,76 @@ class MoshpitSGD:
             What the round did; None: none was running.
 
         Raises:
-            OperationTimeout: No group formed within ``timeout``.
             RendezvousError: The directory refuses this peer.
         """
         one, self._round = self._round, None
         if one is None:
             return None
         report = one.result()
+        if report.newer:
+            return self._take_newer(report)
+        if report.round < 0:  # none began
+            return report
         with self._changing, torch.no_grad():
             self._take(one.before, one.values)
-            self._latest, self._latest_at = report.round, one.at
+            self._has_had(report, one.at)
         self._offer(report)
         return report
+
+    def _is_due(self) -> bool:
+        if self._every_seconds is None:
+            return self._steps % self._every == 0
+        if time.monotonic() - self._began < self._every_seconds:
+            return False
+        self._began = time.monotonic()
+        return True
+
+    def _tell_progress(self) -> None:
+        self._reported = self._since
+        self._averager.progress(self._samples, self._since)
+
+    def _has_had(self, report: RoundReport, at: int) -> None:
+        self._latest, self._latest_at = report.round, at
+        self._samples = max(self._samples, report.samples)
+        self._since -= self._reported
+        self._reported = 0
+
+    def _take_newer(self, report: RoundReport) -> RoundReport:
+        """Another peer has loaded a newer state: this one's is lost."""
+        log.warning(
+            "this peer's state has had %d samples, and another's %d: it takes the newer one",
+            self._samples,
+            report.newer,
+        )
+        try:
+            self.catch_up(self._timeout)
+        except LossyError as error:
+            return replace(report, failure=f"{report.failure}, and wasn't taken: {error}")
+        return report
+
+    def _values(self) -> list[Tensor]:
+        """Copies of what is averaged, in float32, what 16 bits couldn't hold included."""
+        averages = [*self._parameters, *self._buffers]
+        values = [one.detach().clone().float() for one in averages]
+        for number, rest in self._rest.items():
+            values[number] += rest
+        return values
 
     def _take(self, before: list[Tensor], means: list[Tensor]) -> None:
         """Adds what a round has changed: steps that were taken meanwhile stay."""
         ends = means
         if self._outer is not None:
-            for anchor, mean in zip(self._anchor, means, strict=True):
+            for anchor, mean in zip(self._anchor, means, strict=False):
                 anchor.grad = anchor - mean
             self._outer.step()
-            ends = self._anchor
-        for parameter, begin, end in zip(self._parameters, before, ends, strict=True):
-            if self._delayed:
-                parameter.add_(end - begin)
-            else:
-                parameter.copy_(end)
+            ends = [*self._anchor, *means[len(self._anchor) :]]
+        whole = self._values() if self._delayed else before
+        averages = [*self._parameters, *self._buffers]
+        for number, (own, begin, end) in enumerate(zip(averages, before, ends, strict=True)):
+            value = whole[number] + (end - begin) if self._delayed else end
+            own.copy_(value)
+            if own.dtype != torch.float32:
+                self._rest[number] = value - own.float()
 
     def _step_by_gradients(self, weight: float) -> RoundReport | None:
         self._steps += 1
@@ -220,7 +352,10 @@ class MoshpitSGD:
                 torch.zeros_like(p) if p.grad is None else p.grad / self._every
                 for p in self._parameters
             ]
+            self._tell_progress()
             report = self._averager.step_on(means, weight, self._timeout)
+        if report.newer:
+            return self._take_newer(report)
         self._step_on(means, report)
         self._offer(report)
         return report
@@ -229,8 +364,10 @@ class MoshpitSGD:
         for parameter, mean in zip(self._parameters, means, strict=True):
             parameter.grad = mean
         with self._changing:
-            self._optimizer.step()
-            self._latest, self._latest_at = report.round, self._steps
+            for one in self._inner:
+                one.step()
+            if report.round >= 0:
+                self._has_had(report, self._steps)
 
     # ---- newcomers ----
 
@@ -244,6 +381,8 @@ class MoshpitSGD:
         round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
         is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
+        Long because each way in which a try ends is told.
+
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
             lenders: Of so many peers at once, at most 127.
@@ -252,7 +391,7 @@ class MoshpitSGD:
                 an outer optimizer stays behind.
 
         Returns:
-            How it went; None: nobody has a state yet, so this peer begins with its own.
+            How it went; None: nobody has a state that is newer, so this peer begins with its own.
 
         Raises:
             OptionError: An argument can't be.
@@ -277,10 +416,15 @@ class MoshpitSGD:
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None:
+            if taken is None and not number:
                 return None
-            own, came, number = taken.snapshot, came + taken.bytes, number + 1
-            self._load(own, first)
+            lent = 0 if taken is None else taken.lenders
+            if taken is not None:
+                own, came = taken.snapshot, came + taken.bytes
+                self._load(own, first)
+                self._samples = own.samples
+                self._tell_progress()
+            number += 1
             report = self._join_in(begin + timeout - time.monotonic())
             if report.failure or report.kept > MOST_KEPT:
                 number -= 1
@@ -289,7 +433,7 @@ class MoshpitSGD:
             if in_step or (number >= tries and not self._of_gradients):
                 self._offer(report)
                 took = time.monotonic() - begin
-                return CatchUpReport(report.round, in_step, number, taken.lenders, came, took)
+                return CatchUpReport(report.round, in_step, number, lent, came, took)
         raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
@@ -318,11 +462,14 @@ class MoshpitSGD:
             report = self._averager.step_on(means, 0.0, timeout)
             if report.kept < 1:
                 self._step_on(means, report)
-                self._optimizer.zero_grad()
+                for one in self._inner:
+                    one.zero_grad()
             return report
-        values = [p.detach().clone() for p in self._parameters]
-        self._round = OneRound(self._averager, values, 0.0, timeout, self._steps)
-        self._round.run()
+        empty = OneRound(self._averager, self._values(), 0.0, timeout, self._steps)
+        empty.run()
+        if (report := empty.result()).newer:
+            return report  # of a third peer: it is taken next
+        self._round = empty
         ended = self.finish()
         assert ended is not None
         return ended
@@ -339,24 +486,20 @@ class MoshpitSGD:
 
     def _snapshot(self) -> Snapshot:
         with self._changing:
-            return Snapshot(self._latest, *packed(self._state()))
+            return Snapshot(self._latest, *packed(self._state()), self._samples)
 
     def _state(self) -> dict[str, Any]:
         return {
             "kinds": self._kinds(),
-            "model": self._model.state_dict(),
+            "model": model_state(self._model),
             "training": self.state_dict(),
             "latest at": self._latest_at,
         }
 
     def _kinds(self) -> list[Any]:
         """Of the optimizers: what a state must have to be for them."""
-        kinds = []
-        for one in (self._optimizer, self._outer):
-            if one is not None:
-                settings = [sorted(set(group) - {"params"}) for group in one.param_groups]
-                kinds.append([type(one).__name__, settings])
-        return kinds
+        outer = [] if self._outer is None else [self._outer]
+        return [type(one).__name__ for one in (*self._inner, *outer)]
 
     def _load(self, snapshot: Snapshot, own: Snapshot) -> None:
         """``own``: what is to be here if it can't be."""
@@ -383,7 +526,8 @@ class MoshpitSGD:
 
     def _take_state(self, state: Any, latest: int) -> None:
         with self._changing:
-            self._model.load_state_dict(state["model"])
+            load_model(self._model, state["model"])
+            self._rest = {}
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
             self._latest, self._latest_at = latest, int(state.get("latest at", self._latest_at))
 
@@ -423,6 +567,7 @@ class MoshpitSGD:
             path, lambda state: self._take_whole(lambda: state, own.round, own, "the state")
         )
         self._lend()
+        self._averager.progress(self._samples, 0, claims=True)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint of one's own, beside the model's.
@@ -432,7 +577,9 @@ class MoshpitSGD:
         """
         return {
             "steps": self._steps,
-            "optimizer": self._optimizer.state_dict(),
+            "samples": self._samples,
+            "since": self._since,
+            "optimizers": [one.state_dict() for one in self._inner],
             "anchor": [anchor.clone() for anchor in self._anchor],
             "outer": None if self._outer is None else self._outer.state_dict(),
         }
@@ -453,14 +600,19 @@ class MoshpitSGD:
             raise OptionError("the checkpoint is of parameters of other shapes")
         if type(state["steps"]) is not int or state["steps"] < 0:
             raise OptionError(f"the checkpoint has had {state['steps']!r} steps")
+        for name in ("samples", "since"):
+            if type(state[name]) is not int or not 0 <= state[name] < 1 << 52:
+                raise OptionError(f"the checkpoint has had {state[name]!r} samples")
         self._steps = state["steps"]
+        self._samples, self._since, self._reported = state["samples"] + state["since"], 0, 0
         self._latest_at = self._steps - self._steps % self._every
-        self._optimizer.load_state_dict(state["optimizer"])
+        for own, theirs in zip(self._inner, state["optimizers"], strict=True):
+            load_optimizer(own, theirs)
         with torch.no_grad():
             for anchor, saved in zip(self._anchor, state["anchor"], strict=True):
                 anchor.copy_(saved)
         if self._outer is not None:
-            self._outer.load_state_dict(state["outer"])
+            load_optimizer(self._outer, state["outer"])
 
 
 def _check_catch_up(lenders: int, tries: int) -> None:

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,17 +135,6 @@ def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
     status, checks = examine(**changes, LOCAL_WORLD_SIZE="22")
     assert (status, checks["port range"]["status"]) == (1, "fail")
     assert "for 22 ranks on this machine" in checks["port range"]["found"]
-
-
-def test_ports_that_the_range_does_not_cover_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not job_environment.port_range()
-    monkeypatch.setenv("LOSSYCOLL_PORT_RANGE", "23450-23470")
-    found = {one.name: one for one in job_environment.port_range()}
-    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    outside = found["ports outside it"]
-    assert outside.status is Severity.WARN
-    assert f"{first}-{last}" in outside.found
-    assert "MASTER_PORT" in outside.advice
 
 
 @pytest.mark.parametrize(

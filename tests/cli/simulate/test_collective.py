@@ -45,6 +45,15 @@ def test_a_network_s_numbers_are_swept_and_options_count(
     assert all(row["missing"] == 0 for row in rows)
 
 
+def test_ranks_that_wake_late_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = []
+    for late in ("0.01", "20"):
+        arguments = [*SMALL, "--up-mbit", "100", "--down-mbit", "100", "--wake-ms", late, "--json"]
+        assert main(["simulate", "collective", *arguments]) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["seconds"])
+    assert seconds[1] > 1.5 * seconds[0]
+
+
 def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "collective", *SMALL]) == 0
     out = capsys.readouterr().out

@@ -34,7 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "max_missing": [0.0, 1e-9, 0.01, 1.0],
     "estimator": ["count", "inverse_probability", "zero_fill"],
     "on_missing": ["own", "keep", "zero"],
-    "algorithm": ["auto", "ring", "transpose", "hierarchical", "tree", "direct"],
+    "algorithm": ["auto", "ring", "transpose", "hierarchical"],
     "seed": [0, 2**64 - 1],
 }
 SITES = ([0] * 5, [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 2])
@@ -58,8 +58,9 @@ def plan_of(
         [0, 0, 0, 1, 2], draw.choice(SITES), draw.choice([1, 2, SHARED // PAYLOAD])
     )
     members = Members(WORLD, rank, tuple(range(WORLD)))
-    by = plan_cache.algorithm(collective, members, plan_cache.name_of(options, topology))
-    more: dict[str, Any] = {"topology": topology} if by.levels else {}
+    name = plan_cache.name_of(options, topology)
+    by, hosts = choice = plan_cache.algorithm(collective, members, name, topology)
+    more: dict[str, Any] = {} if hosts is None else {"topology": hosts}
     elements = draw.choice(SIZES)
     sizes: tuple[Any, ...] = (elements // WORLD, per)
     if collective == "all_reduce":
@@ -67,7 +68,7 @@ def plan_of(
         more["missing"] = draw.choice(list(Missing))
         if by.draws_order:
             number = draw.randrange(1000)
-            more["order"] = plan_cache.order(by, members, options, 1, number, topology)
+            more["order"] = plan_cache.order(choice, members, options, 1, number)
     elif collective == "all_to_all_uneven":
         send, receive = ([draw.randrange(500) for _ in range(WORLD)] for _ in range(2))
         receive[rank] = send[rank]

@@ -12,7 +12,6 @@ from lossycoll.plan import (
     default_algorithm,
     draw_order,
     find_algorithm,
-    hierarchical,
     leave_out,
     register,
     rename,
@@ -59,25 +58,39 @@ def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
         replace(find_algorithm("all_gather", "direct"), name="relayed", default=False, direct=False)
     )
     everyone, fewer = Members(4, 0, (0, 1, 2, 3)), Members(4, 0, (0, 2, 3))
-    assert plan_cache.algorithm("all_gather", everyone, "relayed") is relayed
-    assert plan_cache.algorithm("all_gather", fewer, "relayed") is default_algorithm("all_gather")
+
+    def chosen(collective: str, members: Members, name: str) -> object:
+        return plan_cache.algorithm(collective, members, name, HOSTS)
+
+    direct = default_algorithm("all_gather")
+    assert chosen("all_gather", everyone, "relayed") == (relayed, None)
+    assert chosen("all_gather", fewer, "relayed") == (direct, None)
+    # A plan by hosts passes on what others have; one of the same algorithm as if there were none
+    # doesn't.
+    assert chosen("all_gather", everyone, "hierarchical") == (direct, HOSTS)
+    assert chosen("all_gather", fewer, "hierarchical") == (direct, None)
+    exchange = default_algorithm("all_to_all")
+    assert chosen("all_to_all", fewer, "hierarchical") == (exchange, HOSTS)
     # Collectives without a part for each rank are planned anew, for as many as are left.
     ring = find_algorithm("all_reduce", "ring")
-    assert plan_cache.algorithm("all_reduce", fewer, "ring") is ring
-    one = Members(4, 0, (0,))
-    assert plan_cache.algorithm("all_reduce", one, "ring") is default_algorithm("all_reduce")
+    assert chosen("all_reduce", fewer, "ring") == (ring, None)
+    transpose = default_algorithm("all_reduce")
+    assert chosen("all_reduce", Members(4, 0, (0,)), "ring") == (transpose, None)
+    assert chosen("all_reduce", fewer, "hierarchical") == (transpose, HOSTS)
+    assert chosen("all_reduce", fewer, "transpose") == (transpose, None)
     unregister(relayed)
 
 
 def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it() -> None:
-    other = replace(find_algorithm("all_reduce", "ring"), name="other")
+    other = plan_cache.Choice(replace(find_algorithm("all_reduce", "ring"), name="other"))
     everyone, fewer = Members(6, 0, tuple(range(6))), Members(6, 0, (0, 2, 3))
     lossy, reliable = Options(seed=3), Options(seed=3, delivery="reliable")
     orders = {plan_cache.order(other, everyone, lossy, 1, op) for op in range(5)}
     assert len(orders) == 5
     assert plan_cache.order(other, fewer, lossy, 1, (1 << 32) + 4) == draw_order(3, 1, 4, 3)
     assert plan_cache.order(other, everyone, reliable, 1, 0) is None
-    assert plan_cache.order(replace(other, draws_order=False), everyone, lossy, 1, 0) is None
+    fixed = plan_cache.Choice(replace(other.by, draws_order=False))
+    assert plan_cache.order(fixed, everyone, lossy, 1, 0) is None
 
 
 HOSTS, ONE_HOST = Topology.of_labels("aabb", "xxxx", 2), Topology.of_labels("aaaa", "xxxx")
@@ -102,22 +115,20 @@ def test_auto_goes_by_hosts_where_ranks_share_them(
 
 
 def test_nothing_is_drawn_where_nothing_is_lost() -> None:
-    by = find_algorithm("all_reduce", hierarchical.NAME)
-    assert plan_cache.order(by, EVERYONE, Options(), 1, 0, HOSTS) is not None
-    assert plan_cache.order(by, EVERYONE, Options(), 1, 0, ONE_HOST) is None
+    by = default_algorithm("all_reduce")
+    for topology, drawn in ((None, True), (HOSTS, True), (ONE_HOST, False)):
+        order = plan_cache.order(plan_cache.Choice(by, topology), EVERYONE, Options(), 1, 0)
+        assert (order is not None) == drawn
 
 
 def test_survivors_are_planned_for_with_the_hosts_that_are_left() -> None:
-    reduce = find_algorithm("all_reduce", hierarchical.NAME)
+    reduce = default_algorithm("all_reduce")
     plan = PLANS["all_reduce"](FEWER, reduce, 1000, 100, topology=HOSTS).plan
     left = Topology.of_labels("abb", "xxx", 2)
     assert plan == rename(reduce.build(3, 1, 1000, 100, topology=left), FEWER.ranks, 4)
-    copy = find_algorithm("broadcast", hierarchical.NAME)
+    copy = default_algorithm("broadcast")
     plan = PLANS["broadcast"](FEWER, copy, 1000, 100, root=3, fanout=4, topology=HOSTS).plan
     want = copy.build(3, 1, 1000, 100, root=2, fanout=4, topology=left)
     assert plan == rename(want, FEWER.ranks, 4)
     senders = {source for slot in plan.slots for source in slot.sources}
     assert senders == {3}, "only the root may send where ranks may be lost"
-    for collective in ("reduce_scatter", "all_gather"):
-        by = plan_cache.algorithm(collective, FEWER, hierarchical.NAME)
-        assert by is default_algorithm(collective)

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -26,7 +27,7 @@ from lossycoll.runtime.control.events import (
     Received,
     Refused,
 )
-from lossycoll.runtime.control.transport import LONGEST, MOST_ZEROS, STRANGERS, UNREAD, Transport
+from lossycoll.runtime.control.transport import LONGEST, MOST_ZEROS, STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
 from tests.support.waiting import until
 
@@ -216,14 +217,15 @@ def test_who_finishes_isnt_waited_for_when_the_other_end_is_stuck(
         assert Closed(here, "it has finished") in hear(client, count(1))
 
 
-def test_who_doesnt_read_is_cut_off() -> None:
+def test_who_doesnt_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "UNREAD", 200)
     with pair() as (server, client, place):
         there, here = meet(server, client, place)
         sent = 0
         while server.send(there, bytes(100_000)):
             sent += 1
-            assert sent < 20 * UNREAD
-        assert sent >= UNREAD - 1
+            assert sent < 4000
+        assert sent >= 199
         assert server.poll(0) == [Closed(there, "it doesn't read what is sent")]
         assert hear(client, lambda found: Closed(here, "closed by the other end") in found)
 
@@ -330,8 +332,7 @@ def test_the_oldest_stranger_makes_room_and_those_of_known_hosts_go_last() -> No
         known.settimeout(0.2)
         assert known.recv(100)  # its greeting, and no end
         with pytest.raises(TimeoutError):
-            while known.recv(100):
-                pass
+            known.recv(100)
         assert len(others) == 20
 
 
@@ -362,7 +363,7 @@ def test_messages_of_several_parts_arent_ours() -> None:
     with contextlib.closing(server), zmq.Context() as context, context.socket(zmq.DEALER) as end:
         end.linger = 0
         end.reconnect_ivl = 60_000
-        end.connect("tcp://%s:%d" % place)
+        end.connect(f"tcp://{HERE}:{place[1]}")
         end.send_multipart([b"one", b"two"])
         over = time.monotonic() + 10
         while not server.counts["foreign"] and time.monotonic() < over:
@@ -377,10 +378,8 @@ def test_an_identity_of_a_stranger_takes_nobodys_place() -> None:
         there, _ = meet(server, client, place)
         with context.socket(zmq.DEALER) as end:
             end.linger = 0
-            end.identity = server._by_routing and next(iter(server._by_routing)).replace(
-                b"\0", b"x"
-            )
-            end.connect("tcp://%s:%d" % place)
+            end.identity = next(iter(client._by_routing))
+            end.connect(f"tcp://{HERE}:{place[1]}")
             end.send(b"hello")
             assert Received(there, b"hello") not in hear(server, count(2), client)
 
@@ -455,13 +454,14 @@ def test_nothing_that_is_said_can_be_read_on_the_way() -> None:
 @contextlib.contextmanager
 def recorded(place: Place) -> Iterator[tuple[Place, bytearray]]:
     """A place that passes on to another one, and all bytes that went either way."""
-    seen = bytearray()
+    seen, ends = bytearray(), list[socket.socket]()
     with socket.create_server((HERE, 0)) as front:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 near, _ = front.accept()
                 far = socket.create_connection(place)
+                ends.extend((near, far))
                 back = threading.Thread(target=copy, args=(far, near))
                 back.start()
                 copy(near, far)
@@ -477,10 +477,24 @@ def recorded(place: Place) -> Iterator[tuple[Place, bytearray]]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield front.getsockname(), seen
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
     thread.join(10)
+    for end in ends:
+        end.close()
 
 
 # ---- processes ----
+
+
+def threads_of() -> list[str]:
+    """Names of this process's threads; torch and others may have some."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append((task / "comm").read_text())
+    return names
 
 
 def counted() -> tuple[int, int]:
@@ -492,7 +506,7 @@ def test_a_transport_takes_few_threads_and_descriptors_and_gives_them_back(
 ) -> None:
     with pair(keys):
         pass  # libzmq keeps one of random numbers
-    until(lambda: len(os.listdir("/proc/self/task")) == threading.active_count())
+    until(lambda: not any(name.startswith("ZMQbg") for name in threads_of()), "the context ends")
     before = counted()
     server, place = listening(keys)
     descriptors, threads = (now - then for now, then in zip(counted(), before, strict=True))
@@ -525,7 +539,7 @@ def test_a_process_without_descriptors_gets_an_error() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     Transport(keys_of(OURS, "tests")).close()
     assert SHARED._users == 0
-    assert counted() == before
+    until(lambda: counted() == before, "libzmq's threads end")
 
 
 @contextlib.contextmanager
@@ -594,9 +608,7 @@ def test_the_end_of_a_killed_process_is_told_at_once(forks: bool, listens: bool)
             if forks:
                 assert time.monotonic() - begin < 2, "it isn't told when the child ends"
             said: list[Event] = []
-            while not any(
-                isinstance(one, Refused) for one in said
-            ):  # its port is open a bit longer
+            while not any(isinstance(one, Refused) for one in said):  # its port is open for longer
                 here.connect((HERE, port))
                 said += hear(here, count(1))
             os.close(ends)

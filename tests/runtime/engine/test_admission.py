@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, transpose
+from lossycoll.plan import Plan, hierarchical
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
@@ -95,7 +95,7 @@ class Swarm:
         ]
         world = len(numbers)
         data = [np.arange(count, dtype=np.float32) * (rank + 1) for rank in range(world)]
-        plans = [transpose.all_reduce(world, rank, count, PAYLOAD // 4) for rank in range(world)]
+        plans = [hierarchical.all_reduce(world, rank, count, PAYLOAD // 4) for rank in range(world)]
         tickets = [
             engine.submit(Encoded.of(plan), call(one, plan))
             for engine, plan, one in zip(engines, plans, data, strict=True)
@@ -208,7 +208,7 @@ def test_a_stranger_in_an_empty_place_is_not_heard(swarm: Swarm) -> None:
         for host, rank, of in ((stranger, 0, [2, 0]), (swarm.hosts[0], 0, [0, 1]))
     ]
     data = np.ones(3000, np.float32)
-    plan = transpose.all_reduce(2, 0, 3000, PAYLOAD // 4)
+    plan = hierarchical.all_reduce(2, 0, 3000, PAYLOAD // 4)
     ticket = groups[0].submit(Encoded.of(plan), call(data, plan))
     until(lambda: groups[1].stats().foreign > 3)
     assert groups[0].wait(ticket, 0.0) == Code.PENDING

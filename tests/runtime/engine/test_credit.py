@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lossycoll.plan import Plan, data_movement, transpose
+from lossycoll.plan import Plan, data_movement, hierarchical
 from tests.support.network import SESSION, Ended, Network
 from tests.support.relay import (
     DATA,
@@ -47,7 +47,7 @@ def stands_still(network: RelayedNetwork) -> bool:
 
 
 def plans(count: int) -> list[Plan]:
-    return [transpose.all_reduce(2, rank, count, PER_PACKET) for rank in range(2)]
+    return [hierarchical.all_reduce(2, rank, count, PER_PACKET) for rank in range(2)]
 
 
 def test_credit_comes_back_after_loss() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lossycoll.errors import LossyError
-from lossycoll.plan import data_movement, ring, transpose, tree
+from lossycoll.plan import copies, hierarchical, ring
 from lossycoll.plan.codec import LOW, Codec, codec_of, elements_of, named
 from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import Array
@@ -90,7 +90,7 @@ def test_reliable_delivers_everything_encoded(loss: str, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODED)
-@pytest.mark.parametrize("build", [transpose.all_reduce, ring.all_reduce])
+@pytest.mark.parametrize("build", [hierarchical.all_reduce, ring.all_reduce])
 def test_replicas_are_equal_and_packets_fewer(build: object, encoding: str) -> None:
     world, count = 3, 3 * 128 * 40
     most = {"bf16": 0.05, "fp16": 0.05} | {name: 8 / 2 ** LOW[name] for name in LOW}
@@ -127,7 +127,7 @@ def test_contributions_and_means_may_be_encoded_apart() -> None:
         exact = np.mean(data, axis=0)
         with Network(world, PAYLOAD) as network:
             per_packet = elements_of(how, "f32", PAYLOAD)
-            plans = [transpose.all_reduce(world, r, count, per_packet) for r in range(world)]
+            plans = [hierarchical.all_reduce(world, r, count, per_packet) for r in range(world)]
             network.run(plans, data, data, "f32", reliable=True, encoding=how)
         for replica in data[1:]:
             np.testing.assert_array_equal(replica.view(np.uint32), data[0].view(np.uint32))
@@ -152,14 +152,14 @@ def test_owners_keep_what_they_send(encoding: str) -> None:
     per_packet = made.elements(1408)
     assert x.size % 128 == 0, "the twin encodes them at once"
     with Network(world) as network:
-        plans = [data_movement.all_gather(world, r, x.size, per_packet) for r in range(world)]
+        plans = [copies.all_gather(world, r, x.size, per_packet) for r in range(world)]
         inputs = [x.copy() for _ in range(world)]
         outputs = [np.zeros(world * x.size, np.float32) for _ in range(world)]
         network.run(plans, inputs, outputs, "f32", reliable=True, encoding=encoding)
         for found, came_with in zip(outputs, inputs, strict=True):
             np.testing.assert_array_equal(found.view(np.uint32), np.tile(want, world))
             np.testing.assert_array_equal(came_with.view(np.uint32), x.view(np.uint32))
-        plans = [tree.broadcast(world, r, x.size, per_packet, root=1) for r in range(world)]
+        plans = [copies.broadcast(world, r, x.size, per_packet, root=1) for r in range(world)]
         replicas: list[Array] = [x.copy() if r == 1 else np.zeros_like(x) for r in range(world)]
         network.run(plans, replicas, replicas, "f32", reliable=True, encoding=encoding)
         for replica in replicas:
@@ -180,10 +180,10 @@ def test_millions_of_elements_encoded(encoding: str, simd: bool) -> None:
 def test_what_can_not_be_encoded_is_refused() -> None:
     x = np.zeros(PAYLOAD, np.float64)
     with Network(2, PAYLOAD) as network:
-        plans = [transpose.all_reduce(2, r, x.size, PAYLOAD // 8) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, x.size, PAYLOAD // 8) for r in range(2)]
         with pytest.raises(LossyError, match="argument"):
             network.submit(0, plans[0], (x, x), "f64", encoding="bf16")
-        too_many = transpose.all_reduce(2, 0, x.size, PAYLOAD // 2 + 1)
+        too_many = hierarchical.all_reduce(2, 0, x.size, PAYLOAD // 2 + 1)
         with pytest.raises(LossyError, match="argument"):
             network.submit(0, too_many, (x, x), "f32", encoding="bf16")
 
@@ -193,7 +193,7 @@ def test_ranks_whose_encodings_differ_do_not_believe_each_other() -> None:
     rng, each = np.random.default_rng(6), PAYLOAD // 2
     data = [rounded_elements("f32", 3 * each, rng) for _ in range(2)]
     with Network(2, PAYLOAD, deadline_min=0.2, deadline_max=0.4, liveness=0.5) as network:
-        plans = [transpose.all_reduce(2, r, 3 * each, each // 2) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, 3 * each, each // 2) for r in range(2)]
         own = [x.copy() for x in data]
         tickets = [
             network.submit(r, plans[r], (data[r], data[r]), "f32", encoding=NARROW[r])
@@ -226,7 +226,7 @@ def test_values_do_not_depend_on_how_a_thread_treats_denormal_numbers(encoding: 
     small = np.random.default_rng(3).standard_normal((2, count)).astype(np.float32)
     small *= 1e-6 if encoding == "fp16" else 1e-38
     plans = [
-        transpose.all_reduce(2, r, count, codec_of(encoding, "f32").elements(PAYLOAD))
+        hierarchical.all_reduce(2, r, count, codec_of(encoding, "f32").elements(PAYLOAD))
         for r in range(2)
     ]
     for how in (contextlib.nullcontext, flushing):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import AbortedError, LossyError, MismatchError
-from lossycoll.plan import ring, transpose
+from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code
@@ -41,7 +41,7 @@ def test_mismatch_is_reported_at_once_on_every_rank(world: int, reliable: bool, 
         plans = all_reduce(network, "transpose", count)
         dtype = ["f32"] * world
         if what == "size":
-            plans[odd] = transpose.all_reduce(world, odd, count + 8, 352)
+            plans[odd] = hierarchical.all_reduce(world, odd, count + 8, 352)
         elif what == "dtype":
             dtype[odd] = "bf16"
         else:

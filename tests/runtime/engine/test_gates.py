@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
@@ -57,7 +57,7 @@ class Ranks:
         self, rank: int, gate: Gate | None = None, size: int = COUNT, timeout: float = 20.0
     ) -> int:
         per_packet = self.network.payload_bytes // 4
-        plan = transpose.all_reduce(2, rank, size, per_packet)
+        plan = hierarchical.all_reduce(2, rank, size, per_packet)
         address = self.data[rank].ctypes.data
         call = EngineCall(
             *(address, address, DType.F32, 1.0, plan.signature, timeout, True, 0, False)

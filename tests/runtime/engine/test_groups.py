@@ -13,7 +13,7 @@ from lossycoll._native import lib
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, draw_order, transpose
+from lossycoll.plan import Plan, draw_order, hierarchical
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
@@ -75,7 +75,7 @@ class Group:
     def plan(self, rank: int) -> Plan:
         world = len(self.members)
         order = draw_order(0, self.number, self.op, world)
-        return transpose.all_reduce(world, rank, COUNT, PAYLOAD // 4, order=order)
+        return hierarchical.all_reduce(world, rank, COUNT, PAYLOAD // 4, order=order)
 
     def submit(
         self, rank: int, data: np.ndarray, timeout: float = 20.0, *, reliable: bool = False

@@ -16,15 +16,15 @@ from lossycoll.plan import (
     Finish,
     Plan,
     Topology,
+    default_algorithm,
     faults,
-    find_algorithm,
     hierarchical,
 )
 from lossycoll.plan.codec import codec_of
-from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, Case, cases_of
 from tests.support.oracle_checks import check
@@ -49,7 +49,7 @@ COLLECTIVES = (
 def by_tiers(collective: str, topology: Topology, group: int = 1) -> Algorithm:
     """The algorithm for this topology; packets within a host fit into a payload. ``group``: they
     hold a multiple of so many elements."""
-    found = find_algorithm(collective, hierarchical.NAME)
+    found = default_algorithm(collective)
 
     def build(world: int, rank: int, *sizes: Any, **options: Any) -> Plan:
         *counts, elements_per_packet = sizes
@@ -128,7 +128,7 @@ def test_packets_of_several_sizes_that_would_cut_groups_are_refused() -> None:
     x = np.zeros(900, np.float32)
     with Network(topology.world) as network:
         for each, taken in ((128, True), (127, False)):
-            build = find_algorithm("all_reduce", hierarchical.NAME).build
+            build = hierarchical.all_reduce
             plan = build(topology.world, 0, x.size, each, topology=topology)
             if taken:
                 assert network.submit(0, plan, (x, x), "f32", encoding="int8")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from tests.support.relay import (
     DATA,
     PAYLOAD,
@@ -24,7 +24,7 @@ def test_packets_sent_ahead_are_checked_when_their_operation_comes() -> None:
     """Before, nothing is known that they could be checked against; they fill their room at most."""
     count, room = 1000, 40
     with RelayedNetwork(2, Faults(), eager=room * 320) as network:
-        plans = [transpose.all_reduce(2, r, count, PER_PACKET) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, count, PER_PACKET) for r in range(2)]
         data = [np.full(count, float(r + 1), np.float32) for r in range(2)]
         ahead = replace(Packet(), type=EAGER)
         nonsense = [

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from lossycoll.plan.sets import Code
 from tests.support.relay import (
     CONTROL,
@@ -69,7 +69,7 @@ def fin(word: int) -> bytes:
 
 def test_parity_that_makes_no_sense_is_malformed() -> None:
     with RelayedNetwork(2, Faults()) as network:
-        plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0, code=CODE)
         until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
@@ -87,7 +87,7 @@ def test_parity_that_makes_no_sense_is_malformed() -> None:
 
 def test_parity_where_none_was_asked_for_is_malformed() -> None:
     with RelayedNetwork(2, Faults()) as network:
-        plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0)
         until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
@@ -105,7 +105,7 @@ def test_a_count_that_cannot_be_is_not_believed(count: int, believed: bool) -> N
     """Three packets of a set and its parity come; with a wrong count the fourth waits for the
     real one, for nothing else can tell what it was."""
     with RelayedNetwork(2, Faults()) as network:
-        plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
+        plans = [hierarchical.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0, code=CODE)
         until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
@@ -131,7 +131,7 @@ def test_on_a_bad_network_parity_brings_back_what_was_lost(repair: int, auto: bo
     with RelayedNetwork(2, faults) as network:
         recovered = 0
         for op in range(12):
-            plans = [transpose.all_reduce(2, r, 6000, PER_PACKET) for r in range(2)]
+            plans = [hierarchical.all_reduce(2, r, 6000, PER_PACKET) for r in range(2)]
             values = [np.full(6000, float(1 << r), np.float32) for r in range(2)]
             parity = {"most_parity": 16} if auto else {"code": CODE}
             how = {"repair": repair, **parity}

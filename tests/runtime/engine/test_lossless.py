@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lossycoll.options.texts import FAST_PATHS
-from lossycoll.plan import data_movement, transpose, tree
+from lossycoll.plan import copies, data_movement, reduce_scatter
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.reports import Cause
@@ -156,7 +156,7 @@ def test_a_late_rank_loses_nothing(algorithm: str) -> None:
                 inputs = inputs_of(network, plans, 100 + i)
                 jobs.append((plans, inputs, inputs, [total(inputs)] * world))
         if algorithm in ("reduce_scatter", "all at once"):
-            plans = [transpose.reduce_scatter(world, r, count, 352) for r in range(world)]
+            plans = [reduce_scatter.reduce_scatter(world, r, count, 352) for r in range(world)]
             inputs = inputs_of(network, plans, 99)
             chunks = [np.zeros(count, np.float32) for _ in range(world)]
             jobs.append((plans, inputs, chunks, np.split(total(inputs), world)))
@@ -289,7 +289,7 @@ def test_broadcasts_of_a_tree_wait_for_a_late_leaf() -> None:
     """A root only sends: nothing tells it of a live peer but the answer to its question."""
     world = 4
     with Network(world, 1408, deadline_min=0.2, deadline_max=0.6) as network:
-        plans = [tree.broadcast(world, r, 20_000, 352, root=0) for r in range(world)]
+        plans = [copies.broadcast(world, r, 20_000, 352, root=0) for r in range(world)]
         data = inputs_of(network, plans, 8)
         want = data[0].copy()
         late = [1, 2, 3]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.plan import data_movement
+from lossycoll.plan import copies
 from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
@@ -145,7 +145,7 @@ def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> 
 
 def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
     with Network(2, PAYLOAD, inject="loss=1", deadline_min=0.3, deadline_max=0.5) as network:
-        plans = [data_movement.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
+        plans = [copies.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
         blocks = [Blocks(plans[r], np.ones((2, 3), np.bool_)) for r in range(2)]
         into = [np.full(3 * PAYLOAD, r + 1, np.uint8) for r in range(2)]
         out = [np.zeros(6 * PAYLOAD, np.uint8) for r in range(2)]

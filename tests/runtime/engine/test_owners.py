@@ -12,7 +12,7 @@ import pytest
 from lossycoll.errors import LossyError
 from lossycoll.plan import Finish, Plan, faults, owners, ring
 from lossycoll.plan.codec import elements_of, named
-from lossycoll.plan.reference_executor import execute
+from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 from tests.support.oracle_cases import PAYLOAD
 from tests.support.oracle_checks import assert_report, rounded_elements

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan import data_movement, faults, packet_count, reference_executor, transpose
+from lossycoll.plan import copies, faults, hierarchical, packet_count
 from lossycoll.plan.sets import NO_PARITY, Code, code_of
 from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.oracle import reference_executor
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, lossy_cases
@@ -66,7 +67,7 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
     own = np.ones(packets * PAYLOAD, np.uint8)
     for code in (NO_PARITY, Code(4, 1)):
         with Network(2, PAYLOAD, inject=SINGLE) as network:
-            plans = [data_movement.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
+            plans = [copies.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
             blocks = [Blocks(plans[r], np.zeros((2, packets), np.bool_)) for r in range(2)]
             data = [(own, np.zeros(2 * own.size, np.uint8)) for _ in range(2)]
             tickets = [network.submit(r, plans[r], data[r], "bytes", code=code) for r in range(2)]
@@ -121,7 +122,7 @@ def test_what_is_chosen_brings_back_what_the_reference_says(
     how |= {"choose_rounds": True} if repair is None else {"repair": repair}
     with Network(3, PAYLOAD, inject=loss) as network:
         for op in range(8):
-            plans = [transpose.all_reduce(3, r, count, PAYLOAD // 4) for r in range(3)]
+            plans = [hierarchical.all_reduce(3, r, count, PAYLOAD // 4) for r in range(3)]
             data = [elements("f32", count, rng) for _ in range(3)]
             want_out = [array.copy() for array in data]
             means: dict[tuple[int, int, int], tuple[Code, int]] = {}
@@ -169,7 +170,7 @@ def test_more_loss_than_can_be_brought_back_is_reported() -> None:
     count = 200 * PAYLOAD // 4
     with Network(2, PAYLOAD, inject="loss=0.5,seed=12") as network:
         for _ in range(6):
-            plans = [transpose.all_reduce(2, r, count, PAYLOAD // 4) for r in range(2)]
+            plans = [hierarchical.all_reduce(2, r, count, PAYLOAD // 4) for r in range(2)]
             data = [np.full(count, float(r + 1), np.float32) for r in range(2)]
             how: dict[str, Any] = {"most_parity": 16, "max_missing": 0.01}
             ended = network.run(plans, data, data, "f32", 2.0, **how)
@@ -197,7 +198,7 @@ def share_and_loss(loss: str, operations: int, warm: int) -> tuple[list[float], 
     with Network(2, PAYLOAD, inject=loss) as network:
         before = None
         for op in range(operations):
-            plans = [transpose.all_reduce(2, r, COUNT, PAYLOAD // 4) for r in range(2)]
+            plans = [hierarchical.all_reduce(2, r, COUNT, PAYLOAD // 4) for r in range(2)]
             data = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
             for ended in network.run(plans, data, data, "f32", 2.0, most_parity=16):
                 assert ended.code == 0

@@ -7,21 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from lossycoll.plan import (
-    Missing,
-    Topology,
-    hierarchical,
-    leave_out,
-    rename,
-    ring,
-    transpose,
-)
+from lossycoll.plan import Missing, Topology, hierarchical, leave_out, reduce_scatter, rename, ring
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network
 from tests.support.waiting import until
 
-ALGORITHMS = {"transpose": transpose.all_reduce, "ring": ring.all_reduce}
+ALGORITHMS = {"transpose": hierarchical.all_reduce, "ring": ring.all_reduce}
 
 
 @pytest.mark.parametrize("reliable", [False, True])
@@ -63,7 +55,7 @@ def test_survivors_plan_for_themselves() -> None:
             network.engines[rank].peer_dead(1)
         plans = {
             rank: rename(
-                transpose.all_reduce(3, i, elements, 1408 // 4, missing=Missing.OWN), members, 4
+                hierarchical.all_reduce(3, i, elements, 1408 // 4, missing=Missing.OWN), members, 4
             )
             for i, rank in enumerate(members)
         }
@@ -110,7 +102,7 @@ def test_what_the_dead_one_had_posted_ahead_is_no_mismatch() -> None:
     elements, members = 1000, (0, 1)
     with Network(3, 1408) as network:
         data = {r: np.full(elements, r + 1, np.float32) for r in range(3)}
-        network.submit(2, transpose.all_reduce(3, 2, elements, 352), (data[2], data[2]), "f32")
+        network.submit(2, hierarchical.all_reduce(3, 2, elements, 352), (data[2], data[2]), "f32")
         until(
             lambda: all(network.engines[r].stats().control_received for r in members),
             "the dead one's offer",
@@ -118,7 +110,9 @@ def test_what_the_dead_one_had_posted_ahead_is_no_mismatch() -> None:
         network.engines[2].close()
         for rank in members:
             network.engines[rank].peer_dead(2)
-        plans = {r: rename(transpose.all_reduce(2, r, elements, 352), members, 3) for r in members}
+        plans = {
+            r: rename(hierarchical.all_reduce(2, r, elements, 352), members, 3) for r in members
+        }
         tickets = {r: network.submit(r, plans[r], (data[r], data[r]), "f32") for r in members}
         for rank, ticket in tickets.items():
             ended = network.end(rank, ticket, 5)
@@ -130,8 +124,8 @@ def test_the_last_rank_is_its_own_mean() -> None:
     with Network(2, 1408) as network:
         network.engines[1].peer_dead(0)
         for plan, want in (
-            (rename(transpose.all_reduce(1, 0, 1000, 352), (1,), 2), 1.0),
-            (leave_out(transpose.reduce_scatter(2, 1, 1000, 352), (1,)), 1.0),
+            (rename(hierarchical.all_reduce(1, 0, 1000, 352), (1,), 2), 1.0),
+            (leave_out(reduce_scatter.reduce_scatter(2, 1, 1000, 352), (1,)), 1.0),
         ):
             given = np.ones(plan.in_elements, np.float32)
             out = np.zeros(plan.out_elements, np.float32)

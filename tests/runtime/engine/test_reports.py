@@ -12,12 +12,12 @@ from lossycoll.plan import (
     Missing,
     data_movement,
     faults,
+    hierarchical,
     packet_count,
-    reference_executor,
-    transpose,
 )
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.reports import Cause, PeerStats
+from tests.oracle import reference_executor
 from tests.support.engine_sums import (
     all_reduce,
     inputs_of,
@@ -67,7 +67,8 @@ def test_reports_count_contributions_and_what_is_missing() -> None:
     inject = "loss=0.3,seed=9"
     with Network(world, 1408, inject=inject) as network:
         plans = [
-            transpose.all_reduce(world, r, count, 352, missing=Missing.KEEP) for r in range(world)
+            hierarchical.all_reduce(world, r, count, 352, missing=Missing.KEEP)
+            for r in range(world)
         ]
         data = inputs_of(network, plans, 3)
         begins = [x.copy() for x in data]

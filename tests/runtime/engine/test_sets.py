@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
 
-from lossycoll.plan import galois
 from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of, shape_of
+from tests.oracle import galois
 
 NONE = 0xFFFFFFFF
 CODES = [Code(size, rows) for size in SIZES for rows in ROWS[1:] if size + rows <= SYMBOLS_MOST]

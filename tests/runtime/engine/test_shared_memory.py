@@ -13,8 +13,8 @@ from lossycoll._native import ffi, lib
 
 from lossycoll.errors import LossyError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Delivery, Plan, transpose, tree
-from lossycoll.plan.data_movement import all_gather
+from lossycoll.plan import Delivery, Plan, copies, hierarchical, reduce_scatter
+from lossycoll.plan.copies import all_gather
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 from tests.support import two_levels
@@ -64,10 +64,10 @@ def test_a_stopped_process_is_waited_for() -> None:
 
 def plans_of(name: str, world: int, count: int) -> list[Plan]:
     every = {
-        "all_reduce": lambda r: transpose.all_reduce(world, r, count, PER_PACKET),
-        "reduce_scatter": lambda r: transpose.reduce_scatter(world, r, count, PER_PACKET),
+        "all_reduce": lambda r: hierarchical.all_reduce(world, r, count, PER_PACKET),
+        "reduce_scatter": lambda r: reduce_scatter.reduce_scatter(world, r, count, PER_PACKET),
         "all_gather": lambda r: all_gather(world, r, count, PER_PACKET),
-        "broadcast": lambda r: tree.broadcast(world, r, count, PER_PACKET, root=1),
+        "broadcast": lambda r: copies.broadcast(world, r, count, PER_PACKET, root=1),
     }
     return [every[name](rank) for rank in range(world)]
 
@@ -147,15 +147,15 @@ def test_packets_that_a_link_does_not_carry_are_refused() -> None:
     with SharedNetwork(3, sharing=(0, 1)) as network:
         x = np.zeros(100, np.float32)
         with pytest.raises(LossyError, match="argument"):
-            network.submit(0, transpose.all_reduce(3, 0, 100, PER_PACKET), (x, x), "f32")
+            network.submit(0, hierarchical.all_reduce(3, 0, 100, PER_PACKET), (x, x), "f32")
         with pytest.raises(LossyError, match="argument"):
-            network.submit(0, transpose.all_reduce(3, 0, 100, PER_PACKET + 1), (x, x), "f32")
+            network.submit(0, hierarchical.all_reduce(3, 0, 100, PER_PACKET + 1), (x, x), "f32")
 
 
 def test_many_small_calls_wake_who_sleeps() -> None:
     """Callers that don't wait leave the work to threads, which sleep between calls."""
     with SharedNetwork(2) as network:
-        plans = [transpose.all_reduce(2, rank, 100, PER_PACKET) for rank in range(2)]
+        plans = [hierarchical.all_reduce(2, rank, 100, PER_PACKET) for rank in range(2)]
         for i in range(200):
             data = [np.full(100, rank + i, np.float32) for rank in range(2)]
             for e in network.run(plans, data, data, "f32", reliable=bool(i % 2)):

@@ -64,7 +64,12 @@ def test_each_kind_is_said_once_and_that_it_is_over(caplog: pytest.LogCaptureFix
     assert tell(WELL) == ["INFO"]
     assert tell(WELL) == []
     assert tell(FROM) == []
+    # While a link heals, what the peer said last is older than its packets.
+    assert tell(TO) == []
     assert tell(TO) == ["WARNING"]
+    assert tell(WELL) == ["INFO"]
+    assert tell(FROM) == tell(TO) == []
+    assert tell(WELL) == ["INFO"]
 
 
 def test_an_error_names_the_direction_that_is_dead() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lossycoll.plan import Finish, transpose
+from lossycoll.plan import Finish, hierarchical
 from lossycoll.plan.codec import codec_of, named
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
@@ -43,7 +43,7 @@ def standard_errors(encoding: str, loss: float, finish: Finish) -> Array:
             jobs = []
             for op in range(first, first + IN_FLIGHT):
                 order = draw_order(23, GROUP, op, WORLD)
-                plan = partial(transpose.all_reduce, WORLD, order=order, finish=finish)
+                plan = partial(hierarchical.all_reduce, WORLD, order=order, finish=finish)
                 buffers = [x.copy() for x in given]
                 tickets = [
                     network.submit(

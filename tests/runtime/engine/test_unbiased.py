@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from lossycoll.plan import Finish, Missing, Plan, ring, transpose
+from lossycoll.plan import Finish, Missing, Plan, hierarchical, reduce_scatter, ring
 from lossycoll.plan.faults import parse
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.wire_types import Array
@@ -67,8 +67,8 @@ def own(rank: int) -> float:
 
 def plans_of(algorithm: str, order: tuple[int, ...], missing: Missing) -> list[Plan]:
     if algorithm == "reduce_scatter":
-        return [transpose.reduce_scatter(WORLD, r, COUNT, PER_PACKET) for r in range(WORLD)]
-    builder = {"ring": ring.all_reduce, "transpose": transpose.all_reduce}[algorithm]
+        return [reduce_scatter.reduce_scatter(WORLD, r, COUNT, PER_PACKET) for r in range(WORLD)]
+    builder = {"ring": ring.all_reduce, "transpose": hierarchical.all_reduce}[algorithm]
     return [builder(WORLD, r, COUNT, PER_PACKET, order=order, missing=missing) for r in FIXED]
 
 
@@ -184,7 +184,7 @@ def test_the_mean_over_ranks_leans_to_those_that_miss_more_as_theory_says() -> N
             got = [np.full(COUNT, own(rank), np.float32) for rank in range(WORLD)]
             tickets = []
             for rank, out in enumerate(got):
-                plan = transpose.all_reduce(
+                plan = hierarchical.all_reduce(
                     *(WORLD, rank, COUNT, PER_PACKET),
                     order=order,
                     missing=Missing.OWN,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.plan import transpose
+from lossycoll.plan import hierarchical
 from lossycoll.runtime.keys.secret import Secret
 from tests.support import fake_rdma
 from tests.support.fake_rdma import StrangersQueuePair, VerbsNetwork
@@ -103,7 +103,7 @@ def test_a_device_that_drops_is_told_of() -> None:
     """Loss that is real: nothing hangs, reliable calls are exact, and what is missing is said."""
     with VerbsNetwork(2, 256) as network, fake_rdma.losing(0.2):
         data = [np.full(20_000, 2.0**rank, np.float32) for rank in range(2)]
-        plans = [transpose.all_reduce(2, rank, 20_000, 64) for rank in range(2)]
+        plans = [hierarchical.all_reduce(2, rank, 20_000, 64) for rank in range(2)]
         ended = network.run(plans, data, data, "f32")
         assert all(e.code == 0 for e in ended)
         assert sum(e.report.packets_missing for e in ended) > 0, "the fault did not happen"

@@ -43,7 +43,6 @@ OTHERS: dict[str, Any] = {
     "wire_group": 32,
     "wire_spikes": 1,
     "wire_rounding": "stochastic",
-    "bulk_min_bytes": 4096,
     "on_missing": "zero",
     "estimator": "zero_fill",
     "eager": 0,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lossycoll.runtime.membership.hub_sockets import Alive
+from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.membership.connections import Alive
 from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
 from tests.support.waiting import until
 
@@ -134,6 +135,32 @@ def test_who_is_silent_is_asked_over_a_new_connection() -> None:
             plane._sockets.send = lambda *_: True  # type: ignore[method-assign]
         quiet(1.5 * LIVENESS, s.notes)
         assert answers > 0
+
+
+@pytest.mark.parametrize("asker", [0, 2])
+def test_new_keys_begin_each_connection_again_and_nothing_is_lost(asker: int) -> None:
+    with planes(3, LIVENESS, secret=Secret.of(b"a secret of tests")) as s:
+
+        def connections() -> dict[int, int]:
+            members = dict(s.planes[0]._sockets.members)
+            return {rank: link.peer for rank, link in members.items()}
+
+        before = connections()
+        s.planes[asker].renew_keys()
+        for _ in range(20):
+            s.groups[1].waiting(1, "barrier")
+            time.sleep(0.01)
+        until(
+            lambda: (
+                connections().keys() == before.keys()
+                and not {*connections().items()} & {*before.items()}
+            )
+        )
+        until(lambda: all(plane.cohort.welcomed for plane in s.planes))
+        s.groups[1].abort("still here", "EngineError")
+        until(lambda: bool(s.notes[0].log and s.notes[2].log))
+        for note in (s.notes[0], s.notes[2]):
+            assert note.log == [("abort", 1, "still here", "EngineError")]
 
 
 def test_hubs_may_die_one_after_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import pytest
 
@@ -56,8 +57,18 @@ def test_a_name_stands_for_the_address_of_the_masters_family(
     both = [interfaces.Interface("e0", address, 1500) for address in ("10.9.0.1", "fd12::1")]
     monkeypatch.setattr(interfaces, "interfaces", lambda: both)
     for master, wanted in ((["fd12::1"], 6), (["10.9.0.1"], 4), (["fd12::1", "10.9.0.1"], 6)):
-        monkeypatch.setattr(interfaces, "_sources", lambda host, found=master: found)
+
+        def routes(
+            _: str, source: str | None = None, found: Sequence[str] = master
+        ) -> dict[str, int]:
+            return {one: 1400 for one in found if source in {None, one}}
+
+        monkeypatch.setattr(interfaces, "_routes", routes)
         assert interfaces.choose("e0", "node0").version == wanted
+        # The packets of a route may be smaller than those of the address's interface.
+        assert (
+            interfaces.choose("e0", "node0").mtu == interfaces.choose("auto", "node0").mtu == 1400
+        )
         assert {one.version for one in interfaces.candidates("e0", "node0")} == {4, 6}
         # Of a name that has both, what routes is taken, in the resolver's order.
         found = [one.address for one in interfaces.candidates("auto", "node0")]

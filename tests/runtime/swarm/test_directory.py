@@ -23,6 +23,7 @@ from lossycoll.runtime.swarm.directory import (
 from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
 from lossycoll.runtime.swarm.protocol import (
     PLACES,
+    SILENT,
     VERSION,
     Agreed,
     Averages,
@@ -30,6 +31,7 @@ from lossycoll.runtime.swarm.protocol import (
     Here,
     Join,
     Joined,
+    Offers,
     Refused,
 )
 
@@ -367,7 +369,12 @@ def test_all_average_the_same_on_the_first_ones_grid() -> None:
     for name in "abc":
         answer = swarm.directory.join(join(name))
         assert isinstance(answer, Joined)
-    said = swarm.directory.averages
+
+    def said(number: int, wanted: Averages) -> Agreed:
+        answer = swarm.directory.averages(number, wanted)
+        assert answer is not None
+        return answer
+
     assert "3 peers don't fit into a grid of 1x2" in said(0, Averages(SCHEMA, "1x2")).reason
     assert "as in 32x32" in said(0, Averages(SCHEMA, "x")).reason
     assert said(1, Averages(SCHEMA, "2x2")) == Agreed("")
@@ -378,13 +385,20 @@ def test_all_average_the_same_on_the_first_ones_grid() -> None:
     assert str(swarm.directory.grid) == "2x2"
 
 
-def test_nobody_waits_for_who_averages_nothing() -> None:
+def test_who_averages_nothing_is_waited_for_once_and_before_the_first_round() -> None:
     swarm = Swarm()
     swarm.come("a"), swarm.come("b")
     assert isinstance(swarm.directory.join(join("looks on")), Joined)
     swarm.ready(0, 1)
+    assert swarm.form() == []
+    swarm.now += FIRST_GRACE + 0.01
+    groups = swarm.form()
+    assert numbers(groups) == [[0, 1]]
+    assert groups[0].absent == (("looks on", SILENT),)
+    assert isinstance(swarm.directory.join(join("comes later, and looks on")), Joined)
+    swarm.ready(0, 1)
     assert numbers(swarm.form()) == [[0, 1]]
-    assert swarm.directory.names() == ("a", "b", "looks on")
+    assert swarm.directory.names() == ("a", "b", "looks on", "comes later, and looks on")
 
 
 def test_directories_are_listed_for_all_alike() -> None:
@@ -422,9 +436,9 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
     assert {peer.round for peer in swarm.directory.peers.values()} == {0}
     alone = Swarm()
     alone.directory.join(join("a"))
-    assert (
-        "more than 65536 cells" in alone.directory.averages(0, Averages(SCHEMA, "70000x2")).reason
-    )
+    answer = alone.directory.averages(0, Averages(SCHEMA, "70000x2"))
+    assert answer is not None
+    assert "more than 65536 cells" in answer.reason
 
 
 def lenders(swarm: Swarm, newcomer: int, most: int) -> list[int]:
@@ -442,12 +456,12 @@ def test_who_lends_a_newcomer() -> None:
     swarm = Swarm()
     first, second, third = (swarm.come(name) for name in ("a", "b", "c"))
     for number in (first, second):
-        swarm.directory.offers(number, True)
+        swarm.directory.offers(number, Offers(1))
     swarm.directory.peers[second].round = 5
     assert lenders(swarm, third, 4) == [second, first]
     assert lenders(swarm, third, 1) == [second]
     assert lenders(swarm, second, 4) == [first]
-    swarm.directory.offers(first, False)
+    swarm.directory.offers(first, Offers(0))
     assert lenders(swarm, third, 4) == [second]
     assert swarm.directory.lost(second) == [(number, join("b").coming) for number in (first, third)]
     assert lenders(swarm, third, 4) == []
@@ -457,14 +471,14 @@ def test_lenders_take_turns() -> None:
     swarm = Swarm()
     peers = [swarm.come(str(i)) for i in range(4)]
     for number in peers:
-        swarm.directory.offers(number, True)
+        swarm.directory.offers(number, Offers(1))
     newcomer = swarm.come("newcomer")
     assert {lenders(swarm, newcomer, 1)[0] for _ in range(40)} == set(peers)
 
 
 def test_whoever_averages_nothing_is_lent_nothing() -> None:
     swarm = Swarm()
-    swarm.directory.offers(swarm.come("a"), True)
+    swarm.directory.offers(swarm.come("a"), Offers(1))
     answer = swarm.directory.join(join("b"))
     assert isinstance(answer, Joined)
     swarm.directory.here(answer.number, Here("127.0.0.1", 5000))
@@ -478,7 +492,7 @@ def test_lenders_that_are_on_their_way_are_waited_for() -> None:
     swarm.directory.seeks(newcomer, 4)
     assert swarm.directory.lends() == []
     lender = swarm.come("a", number=1, round=7)
-    swarm.directory.offers(lender, True)
+    swarm.directory.offers(lender, Offers(1))
     assert swarm.directory.lends() == []
     assert swarm.directory.wakes() == pytest.approx(SETTLE)
     swarm.now += SETTLE + 0.01
@@ -521,6 +535,7 @@ def test_one_that_averages_later_than_it_came_is_not_behind() -> None:
     first, second = swarm.come("a"), swarm.come("b")
     for _ in range(5):
         swarm.ready(first, second)
+        swarm.now += FIRST_GRACE + 0.01  # others wait for it, once
         assert len(swarm.form()) == 1
     assert swarm.directory.averages(answer.number, Averages(SCHEMA, "")) == Agreed("")
     swarm.ready(answer.number, first, second)
@@ -592,7 +607,7 @@ def test_nobody_says_of_others_that_they_are_out_of_reach() -> None:
 def test_lenders_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
     swarm = Swarm(4)
     for name in "ab":
-        swarm.directory.offers(swarm.come(name), True)
+        swarm.directory.offers(swarm.come(name), Offers(1))
     taker = swarm.come("c")
     lenders = []
     for _ in range(2):

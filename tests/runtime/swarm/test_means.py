@@ -15,10 +15,10 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import owners
 from lossycoll.plan.codec import elements_of, named
 from lossycoll.plan.lowbit import Floats
-from lossycoll.plan.reference_executor import execute
 from lossycoll.runtime.swarm.means import Means, rates, shares
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member
+from tests.oracle.reference_executor import execute
 from tests.runtime.swarm.test_member import SCHEMA, directory, together
 from tests.support.oracle_checks import rounded_elements
 

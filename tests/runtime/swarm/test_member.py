@@ -277,7 +277,7 @@ def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> 
             members[1]._client._broken.set()  # as a directory does to one that is overdue
             members[1]._client._nudge()
         if turn == 2:
-            with pytest.raises(OperationTimeout, match="peer 'b': no answer of a directory"):
+            with pytest.raises(OperationTimeout, match=r"peer 1: no round began within 0\.2 s"):
                 members[1].average(values[1], 1.0, timeout=0.2)
         # It asks over its new connection, by which it has said all else before.
         until(lambda: members[1]._client._broken.is_set() is False)

@@ -90,7 +90,7 @@ def test_rounds_have_the_exact_mean_and_nobody_listens(
         stack.callback(swarms[-1].close)
     for swarm in swarms:
         swarm.member.averages(SCHEMA, "2x2")
-        swarm.wait_for(4)
+    swarms[0].wait_for(4)
     generator = np.random.default_rng(1)
     values = [generator.standard_normal(5000).astype(np.float32) for _ in swarms]
     mean = np.mean(values, axis=0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
-from lossycoll.errors import CheckpointError, OperationTimeout, OptionError
+from lossycoll.errors import CheckpointError, OperationTimeout, OptionError, RendezvousError
 from tests.support.waiting import until
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
 
@@ -234,8 +234,7 @@ def other_large() -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["outer", "inner"])
 def test_the_state_of_another_optimizer_is_refused(stack: ExitStack, kind: str) -> None:
-    """The directory compares parameters alone; the state shows the rest. The newcomer keeps its
-    own."""
+    """The directory compares settings, and the state shows the rest. The newcomer keeps its own."""
     first = joined(stack, "0")
     Peer(first, "0", {"every": 1}, model).train(1)
     swarm, own = joined(stack, "1", first), other_model()
@@ -244,6 +243,10 @@ def test_the_state_of_another_optimizer_is_refused(stack: ExitStack, kind: str) 
     if kind == "inner":
         optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
     averager = MoshpitAverager(swarm, own.parameters())
+    if kind == "outer":
+        with pytest.raises(RendezvousError, match="outer=SGD, wanted None"):
+            MoshpitSGD(own, optimizer, averager, timeout=20.0, **how)
+        return
     new = MoshpitSGD(own, optimizer, averager, timeout=20.0, **how)
     with pytest.raises(CheckpointError, match="AdamW"):
         new.catch_up(timeout=20.0)

@@ -1,17 +1,23 @@
-"""The question of a process that is no rank of a cohort (yet): who listens there?"""
+"""Questions of a process that is no rank of a cohort (yet) to whoever listens at a place."""
 
 from __future__ import annotations
 
 import contextlib
-import select
+import errno
+import os
 import socket
 import time
+from typing import Final
 
+from lossycoll.runtime.control.curve import keys_of
+from lossycoll.runtime.control.events import Closed, Received, Refused
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .hub_sockets import HELLO_SECONDS, VERSION
+from .connections import PLANE, VERSION
 from .messages import Hello, Malformed, pack, unpack
-from .sealed_framing import framed_with
+
+ANSWER_SECONDS: Final = 5.0
 
 
 def answers(
@@ -20,7 +26,7 @@ def answers(
     rank: int,
     token: str,
     world: int,
-    seconds: float = HELLO_SECONDS,
+    seconds: float = ANSWER_SECONDS,
     secret: Secret | None = None,
 ) -> bool:
     """Whether ``rank`` of the cohort with this ``token`` still listens there, not another by now.
@@ -34,7 +40,7 @@ def answers(
         return False
 
 
-def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = HELLO_SECONDS) -> bool:
+def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
     """Has the cohort of whoever listens there seal with new keys. Returns whether it has heard.
 
     Raises:
@@ -49,13 +55,16 @@ def _answer_to(
 ) -> bytes | None:
     """The first message that answers ``hello``; None: the connection ended, or time was over."""
     end = time.monotonic() + seconds
-    connection = socket.create_connection((host, port), seconds)
-    with contextlib.closing(framed_with(secret, connection, connects=True)) as framed:
-        framed.write(pack(hello))
-        readable = select.poll()
-        readable.register(framed.fd, select.POLLIN)
-        while not framed.broken and (left := end - time.monotonic()) > 0:
-            readable.poll(1000 * left)
-            for body in framed.read():
-                return body
+    place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    keys = None if secret is None else keys_of(secret, PLANE)
+    with contextlib.closing(Transport(keys)) as transport:
+        transport.send(transport.connect((str(place[0]), int(place[1]))), pack(hello))
+        while (left := end - time.monotonic()) > 0:
+            for event in transport.poll(left):
+                if isinstance(event, Received):
+                    return event.body
+                if isinstance(event, Refused):
+                    raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                if isinstance(event, Closed):
+                    return None
     return None

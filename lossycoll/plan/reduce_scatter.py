@@ -1,5 +1,6 @@
 """Reduce-scatter by tiers: a chunk is summed up within each host and site, and crosses as one sum.
 
+On a flat topology every rank sends each owner its chunk.
 The unit's holder of the chunk adds up, and only it sends to the chunk's owner. Consecutive chunks
 have different holders (``tiers.holder``), so that all ranks of a host take part in what crosses.
 """
@@ -32,7 +33,9 @@ def reduce_scatter(
     """Mean of all ranks' chunk ``r``, at rank ``r``; slot ``t * world + s`` adds up chunk ``s``
     in a unit of tier ``t``.
 
-    One step for each tier. The stratum of a STRATIFIED finish is what the owner's host (and site)
+    The owner of a chunk cannot be redrawn, so STRATIFIED is the unbiased finish (WEIGHTED is as
+    well, with the right weights); without loss MEAN gives the same. One step for each tier. The
+    stratum of a STRATIFIED finish is what the owner's host (and site)
     contributes; the others are those of other units of the topmost tier.
 
     Args:
@@ -94,7 +97,9 @@ def _plan(
     topology = check_topology(topology, world)
     tree = tree_of(topology, rank, elements_per_packet)
     check_slots(len(tree.tiers) * world)
-    sums = _Sums(tree, world, rank, sizes, in_place=bool(where))
+    # Flat, an owner needs no more than survivors give: where none is told they are counted.
+    full_weight = 0 if topology.is_flat else world
+    sums = _Sums(tree, world, rank, sizes, full_weight, in_place=bool(where))
     for chunk in (*range(rank + 1, world), *range(rank)):
         if sizes[chunk]:
             sums.contribute(chunk)
@@ -119,8 +124,16 @@ class _Sums:
     """One rank's slots of a reduce-scatter."""
 
     def __init__(
-        self, tree: Tree, world: int, rank: int, sizes: tuple[int, ...], *, in_place: bool
+        self,
+        tree: Tree,
+        world: int,
+        rank: int,
+        sizes: tuple[int, ...],
+        full_weight: int,
+        *,
+        in_place: bool,
     ) -> None:
+        self.full_weight = full_weight
         self.tree, self.world, self.rank, self.in_place = tree, world, rank, in_place
         self.sizes, self.begin = sizes, starts(sizes)
         self.scratch = 0
@@ -219,7 +232,7 @@ class _Sums:
                 sources=sources,
                 combine=Combine.ADD,
                 finish=finish,
-                full_weight=self.world,
+                full_weight=self.full_weight,
                 level=self.tree.tiers[t].up,
                 **self._own(self.rank, own),
             )
@@ -231,11 +244,13 @@ REDUCE_SCATTER: Final = register(
         collective="reduce_scatter",
         name=NAME,
         build=reduce_scatter,
-        summary="chunks are summed up within hosts and sites, then sent to their owners",
+        summary="every rank sends each owner its chunk",
         steps=lambda world: 1 if world > 1 else 0,
         traffic=lambda world: (world - 1) / world,
-        partial_sums=True,
+        default=True,
+        direct=True,
         levels=True,
+        relays=True,
     )
 )
 IN_PLACE: Final = replace(REDUCE_SCATTER, build=reduce_scatter_in_place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.net.payload import payload_bytes
+from lossycoll.runtime.engine.payload import payload_bytes
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -12,27 +11,28 @@ from collections.abc import Iterator
 import pytest
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.control.events import Closed
+from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.framing import LONGEST, MOST_UNSENT, Framed
-from lossycoll.runtime.membership.hub_sockets import (
-    STRANGERS,
+from lossycoll.runtime.membership.connections import (
     VERSION,
     Alive,
     Broken,
     Connected,
+    Connections,
     Event,
-    HubSockets,
     NewKeysAsked,
     Received,
     Refused,
 )
 from lossycoll.runtime.membership.messages import AllHeard, Beat, Hello, Left, pack
-from lossycoll.runtime.membership.visit import answers, ask_for_new_keys
+from lossycoll.runtime.membership.probe import answers, ask_for_new_keys
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
-def ends(world: int, secret: Secret | None = None) -> Iterator[list[HubSockets]]:
-    made = [HubSockets(rank, world, secret=secret) for rank in range(world)]
+def ends(world: int, secret: Secret | None = None) -> Iterator[list[Connections]]:
+    made = [Connections(rank, world, secret=secret) for rank in range(world)]
     try:
         places = [("127.0.0.1", one.open("127.0.0.1", (0, 0))) for one in made]
         for one in made:
@@ -43,7 +43,9 @@ def ends(world: int, secret: Secret | None = None) -> Iterator[list[HubSockets]]
             one.close(0)
 
 
-def poll(one: HubSockets, others: list[HubSockets], wanted: int, seconds: float = 5) -> list[Event]:
+def poll(
+    one: Connections, others: list[Connections], wanted: int, seconds: float = 5
+) -> list[Event]:
     """What ``one`` is told while the others run, up to ``wanted`` events."""
     found: list[Event] = []
     end = time.monotonic() + seconds
@@ -54,7 +56,12 @@ def poll(one: HubSockets, others: list[HubSockets], wanted: int, seconds: float 
     return found
 
 
-def meet(hub: HubSockets, member: HubSockets) -> None:
+def _is_refused(place: tuple[str, int]) -> bool:
+    with socket.socket() as visitor:
+        return visitor.connect_ex(place) != 0
+
+
+def meet(hub: Connections, member: Connections) -> None:
     member.follow(0, 0.0)
     found: list[Event] = []
     end = time.monotonic() + 5
@@ -82,8 +89,10 @@ def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others(
     with ends(4) as (asker, alive, shy, ended):
         ended.close(0)
         shy.shunned.add(0)
+        # libzmq closes a listener on a thread of its own, a little later.
+        until(lambda: _is_refused(asker.place_of(3)), "nobody listens there")
         asker.ask([1, 2, 3], 10.0, 0.0)
-        found = poll(asker, [alive, shy], 3, 0.5)
+        found = poll(asker, [alive, shy], 2) + poll(asker, [alive, shy], 1, 0.3)
         assert sorted(found, key=repr) == [Alive(1), Refused(3)]
         asker.ask([1], 10.0, 1.0)
         answered: list[Event] = []
@@ -95,7 +104,7 @@ def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others(
 
 
 @contextlib.contextmanager
-def running(one: HubSockets) -> Iterator[list[Event]]:
+def running(one: Connections) -> Iterator[list[Event]]:
     """What happens to ``one``, which a thread of its own polls and ticks."""
     found: list[Event] = []
     over = threading.Event()
@@ -116,7 +125,7 @@ def running(one: HubSockets) -> Iterator[list[Event]]:
 
 def test_visits_are_answered_by_that_rank_of_that_cohort_alone() -> None:
     with contextlib.ExitStack() as stack:
-        hub = HubSockets(0, 3)
+        hub = Connections(0, 3)
         stack.callback(hub.close, 0)
         port = hub.open("127.0.0.1", (0, 0))
         hub.start("secret", [("127.0.0.1", port)] * 3)
@@ -124,9 +133,11 @@ def test_visits_are_answered_by_that_rank_of_that_cohort_alone() -> None:
         with running(hub) as found:
             assert answers("127.0.0.1", port, 0, "secret", 2)  # the asker's world is another's
             assert hub.foreign == 0
-            assert not answers("127.0.0.1", port, 0, "another", 3)
-            assert not answers("127.0.0.1", port, 1, "secret", 3)
-            assert hub.foreign == 2
+            end = time.monotonic() + 10
+            while hub.foreign < 2 and time.monotonic() < end:  # one may end before it is heard
+                assert not answers("127.0.0.1", port, 0, "another", 3)
+                assert not answers("127.0.0.1", port, 1, "secret", 3)
+            assert hub.foreign >= 2
         assert found == [], "no rank is taken for alive because of a visit"
 
 
@@ -165,11 +176,11 @@ def test_hosts_that_do_not_answer_keep_nobody_waiting() -> None:
         with socket.socket() as ended:
             ended.bind(("127.0.0.1", 0))
             ports = [0, *ports, ended.getsockname()[1]]
-        made = HubSockets(0, len(ports))
+        made = Connections(0, len(ports))
         made.start("secret", [("127.0.0.1", port) for port in ports])
         begin = time.monotonic()
         made.ask(range(1, len(ports)), 10.0, 0.0)
-        assert made.poll(5) == [Refused(5)]
+        assert poll(made, [], 1) == [Refused(5)]
         assert time.monotonic() - begin < 4
         made.close(0)
 
@@ -194,42 +205,12 @@ def test_a_connection_that_breaks_is_made_again() -> None:
         assert poll(member, [hub], 1) == [Connected(0)]
 
 
-def test_a_full_socket_keeps_the_rest_until_there_is_room_and_gives_up_what_nobody_reads() -> None:
-    left, right = socket.socketpair()
-    sender, receiver = Framed(left), Framed(right)
-    bodies = [os.urandom(1) * size for size in (0, 1, 100_000, LONGEST, 5, LONGEST)]
-    for body in bodies:
-        sender.write(body)
-    assert sender.has_unsent
-    found: list[bytes] = []
-    while len(found) < len(bodies):
-        found += receiver.read()
-        sender.flush()
-    assert found == bodies
-    assert not sender.has_unsent
-    for _ in range(2 * MOST_UNSENT // LONGEST):
-        sender.write(bytes(LONGEST))
-    assert sender.broken
-    sender.close()
-    receiver.close()
-
-
-def test_too_long_a_message_ends_the_connection() -> None:
-    left, right = socket.socketpair()
-    receiver = Framed(right)
-    left.sendall((LONGEST + 1).to_bytes(4, "big"))
-    assert receiver.read() == []
-    assert receiver.malformed
-    left.close()
-    receiver.close()
-
-
 def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        sockets = HubSockets(1, 2)
+        sockets = Connections(1, 2)
         try:
             with pytest.raises(RendezvousError) as caught:
                 sockets.open("127.0.0.1", (port, port))
@@ -262,33 +243,35 @@ def test_sealed_ranks_meet_and_talk_and_answer_visitors_that_have_the_secret() -
 def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing() -> None:
     with ends(2, OURS) as (hub, member):
         meet(hub, member)
-        _, port = hub.place_of(0)
-        hello = pack(Hello(VERSION, "secret", 1, "member"))
-        for said in (
-            b"",
-            b"GET / HTTP/1.0\r\n\r\n",
-            _frame(hello),
-            _frame(bytes(16)) + _frame(hello),
-        ):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
+        place = hub.place_of(0)
+        for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(100)):
+            with socket.create_connection(place) as stranger:
                 stranger.sendall(said)
                 assert poll(hub, [member], 1, 0.1) == []
+        for _ in range(20):  # one that closes first is no stranger
+            if hub.foreign >= 2:
+                break
+            with contextlib.closing(Transport()) as in_clear:
+                peer = in_clear.connect(place)
+                in_clear.send(peer, pack(Hello(VERSION, "secret", 1, "member")))
+                assert poll(hub, [member], 1, 0.2) == []
+                assert isinstance(in_clear.poll(5)[0], Closed)
         assert hub.foreign >= 2
         assert member.send(0, pack(Left(1)))
         assert poll(hub, [member], 1) == [Received(1, Left(1))]
 
 
 def test_strangers_by_the_hundred_keep_nobody_out() -> None:
-    """Not even those that come between a rank's connection and its greeting."""
     with ends(2, OURS) as (hub, member), contextlib.ExitStack() as stack:
         member.follow(0, 0.0)
         for _ in range(3 * STRANGERS):
             place = hub.place_of(0)
             stranger = socket.create_connection(place, source_address=("127.0.0.9", 0))
-            stack.enter_context(stranger).sendall(bytes([0, 0, 0, 16]))
-            hub.poll(0)  # the first of them takes the member's connection, which says nothing yet
-        meet(hub, member)
+            stack.enter_context(stranger).sendall(b"\xff")
+            hub.poll(0)
+        until(lambda: [hub.poll(0.01), member.poll(0)] and hub.members and member.members)
         assert list(hub.members) == [1]
+        assert hub._transport.counts["crowd"] > 0
 
 
 def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:
@@ -309,18 +292,15 @@ def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:
 def test_a_plain_connection_cannot_ask_for_new_keys() -> None:
     with ends(2) as (hub, member):
         meet(hub, member)
-        with socket.create_connection(hub.place_of(0)) as stranger:
-            stranger.sendall(_frame(pack(Hello(VERSION, "secret", 0, "newkeys"))))
-            assert poll(hub, [member], 1, 0.1) == []
+        with contextlib.closing(Transport()) as stranger:
+            peer = stranger.connect(hub.place_of(0))
+            stranger.send(peer, pack(Hello(VERSION, "secret", 0, "newkeys")))
+            assert poll(hub, [member], 1, 0.2) == []
         assert hub.foreign == 1
 
 
-def _frame(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
-
-
 @contextlib.contextmanager
-def served(hub: HubSockets, found: list[Event] | None = None) -> Iterator[int]:
+def served(hub: Connections, found: list[Event] | None = None) -> Iterator[int]:
     """The hub's port, while it takes what comes, to ``found``."""
     stop, events = threading.Event(), [] if found is None else found
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .model import Level
-from .sets import NO_PARITY, Code, shape_of
+from lossycoll.plan.model import Level
+from lossycoll.plan.sets import NO_PARITY, Code, shape_of
 
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""

@@ -13,8 +13,8 @@ AUTO_MTU_MAX: Final = 9000
 
 
 def payload_bytes(mtu: int, ip_version: int) -> int:
-    """Data bytes per packet for an MTU: what headers leave, down to a multiple of 64."""
-    return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 64 * 64)
+    """Data bytes per packet for an MTU, sealed or not: what headers leave, in multiples of 64."""
+    return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES - TAG_BYTES) // 64 * 64)
 
 
 def datagram_payload(mtu: int) -> int:

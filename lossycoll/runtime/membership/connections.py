@@ -1,0 +1,396 @@
+"""A rank's control connections: who is at the other end, and what it may say.
+
+Every rank listens. A *member* connection goes from a rank to the hub and carries messages both
+ways. A *question* is a connection of its own to any rank: the answer is the other's hello, or that
+nobody listens there any more. After a cut TCP tries an old connection ever less often, so that a
+silent rank is asked over a new one.
+
+Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
+thread, but for ``open`` and ``wake``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from lossycoll.errors import no_port
+from lossycoll.runtime.control import events as transport_events
+from lossycoll.runtime.control.curve import keys_of
+from lossycoll.runtime.control.descriptors import listener
+from lossycoll.runtime.control.transport import STRANGERS, Transport
+from lossycoll.runtime.keys.secret import Secret
+
+from .messages import Hello, Malformed, Message, pack, unpack
+from .reachability import NO_ANSWER
+
+VERSION: Final = 3
+PLANE: Final = "control"
+"""The name of its keys."""
+CONNECTIONS: Final = 3
+"""As many of each rank may wait to be taken: its member connection, and where sites are learnt half
+of the three by which each round trip is measured."""
+
+
+QUESTION_SECONDS: Final = 0.05
+"""For which each question has time for its answer, on a machine that is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message over the member connection with ``rank``."""
+
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a member connection with ``rank`` now."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The member connection with ``rank`` is no more."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """``rank``'s host answers that nobody listens there: its process has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """``rank`` has answered a question, or has asked one."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewKeysAsked:
+    """A process that has the secret asks for new keys."""
+
+
+Event: TypeAlias = Received | Connected | Broken | Refused | Alive | NewKeysAsked
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection.
+
+    Attributes:
+        peer: Its number in the transport.
+        purpose: "member" or "question"; "stranger": it has come, and hasn't said.
+        since: When it was begun.
+        rank: The other end's; -1 until its hello has come.
+        source: The address that it comes from; "": it was made here.
+        known: The other end's hello has come.
+    """
+
+    peer: int
+    purpose: str
+    since: float
+    rank: int = -1
+    source: str = ""
+    known: bool = False
+
+
+class Connections:
+    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end.
+
+    ``members`` has the ranks with which there is a member connection. Ranks in ``shunned`` get no
+    answer to their questions.
+
+    Args:
+        rank: This process's number in the cohort.
+        world: The cohort's processes.
+        clock: In seconds.
+        secret: All connections are sealed with it; None: none is.
+
+    Raises:
+        OSError: The process is short of descriptors.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        clock: Callable[[], float] = time.monotonic,
+        secret: Secret | None = None,
+    ) -> None:
+        self._is_sealed = secret is not None
+        self._rank = rank
+        self._world = world
+        self._clock = clock
+        self._token = ""
+        self._foreign = 0
+        self.shunned: set[int] = set()
+        self.trouble: dict[int, str] = {}
+        """What became of the last attempt to reach a rank, where that failed."""
+        self.sources: dict[int, str] = {}
+        """The address that a rank has connected from, where it isn't the one that it gave."""
+        self.members: dict[int, _Link] = {}
+        self._places: list[tuple[str, int]] = []
+        self._links: dict[int, _Link] = {}
+        self._questions: dict[int, _Link] = {}
+        self._hub: int | None = None
+        self._to_hub: _Link | None = None
+        self._tried_at = 0.0
+        self._events: list[Event] = []
+        self._listener: socket.socket | None = None
+        keys = None if secret is None else keys_of(secret, PLANE)
+        self._transport = Transport(keys, strangers=world + STRANGERS)
+
+    @property
+    def foreign(self) -> int:
+        """What was dropped since it was malformed, without the token, or in another language."""
+        counts = self._transport.counts
+        return self._foreign + counts["handshake"] + counts["foreign"]
+
+    def open(self, address: str, ports: tuple[int, int]) -> int:
+        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
+
+        Returns the port. Raises RendezvousError when none can be had.
+        """
+        self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
+        if self._listener is None:
+            raise no_port(self._rank, self._world, address, ports)
+        return int(self._listener.getsockname()[1])
+
+    def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Takes connections from now on. ``endpoints``: (host, port) of every rank."""
+        self._token = token
+        for host, port in endpoints:
+            # Numeric; a str would load the codec for names.
+            found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0][4]
+            self._places.append((str(found[0]), int(found[1])))
+        self._transport.near = {host for host, _ in self._places}
+        if self._listener is not None:
+            self._transport.listen(self._listener)
+            self._listener = None
+
+    def place_of(self, rank: int) -> tuple[str, int]:
+        """Where a rank listens: numeric address and port. After ``start``."""
+        return self._places[rank]
+
+    def wake(self) -> None:
+        """Ends a wait of :meth:`poll`; may be called by any thread, until ``close``."""
+        self._transport.wake()
+
+    # ---- connections ----
+
+    def follow(self, hub: int | None, now: float) -> None:
+        """Connects with ``hub`` anew; None: this rank is the hub, or nobody's."""
+        if self._to_hub is not None:
+            self._drop(self._to_hub)
+        self._hub = hub
+        self._connect_hub(now)
+
+    def tick(self, now: float, patience: float) -> None:
+        """Tries a broken connection with the hub again, one that is under way ``patience`` s after
+        its begin."""
+        if self._hub is not None and now - self._tried_at >= patience:
+            under_way = self._to_hub
+            if under_way is not None and not under_way.known:
+                self._unanswered(under_way)
+            self._connect_hub(now)
+
+    def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
+        """Asks ``ranks`` for a sign of life, each over a new connection.
+
+        A question that is younger than ``patience`` seconds is left alone, and so is one for which
+        its answer may be on the way.
+        """
+        for rank in ranks:
+            before = self._questions.get(rank)
+            if before is not None:
+                if now - before.since < max(patience, QUESTION_SECONDS):
+                    continue
+                self._unanswered(before)
+            link = self._connect(rank, "question", now)
+            if link is not None:
+                self._questions[rank] = link
+
+    def hang_up(self, rank: int) -> None:
+        """Ends the member connection with ``rank``, without an event."""
+        link = self.members.get(rank)
+        if link is not None:
+            self._drop(link)
+
+    def send(self, rank: int, body: bytes) -> bool:
+        """To a rank of ``members``. False: there is no connection. A broken one loses it."""
+        link = self.members.get(rank)
+        return link is not None and self._transport.send(link.peer, body)
+
+    def poll(self, seconds: float) -> list[Event]:
+        """What has happened, after a wait of at most ``seconds``."""
+        for event in self._transport.poll(0.0 if self._events else max(0.0, seconds)):
+            self._on_event(event)
+        found, self._events = self._events, []
+        return found
+
+    def close(self, linger: float) -> None:
+        """Frees all; up to ``linger`` seconds for what is under way. Idempotent."""
+        for link in list(self._links.values()):
+            if not link.known or link.purpose == "question":
+                self._drop(link)
+        self._transport.close(linger)
+        if self._listener is not None:
+            self._listener.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes a listener that isn't the transport's yet, which sees to all
+        else."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def _connect_hub(self, now: float) -> None:
+        self._tried_at = now
+        if self._hub is not None and self._to_hub is None:
+            self._to_hub = self._connect(self._hub, "member", now)
+
+    def _connect(self, rank: int, purpose: str, now: float) -> _Link | None:
+        """Begins a connection; None: it couldn't be begun."""
+        try:
+            peer = self._transport.connect(self._places[rank])
+        except OSError:
+            return None
+        link = self._links[peer] = _Link(peer, purpose, now, rank)
+        self._say_hello(link)
+        return link
+
+    # ---- what comes ----
+
+    def _on_event(self, event: transport_events.Event) -> None:
+        if isinstance(event, transport_events.Readable):
+            return
+        link = self._links.get(event.peer)
+        if isinstance(event, transport_events.Connected):
+            if link is None:
+                link = _Link(event.peer, "stranger", self._clock(), source=event.address)
+                self._links[event.peer] = link
+        elif link is None:
+            return
+        elif isinstance(event, transport_events.Received):
+            self._take(link, event.body)
+        elif isinstance(event, transport_events.Closed):
+            self._over(link, event.why)
+        else:
+            self._over(link, "connection refused")
+            self._events.append(Refused(link.rank))
+
+    def _over(self, link: _Link, why: str) -> None:
+        if link.rank >= 0 and not link.known:
+            self.trouble[link.rank] = why
+        was_member = self.members.get(link.rank) is link
+        self._drop(link)
+        if was_member:
+            self._events.append(Broken(link.rank))
+
+    def _unanswered(self, link: _Link) -> None:
+        """Gives up an attempt that has taken too long."""
+        self.trouble[link.rank] = NO_ANSWER
+        self._drop(link)
+
+    def _say_hello(self, link: _Link) -> None:
+        purpose = "question" if link.purpose == "question" else "member"
+        self._transport.send(link.peer, pack(Hello(VERSION, self._token, self._rank, purpose)))
+
+    def _take(self, link: _Link, body: bytes) -> None:
+        try:
+            message = unpack(body, self._world)
+        except Malformed:
+            self._foreign += 1
+            if not link.known:
+                self._drop(link)
+            return
+        if link.known:
+            if isinstance(message, Hello):
+                self._foreign += 1
+            else:
+                self._events.append(Received(link.rank, message))
+        elif isinstance(message, Hello) and self._is_visit(link, message):
+            self._say_hello(link)  # and it stays a stranger
+        elif isinstance(message, Hello) and self._asks_for_keys(link, message):
+            self._say_hello(link)
+            self._events.append(NewKeysAsked())
+        elif self._is_ours(link, message):
+            assert isinstance(message, Hello)
+            self._greeted(link, message)
+        else:
+            self._foreign += 1
+            self._drop(link)
+
+    def _is_visit(self, link: _Link, hello: Hello) -> bool:
+        return (
+            link.rank < 0
+            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "visit")
+            and self._knows_token(hello)
+        )
+
+    def _asks_for_keys(self, link: _Link, hello: Hello) -> bool:
+        is_asked = (hello.version, hello.purpose) == (VERSION, "newkeys")
+        return is_asked and link.rank < 0 and self._is_sealed
+
+    def _is_ours(self, link: _Link, message: Message) -> bool:
+        return (
+            isinstance(message, Hello)
+            and message.version == VERSION
+            and message.purpose in ("member", "question")
+            and message.rank != self._rank
+            and link.rank in (-1, message.rank)
+            and self._knows_token(message)
+        )
+
+    def _knows_token(self, hello: Hello) -> bool:
+        token = hello.token.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(token, self._token.encode())
+
+    def _greeted(self, link: _Link, hello: Hello) -> None:
+        link.known = True
+        self._transport.admit(link.peer)
+        if link.rank < 0:  # it has connected here
+            link.rank, link.purpose = hello.rank, hello.purpose
+            if link.source != self._places[hello.rank][0]:
+                self.sources[hello.rank] = link.source
+            if hello.purpose != "question":
+                self._say_hello(link)
+                self._enter(link)
+            elif hello.rank not in self.shunned:
+                self._say_hello(link)
+                self._events.append(Alive(hello.rank))
+            return
+        self.trouble.pop(link.rank, None)
+        if link.purpose == "question":
+            self._events.append(Alive(link.rank))
+            self._drop(link)
+        else:
+            self._enter(link)
+
+    def _enter(self, link: _Link) -> None:
+        before = self.members.get(link.rank)
+        if before is not None and before is not link:
+            self._drop(before)
+        self.members[link.rank] = link
+        self._events.append(Connected(link.rank))
+
+    def _drop(self, link: _Link) -> None:
+        if self._links.pop(link.peer, None) is None:
+            return
+        self._transport.drop(link.peer)
+        if self.members.get(link.rank) is link:
+            del self.members[link.rank]
+        if self._questions.get(link.rank) is link:
+            del self._questions[link.rank]
+        if self._to_hub is link:
+            self._to_hub = None

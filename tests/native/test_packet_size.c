@@ -1,0 +1,291 @@
+/* Packets that a path doesn't carry: what it carries is found out, follows when it changes, and
+ * costs little. What would mislead it does bounded harm. In virtual time. */
+#include "check.h"
+#include "slow_links.h"
+#include "state.h"
+
+enum { JUMBO = 8896, USUAL = 1408, TUNNEL = 1392, LEAST_V6 = 1252, SMALL = 672 };
+
+static const slow_scenario USUALLY = {.seed = 1,
+                                      .hosts = 2,
+                                      .mbit = 100,
+                                      .rtt_ms = 20,
+                                      .queue_ms = 100,
+                                      .burst = 1,
+                                      .capacity = 4000,
+                                      .bytes = 1048576,
+                                      .ops = 4,
+                                      .deep = 1,
+                                      .routed = 1,
+                                      .payload = USUAL};
+
+static slow_run *open_run(const slow_scenario *s) {
+    slow_run *r = calloc(1, sizeof *r);
+    if (!r)
+        abort();
+    r->s = *s;
+    slow_open_hosts(r);
+    return r;
+}
+
+static void close_run(slow_run *r) {
+    virtual_close(&r->v);
+    free(r);
+}
+
+/* All paths; 0: any size. */
+static void carry(slow_run *r, uint32_t bytes) {
+    for (uint16_t i = 0; i < r->v.size; i++)
+        for (uint16_t k = 0; k < r->v.size; k++)
+            memory_path_of(r->v.net, i, k)->carries = bytes;
+}
+
+static const lc_packet_size *size_of(const slow_run *r, uint16_t from, uint16_t to) {
+    return &r->v.host[from]->paths[to].size;
+}
+
+/* Whether the host tells of the path, once: what it carries and what is wanted. */
+static int is_told(slow_run *r, uint16_t from, uint16_t to) {
+    lc_event event;
+    int told = 0;
+    while (lc_host_event(r->v.host[from], &event))
+        told += event.kind == LC_EVENT_SIZE && event.peer == to &&
+                event.bytes == size_of(r, from, to)->size &&
+                event.wanted == size_of(r, from, to)->want;
+    return told == 1;
+}
+
+static double seconds_of(slow_run *r, uint64_t *vanished, uint64_t *missing) {
+    uint64_t begin = memory_now(r->v.net);
+    slow_run_ops(r);
+    *missing = 0;
+    for (uint32_t k = 0; k < r->ended; k++) {
+        CHECK(r->ops[k].code == LC_OK);
+        *missing += r->ops[k].missing;
+    }
+    *vanished = memory_counts_of(r->v.net).vanished;
+    return 1e-9 * (double)(memory_now(r->v.net) - begin);
+}
+
+/* ---- what paths carry from the start ---- */
+
+/* Payloads whose datagrams are full where the size is known beforehand. */
+static double known_seconds(const slow_scenario *s, uint32_t carries) {
+    slow_scenario known = *s;
+    uint64_t vanished, missing;
+    known.payload = (carries - LC_HEADER_BYTES) / 64 * 64;
+    if (known.payload > s->payload)
+        known.payload = s->payload;
+    slow_run *r = open_run(&known);
+    carry(r, carries);
+    double seconds = seconds_of(r, &vanished, &missing);
+    CHECK(!missing);
+    close_run(r);
+    return seconds;
+}
+
+static void test_smaller_paths(void) {
+    static const struct {
+        double payload;
+        uint32_t carries;
+    } cases[] = {{USUAL, TUNNEL}, {USUAL, LEAST_V6}, {USUAL, SMALL},
+                 {JUMBO, 1472},   {JUMBO, LEAST_V6}, {JUMBO, SMALL}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int delivery = SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++) {
+            slow_scenario s = USUALLY;
+            uint64_t vanished, missing;
+            s.payload = cases[i].payload;
+            s.delivery = delivery;
+            slow_run *r = open_run(&s);
+            carry(r, cases[i].carries);
+            double known = known_seconds(&s, cases[i].carries);
+            double times = seconds_of(r, &vanished, &missing) / known;
+            uint32_t size = size_of(r, 0, 1)->size;
+            CHECK(vanished > 0);
+            CHECK_AT(!missing, "case %u: %d missing", i, (int)missing);
+            CHECK_AT(times < 1.5, "case %u, delivery %d: %.2f times", i, delivery, times);
+            CHECK_AT(size <= cases[i].carries && size >= cases[i].carries * 9 / 10,
+                     "case %u: size %u", i, size);
+            close_run(r);
+        }
+}
+
+/* Where all is carried, one attempt tells. */
+static void test_a_full_path(void) {
+    slow_scenario s = USUALLY;
+    uint64_t vanished, missing;
+    slow_run *r = open_run(&s);
+    double seconds = seconds_of(r, &vanished, &missing);
+    s.routed = 0;
+    slow_run *plain = open_run(&s);
+    double before = seconds_of(plain, &vanished, &missing);
+    CHECK_AT(seconds < 1.05 * before + 0.02, "%.3f s and %.3f s", seconds, before);
+    for (uint16_t i = 0; i < 2; i++) {
+        CHECK(size_of(r, i, 1 - i)->size == LC_HEADER_BYTES + USUAL);
+        CHECK(size_of(r, i, 1 - i)->attempts == 1 && !is_told(r, i, 1 - i));
+    }
+    close_run(plain);
+    close_run(r);
+}
+
+/* ---- paths that change ---- */
+
+static void run_one(slow_run *r) {
+    slow_submit(r);
+    while (r->ended < r->submitted) {
+        slow_go_on(r, UINT64_MAX);
+        slow_take_ended(r);
+    }
+}
+
+static int run_again(slow_run *r) {
+    r->submitted = r->ended = 0;
+    r->ops[0] = (slow_op){.code = LC_OK};
+    run_one(r);
+    return r->ops[0].code == LC_OK;
+}
+
+/* It falls in the middle of a call, and rises again later. */
+static void test_a_path_that_falls(int delivery) {
+    static const uint32_t sizes[] = {LEAST_V6, SMALL};
+    for (int i = 0; i < 2; i++) {
+        slow_scenario s = USUALLY;
+        s.delivery = delivery;
+        slow_run *r = open_run(&s);
+        run_one(r);
+        double usual = slow_seconds(r, 0);
+        slow_submit(r);
+        uint64_t middle = memory_now(r->v.net) + 50 * MS;
+        while (memory_now(r->v.net) < middle)
+            slow_go_on(r, middle);
+        CHECK(r->ended == 1);
+        carry(r, sizes[i]);
+        while (r->ended < r->submitted) {
+            slow_go_on(r, UINT64_MAX);
+            slow_take_ended(r);
+        }
+        CHECK(memory_counts_of(r->v.net).vanished > 0);
+        CHECK(r->ops[1].code == LC_OK);
+        CHECK_AT(slow_seconds(r, 1) < 3 * usual + 0.5, "%.3f s, usually %.3f", slow_seconds(r, 1),
+                 usual);
+        for (int k = 2; k < 9; k++)
+            run_one(r);
+        CHECK(size_of(r, 0, 1)->size <= sizes[i] && is_told(r, 0, 1));
+        CHECK(r->ops[8].code == LC_OK && !r->ops[8].missing);
+        CHECK_AT(slow_seconds(r, 8) < 1.5 * usual, "%.3f s, usually %.3f", slow_seconds(r, 8),
+                 usual);
+        carry(r, 0);
+        uint64_t end = memory_now(r->v.net) + 5 * SECOND;
+        while (memory_now(r->v.net) < end)
+            run_again(r);
+        CHECK(size_of(r, 0, 1)->size == LC_HEADER_BYTES + USUAL);
+        close_run(r);
+    }
+}
+
+/* Every now and then most of a network's ways are other ones: each change costs less than a call,
+ * and larger packets are tried more and more rarely. */
+static void test_a_path_that_flips(void) {
+    slow_scenario s = USUALLY;
+    s.bytes = 262144;
+    s.delivery = SLOW_RELIABLE;
+    slow_run *r = open_run(&s);
+    uint64_t begin = memory_now(r->v.net), calls = 0;
+    while (memory_now(r->v.net) - begin < 60 * SECOND) {
+        uint64_t half = (memory_now(r->v.net) - begin) / (300 * MS);
+        carry(r, half % 2 ? LEAST_V6 : 0);
+        CHECK(run_again(r));
+        calls++;
+    }
+    memory_counts counts = memory_counts_of(r->v.net);
+    CHECK(counts.vanished > 0);
+    double share = (double)counts.vanished / (double)counts.sent;
+    CHECK_AT(share < 0.02, "%.4f", share);
+    CHECK_AT(calls > 600, "%d", (int)calls);
+    close_run(r);
+}
+
+/* ---- what would mislead it ---- */
+
+static void forge(slow_run *r, uint16_t from, uint16_t to, uint16_t bytes) {
+    uint8_t packet[LC_HEADER_BYTES + LC_RECORD_BYTES];
+    const lc_record ack = {.kind = LC_R_ACK, .b = 4000};
+    lc_header header = {.session = r->v.host[to]->session,
+                        .slot = bytes,
+                        .sender = from,
+                        .receiver = to,
+                        .length = LC_RECORD_BYTES,
+                        .count = 1,
+                        .type = LC_CONTROL};
+    lc_record_put(packet + LC_HEADER_BYTES, &ack);
+    header.op = lc_records_check(packet + LC_HEADER_BYTES, 1);
+    lc_wire_put(packet, &header);
+    memory_throw(r->v.net, from, to, packet, sizeof packet, 0);
+}
+
+/* Answers of nobody: sizes stay between what every path carries and what is wanted. */
+static void test_forged_answers(void) {
+    static const uint16_t sizes[] = {1, 547, 549, 1400, LC_HEADER_BYTES + USUAL, 9000, 65535};
+    slow_scenario s = USUALLY;
+    s.delivery = SLOW_RELIABLE;
+    s.bytes = 262144;
+    slow_run *r = open_run(&s);
+    carry(r, LEAST_V6);
+    run_one(r);
+    for (int i = 0; i < 7; i++) {
+        forge(r, 0, 1, sizes[i]);
+        forge(r, 1, 0, sizes[i]);
+        run_one(r);
+        const lc_packet_size *size = size_of(r, 0, 1);
+        CHECK(size->size >= LC_SIZE_FLOOR && size->size <= LC_HEADER_BYTES + USUAL);
+    }
+    run_one(r);
+    for (uint32_t k = 0; k < r->ended; k++) {
+        CHECK(r->ops[k].code == LC_OK);
+        CHECK_AT(slow_seconds(r, k) < 2, "operation %u: %.2f s", k, slow_seconds(r, k));
+    }
+    CHECK(size_of(r, 0, 1)->size <= LEAST_V6);
+    close_run(r);
+}
+
+/* Probes are answered and data doesn't come, whatever the size of the stream. */
+static void test_a_dead_link(void) {
+    static const double bytes[] = {4096, 65536, 1048576, 33554432};
+    for (int i = 0; i < 4; i++) {
+        slow_scenario s = USUALLY;
+        s.delivery = SLOW_RELIABLE;
+        s.lost_here = 1;
+        s.bytes = bytes[i];
+        slow_run *r = open_run(&s);
+        run_one(r);
+        CHECK(size_of(r, 0, 1)->size == LC_HEADER_BYTES + USUAL);
+        CHECK_AT(r->ops[0].code == LC_E_LINK, "%.0f bytes: %d", bytes[i], r->ops[0].code);
+        CHECK_AT(slow_seconds(r, 0) >= 60 && slow_seconds(r, 0) < 63, "%.0f bytes: %.1f s",
+                 bytes[i], slow_seconds(r, 0));
+        close_run(r);
+    }
+}
+
+/* The switch: packets go as they are, and large ones that vanish are a dead link. */
+static void test_without(void) {
+    slow_scenario s = USUALLY;
+    s.delivery = SLOW_RELIABLE;
+    s.disable = LC_PATH_MTU;
+    slow_run *r = open_run(&s);
+    carry(r, LEAST_V6);
+    run_one(r);
+    CHECK(r->ops[0].code == LC_E_LINK && memory_counts_of(r->v.net).vanished > 256);
+    close_run(r);
+}
+
+int main(void) {
+    test_smaller_paths();
+    test_a_full_path();
+    for (int delivery = SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++)
+        test_a_path_that_falls(delivery);
+    test_a_path_that_flips();
+    test_forged_answers();
+    test_a_dead_link();
+    test_without();
+    return check_result("test_packet_size");
+}

@@ -1,0 +1,167 @@
+/* The law of a port that is paced as one, and how it tells an overrun from random loss. Time is the
+ * simulation's: one path, of which every millisecond says what came. */
+#include <math.h>
+
+#include "check.h"
+#include "port.h"
+
+enum { PACKET = 1452, STEP_NS = 1000000, RTT_STEPS = 20 };
+
+typedef struct {
+    double bytes_per_s, queue_s; /* of the uplink; what waits longer is dropped */
+    double loss;                 /* share of what leaves that never comes */
+    int policed;                 /* it drops what is more, and queues nothing */
+    double waits, tokens;        /* bytes */
+    double owed;                 /* packets to be lost, less those that were */
+    uint64_t now;
+    struct {
+        double moved, taken;
+        int64_t queue_ns;
+    } way[RTT_STEPS];
+    double moved, taken; /* bytes so far */
+    lc_port port;
+} uplink;
+
+static void forward(uplink *u, int slot) {
+    double room = u->policed ? u->tokens : u->bytes_per_s * u->queue_s - u->waits;
+    double sent = 0, came = 0;
+    while (lc_port_room(&u->port, u->now, 1, PACKET, 1)) {
+        lc_port_spend(&u->port, u->now, PACKET);
+        sent += PACKET;
+        if (room < PACKET)
+            continue;
+        room -= PACKET;
+        u->tokens -= PACKET;
+        u->waits += PACKET;
+        u->owed += u->loss;
+        if (u->owed >= 1)
+            u->owed -= 1;
+        else
+            came += PACKET;
+    }
+    u->way[slot].moved = sent;
+    u->way[slot].taken = came;
+    u->way[slot].queue_ns = u->policed ? 0 : (int64_t)(1e9 * u->waits / u->bytes_per_s);
+}
+
+static void pass(uplink *u, double seconds) {
+    u->moved = u->taken = 0;
+    uint64_t end = u->now + (uint64_t)(seconds * 1e9);
+    for (; u->now < end; u->now += STEP_NS) {
+        int slot = (int)(u->now / STEP_NS % RTT_STEPS);
+        if (u->way[slot].moved > 0)
+            lc_port_acked(&u->port, &(lc_port_ack){.now = u->now,
+                                                   .rtt_ns = (uint64_t)RTT_STEPS * STEP_NS,
+                                                   .queue_ns = u->way[slot].queue_ns,
+                                                   .moved = u->way[slot].moved,
+                                                   .taken = u->way[slot].taken,
+                                                   .packet = PACKET});
+        u->moved += u->way[slot].moved;
+        u->taken += u->way[slot].taken;
+        double carried = u->bytes_per_s * 1e-9 * STEP_NS;
+        u->waits = u->waits > carried ? u->waits - carried : 0;
+        u->tokens = fmin(u->tokens + carried, u->bytes_per_s * 0.005);
+        forward(u, slot);
+    }
+}
+
+static uplink begin(double mbit) {
+    uplink u = {.bytes_per_s = mbit * 125000, .queue_s = 0.025, .now = 1000000000u};
+    lc_port_init(&u.port, u.now);
+    return u;
+}
+
+static double used(const uplink *u, double seconds) {
+    return u->taken / seconds / u->bytes_per_s;
+}
+
+static void check(const uplink *u, double seconds, double most_lost, const char *what) {
+    double lost = 1 - u->taken / u->moved;
+    CHECK_AT(used(u, seconds) > 0.88 * (1 - u->loss), "%s: %.2f used", what, used(u, seconds));
+    CHECK_AT(lost < most_lost, "%s: %.3f lost", what, lost);
+}
+
+static void test_clean(void) {
+    for (double mbit = 20; mbit <= 1000; mbit *= 7) {
+        uplink u = begin(mbit);
+        pass(&u, 2);
+        pass(&u, 5);
+        check(&u, 5, 0.001, "clean");
+    }
+}
+
+static void test_changes(void) {
+    static const double times[] = {10, 0.1};
+    for (int i = 0; i < 2; i++) {
+        uplink u = begin(50);
+        pass(&u, 2);
+        u.bytes_per_s *= times[i];
+        pass(&u, 2);
+        pass(&u, 5);
+        check(&u, 5, 0.02, "another rate");
+    }
+}
+
+/* What is lost at any rate doesn't make it less, and what a policer drops does. */
+static void test_random_loss(void) {
+    for (double loss = 0.01; loss < 0.11; loss *= 3) {
+        uplink u = begin(100);
+        u.loss = loss;
+        pass(&u, 5);
+        pass(&u, 10);
+        check(&u, 10, loss + 0.005, "random");
+    }
+}
+
+static void test_policer(void) {
+    uplink u = begin(100);
+    u.policed = 1;
+    pass(&u, 1);
+    CHECK(u.moved > 1.1 * u.taken); /* it is met */
+    pass(&u, 5);
+    pass(&u, 10);
+    check(&u, 10, 0.08, "policed");
+}
+
+/* A way that had random loss gets a policer in its place: what was taken for random is doubted. */
+static void test_random_loss_that_ends(void) {
+    uplink u = begin(100);
+    u.loss = 0.2;
+    pass(&u, 5);
+    CHECK_AT(u.port.overrun.lost > 0.1, "%.2f", u.port.overrun.lost);
+    u.loss = 0;
+    u.policed = 1;
+    pass(&u, 20);
+    pass(&u, 10);
+    check(&u, 10, 0.1, "policed after random loss");
+}
+
+static lc_overrun_verdict window(lc_overrun *o, uint64_t *now, int most, double share) {
+    lc_overrun_verdict last = LC_OVERRUN_NONE;
+    for (int i = 0; i < most && last == LC_OVERRUN_NONE; i++)
+        last = lc_overrun_add(o, *now += 1000000, PACKET, PACKET * (1 - share), PACKET, 20000000);
+    return last;
+}
+
+/* One window with more loss may be chance. */
+static void test_two_windows(void) {
+    lc_overrun o = {0};
+    uint64_t now = 1000000000u;
+    CHECK(window(&o, &now, 385, 0) == LC_OVERRUN_CLEAN);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_NONE && !o.testing);
+    CHECK(window(&o, &now, 385, 0) == LC_OVERRUN_CLEAN && !o.testing);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_NONE);
+    CHECK(window(&o, &now, 385, 0.2) == LC_OVERRUN_TEST && o.testing);
+    now += 25000000;
+    CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
+}
+
+int main(void) {
+    test_clean();
+    test_changes();
+    test_random_loss();
+    test_policer();
+    test_random_loss_that_ends();
+    test_two_windows();
+    return check_result("test_port");
+}

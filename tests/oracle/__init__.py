@@ -1,0 +1,1 @@
+"""What the native engine must compute, in numpy: the reference that tests compare it with."""

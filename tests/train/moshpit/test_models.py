@@ -1,0 +1,200 @@
+"""Models and optimizers as people have them: frozen, compiled, of 16 bits, with schedulers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from lossycoll.errors import CheckpointError, OptionError
+from lossycoll.train.moshpit.training_state import load_model, load_optimizer, model_state
+from tests.train.moshpit.test_sgd import SECRET, backward, inner, model
+
+
+@pytest.fixture
+def swarm() -> Iterator[Swarm]:
+    with Swarm("127.0.0.1:0", secret=SECRET) as one:
+        yield one
+
+
+def trained(swarm: Swarm, own: nn.Module, optimizer: Any = None, **how: Any) -> MoshpitSGD:
+    averager = MoshpitAverager(swarm, how.pop("averages", own.parameters()))
+    inside = optimizer or inner([p for p in own.parameters() if p.requires_grad])
+    return MoshpitSGD(own, inside, averager, **how)
+
+
+def test_frozen_parameters_neither_travel_nor_change(swarm: Swarm) -> None:
+    own = model()
+    own[0].requires_grad_(False)  # type: ignore[index]
+    before = own[0].weight.clone()  # type: ignore[index]
+    optimizer = trained(swarm, own)
+    backward(own, 0, 0)
+    optimizer.step()
+    assert torch.equal(own[0].weight, before)  # type: ignore[index]
+    assert optimizer._averager.count == 2
+    assert sorted(model_state(own)) == ["2.bias", "2.weight"]
+    state = model_state(copy.deepcopy(own))
+    load_model(own, state)
+    with pytest.raises(OptionError, match=r"differ in 2 names, 0.bias, 0.weight among them"):
+        load_model(model(), state)
+
+
+def test_compiled_or_not_it_is_the_same_state() -> None:
+    plain = model()
+    whole, part = torch.compile(model()), model()
+    part[0] = torch.compile(part[0])  # type: ignore[index,operator]
+    for one in (whole, part):
+        assert isinstance(one, nn.Module)
+        assert any("_orig_mod." in name for name in one.state_dict())
+        assert model_state(one).keys() == plain.state_dict().keys()
+        load_model(one, model_state(plain))
+        load_model(plain, model_state(one))
+
+
+def test_buffers_are_averaged_with_a_module(swarm: Swarm) -> None:
+    own = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    optimizer = trained(swarm, own, averages=own)
+    backward(own, 0, 0)
+    assert optimizer.step() is not None
+    assert optimizer._averager.count == 6 + 2  # not the count of batches, a whole number
+
+
+def test_small_steps_of_16_bits_add_up(swarm: Swarm) -> None:
+    """An outer step is smaller than bfloat16 can tell from 1."""
+    own = nn.Linear(4, 4, bias=False).bfloat16()
+    nn.init.ones_(own.weight)
+
+    def outer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    optimizer = trained(swarm, own, torch.optim.SGD(own.parameters(), lr=1.0), outer=outer)
+    for _ in range(50):
+        own.weight.grad = torch.full_like(own.weight, 0.0625)
+        optimizer.step()
+    wanted = 1 - 50 * 0.01 * 0.0625
+    assert (own.weight.float() - wanted).abs().max() < 0.005
+    anchor = optimizer.state_dict()["anchor"][0]
+    torch.testing.assert_close(anchor, torch.full((4, 4), wanted), rtol=0, atol=1e-3)
+
+
+def test_it_is_an_optimizer_of_torch(swarm: Swarm) -> None:
+    own = model()
+    optimizer = trained(swarm, own, inner(own.parameters()))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *given: calls.append(1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    rates = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        inputs = torch.randn(8, 5)
+        scaler.scale(own(inputs).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(own.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert len(calls) == 3
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] < 0.05
+    assert optimizer.round == 2
+    assert optimizer.samples == 3
+    assert len(optimizer.state) == 4
+
+
+def test_several_optimizers_inside(swarm: Swarm) -> None:
+    """As of Muon, which takes matrices alone."""
+    own = model()
+    parts = [
+        torch.optim.SGD([p for p in own.parameters() if p.dim() == 2], lr=0.1),
+        torch.optim.AdamW([p for p in own.parameters() if p.dim() == 1], lr=0.1),
+    ]
+    before = [p.detach().clone() for p in own.parameters()]
+    optimizer = trained(swarm, own, parts)
+    backward(own, 0, 0)
+    optimizer.step()
+    assert all(not torch.equal(p, old) for p, old in zip(own.parameters(), before, strict=True))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_state_of_another_torch_is_taken_as_far_as_both_know_it() -> None:
+    own, other = (inner(model().parameters()) for _ in range(2))
+    state = other.state_dict()
+    state["param_groups"][0].update(lr=1e-6, initial_lr=0.05, of_a_later_torch=True, eps=1e-5)
+    del state["param_groups"][0]["maximize"]
+    load_optimizer(own, state)
+    (group,) = own.param_groups
+    assert (group["lr"], group["eps"], group["maximize"]) == (0.05, 1e-5, False)
+    assert "of_a_later_torch" not in group
+    with pytest.raises(OptionError, match=r"groups have \[4\] parameters, wanted \[2\]"):
+        load_optimizer(inner(nn.Linear(3, 3).parameters()), state)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["chainable", "closed form"])
+def test_a_schedule_by_samples_goes_on(swarm: Swarm, tmp_path: Path, when: str, kind: str) -> None:
+    """Made before or after the state was taken, it is where the other peer's is."""
+
+    def scheduled(optimizer: MoshpitSGD) -> Any:
+        if kind == "chainable":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+
+    def follow(optimizer: MoshpitSGD, scheduler: Any) -> None:
+        while scheduler.last_epoch < optimizer.samples // 16:
+            scheduler.step()
+
+    own = model()
+    optimizer = trained(swarm, own)
+    scheduler = scheduled(optimizer)
+    for step in range(20):
+        optimizer.zero_grad()
+        backward(own, 0, step)
+        optimizer.step(weight=8)
+        follow(optimizer, scheduler)
+    optimizer.save(tmp_path / "state")
+    with Swarm(name="restarted") as again:
+        other = model()
+        reborn = trained(again, other)
+        early = scheduled(reborn) if when == "before" else None
+        reborn.load(tmp_path / "state")
+        late = early or scheduled(reborn)
+        backward(other, 0, 0)
+        reborn.step(weight=0)
+        follow(reborn, late)
+        assert reborn.samples == optimizer.samples == 160
+        assert reborn.param_groups[0]["lr"] == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("samples", -1), ("since", 10**18), ("samples", 1.5)])
+def test_samples_of_a_checkpoint_that_cannot_be(
+    swarm: Swarm, tmp_path: Path, name: str, wrong: Any
+) -> None:
+    own = model()
+    optimizer = trained(swarm, own)
+    state = optimizer._state()
+    state["training"][name] = wrong
+    torch.save(state, tmp_path / "state")
+    with pytest.raises(CheckpointError, match=f"has had {wrong!r} samples"):
+        optimizer.load(tmp_path / "state")
+
+
+def test_rounds_by_time(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, now = model(), [100.0]
+    monkeypatch.setattr("lossycoll.train.moshpit.sgd.time.monotonic", lambda: now[0])
+    optimizer = trained(swarm, own, every_seconds=3.0)
+    due = []
+    for _ in range(9):
+        now[0] += 1.0
+        due.append(optimizer._is_due())
+    assert due == [False, False, True] * 3
+    with pytest.raises(OptionError, match="every_seconds is 0"):
+        trained(swarm, model(), every_seconds=0)

@@ -1,0 +1,197 @@
+"""What people do first, and what goes wrong for them: over real sockets, each peer by a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lossycoll
+from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
+
+Make = Callable[[int], list[Swarm]]
+
+
+@pytest.fixture
+def made() -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(count: int) -> list[Swarm]:
+            first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))
+            others = [
+                stack.enter_context(Swarm(join=[first.address], secret=SECRET, name=str(number)))
+                for number in range(1, count)
+            ]
+            return [first, *others]
+
+        yield make
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What each returns, or raises."""
+    out: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            out[number] = works[number]()
+        except Exception as error:
+            out[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return out
+
+
+@pytest.mark.parametrize("order", ["swarm waits", "averager waits", "nobody waits"])
+def test_a_full_grid_is_exact_whatever_the_order_of_the_calls(made: Make, order: str) -> None:
+    swarms = made(8)
+    values = [torch.full((500,), float(2**number)) for number in range(8)]
+
+    def peer(number: int) -> Any:
+        swarm = swarms[number]
+        if order == "swarm waits":
+            swarm.wait_for(8, 30.0)
+        averager = MoshpitAverager(swarm, [values[number]], grid=(2, 2, 2))
+        if order == "averager waits":
+            averager.wait_for(8, 30.0)
+        return [averager.step(timeout=30.0) for _ in range(3)]
+
+    found = at_once(*(lambda number=number: peer(number) for number in range(8)))
+    assert all(not one.failure and one.absent == () for reports in found for one in reports), found
+    for value in values:
+        torch.testing.assert_close(value, torch.full((500,), 255 / 8), rtol=0, atol=1e-4)
+
+
+def test_fewer_that_average_the_same_than_wanted_are_an_error(made: Make) -> None:
+    swarms = made(3)
+    averager = MoshpitAverager(swarms[0], [torch.zeros(5)])
+    with pytest.raises(lossycoll.RendezvousError, match="fewer than 2 peers average the same; 3"):
+        averager.wait_for(2, 0.3)
+    MoshpitAverager(swarms[1], [torch.zeros(5)])
+    averager.wait_for(2, 10.0)
+    swarms[0].wait_for(2, 10.0)
+
+
+def test_settings_that_differ_are_named(made: Make) -> None:
+    swarms, trained = made(2), [model(), model()]
+
+    def make(number: int, **how: Any) -> MoshpitSGD:
+        own = trained[number]
+        averager = MoshpitAverager(swarms[number], own.parameters())
+        return MoshpitSGD(own, inner(own.parameters()), averager, **how)
+
+    make(0, every=10)
+    for how, said in (
+        ({"every": 5}, "every=5, wanted 10"),
+        ({"every": 10, "average": "gradients"}, "average=gradients, wanted parameters"),
+        ({"every": 10, "outer": outer}, "outer=SGD, wanted None"),
+    ):
+        with pytest.raises(lossycoll.RendezvousError, match=said):
+            make(1, **how)
+    make(1, every=10)
+
+
+def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
+    made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    swarms = made(3)
+    values = [torch.full((40,), float(number)) for number in range(3)]
+    values[1][7] = float("nan")
+    averagers = [MoshpitAverager(swarms[n], [values[n]]) for n in range(3)]
+    with caplog.at_level(logging.WARNING, "lossycoll"):
+        found = at_once(*(lambda one=one: one.step(timeout=20.0) for one in averagers))
+    assert [(one.failure, one.kept) for one in found] == [("", 0.0)] * 3
+    assert [bool(one.left_out) for one in found] == [False, True, False]
+    for value in values:
+        assert value.unique().tolist() == [1.0]
+    assert len([one for one in caplog.records if "aren't finite" in one.message]) == 1
+
+
+def test_all_sick_is_a_failure_of_the_round_and_no_wait(made: Make) -> None:
+    swarms = made(2)
+    averagers = [MoshpitAverager(one, [torch.full((3,), float("inf"))]) for one in swarms]
+    found = at_once(*(lambda one=one: one.step(timeout=20.0) for one in averagers))
+    assert [one.failure for one in found] == ["no peer of the round has a weight above 0"] * 2
+    assert all(one.kept == 1.0 for one in found)
+
+
+def test_what_others_do_is_no_error_of_a_step(made: Make) -> None:
+    swarms = made(2)
+    one, _ = (MoshpitAverager(swarm, [torch.zeros(3)]) for swarm in swarms)
+    report = one.step(timeout=0.5)  # the other evaluates
+    assert report.round == -1
+    assert "no round began within 0.5 s" in report.failure
+    assert "2 are there: 0, 1" in report.failure
+
+
+def steps(optimizer: MoshpitSGD, own: nn.Module, count: int) -> list[Any]:
+    out = []
+    for step in range(count):
+        optimizer.zero_grad()
+        backward(own, 0, step)
+        out.append(optimizer.step(weight=8))
+    return out
+
+
+def made_one(swarm: Swarm, own: nn.Module, **how: Any) -> MoshpitSGD:
+    averager = MoshpitAverager(swarm, own.parameters())
+    return MoshpitSGD(own, inner(own.parameters()), averager, timeout=20.0, **how)
+
+
+def test_the_newer_checkpoint_wins_and_the_loser_takes_it(
+    made: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer that comes first has the older one, and trains already."""
+    with Swarm(name="writes") as alone:
+        own = model()
+        optimizer = made_one(alone, own)
+        steps(optimizer, own, 2)
+        optimizer.save(tmp_path / "old")
+        steps(optimizer, own, 20)
+        optimizer.save(tmp_path / "new")
+    first, second = made(2)
+    models = [model(), model()]
+    a, b = made_one(first, models[0]), None
+    a.load(tmp_path / "old")
+    b = made_one(second, models[1])
+    b.load(tmp_path / "new")
+    assert b.catch_up(timeout=20.0) is None, "its own is the newest"
+    with caplog.at_level(logging.WARNING, "lossycoll"):
+        found = at_once(lambda: steps(a, models[0], 3), lambda: steps(b, models[1], 4))
+    told = [one for one in found[0] if one.newer]
+    assert told, found
+    assert told[0].newer == 22 * 8
+    assert any("takes the newer one" in one.message for one in caplog.records)
+    assert min(a.samples, b.samples) >= 22 * 8
+    assert a.state_dict()["steps"] > 20
+
+
+def test_peers_with_equal_checkpoints_begin_at_once(made: Make, tmp_path: Path) -> None:
+    with Swarm(name="writes") as alone:
+        own = model()
+        optimizer = made_one(alone, own)
+        steps(optimizer, own, 4)
+        optimizer.save(tmp_path / "state")
+    swarms, models = made(3), [model() for _ in range(3)]
+    optimizers = [made_one(*pair) for pair in zip(swarms, models, strict=True)]
+
+    def begin(number: int) -> Any:
+        optimizers[number].load(tmp_path / "state")
+        caught = optimizers[number].catch_up(timeout=20.0)
+        return caught, steps(optimizers[number], models[number], 2)
+
+    found = at_once(*(lambda number=number: begin(number) for number in range(3)))
+    for caught, reports in found:
+        assert caught is None
+        assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 2

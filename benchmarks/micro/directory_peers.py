@@ -311,9 +311,11 @@ class Peers:
         now = time.monotonic()
         while self._beats and self._beats[0][0] <= now:
             _, number = heapq.heappop(self._beats)
-            if now - self._peers[number].heard > LEASE:
+            peer = self._peers[number]
+            if now - peer.heard > LEASE and peer.has_joined:
                 raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
-            self._peers[number].say(Beat(0))
+            if peer.has_joined:
+                peer.say(Beat(0))
             heapq.heappush(self._beats, (now + BEAT_SECONDS, number))
         return found
 

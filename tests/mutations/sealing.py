@@ -112,16 +112,14 @@ SEALING = (
         "lossycoll/runtime/swarm/relayed.py",
         'for way in (b"there", b"back")]',
         'for way in (b"there", b"there")]',
-        "tests/runtime/swarm/test_relayed.py"
-        "::test_a_frame_that_is_turned_round_does_not_open",
+        "tests/runtime/swarm/test_relayed.py::test_a_frame_that_is_turned_round_does_not_open",
     ),
     mutation(
         "a connection whose keys need one end's nonce alone",
         "lossycoll/runtime/swarm/relayed.py",
         "both = self.nonce + nonce if self._connects else nonce + self.nonce",
         "both = self.nonce if self._connects else nonce",
-        "tests/runtime/swarm/test_relayed.py"
-        "::test_a_connection_that_was_recorded_opens_nowhere",
+        "tests/runtime/swarm/test_relayed.py::test_a_connection_that_was_recorded_opens_nowhere",
     ),
     mutation(
         "new keys for whoever asks in clear",

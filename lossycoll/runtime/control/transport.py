@@ -25,9 +25,9 @@ What users rely on:
 - Heartbeats of libzmq answer for a process that holds the GIL, or is stuck. None are used: users
   send their own.
 
-What strangers can do is bounded. A handshake that takes longer than ``HANDSHAKE_SECONDS`` ends, and
-so does a connection that isn't admitted ``HANDSHAKE_SECONDS`` after it came. Of more than
-``strangers`` that aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
+What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
+so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
+aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
 (CURVE) whoever hasn't it can't finish a handshake, and nothing but a key that is new for each
 connection is seen of either end. In clear a stranger can make this end keep what it sends in that
 time. :attr:`Transport.counts` says how many came and were refused.
@@ -137,6 +137,7 @@ class _Connection:
         return "" if self.ends is None else str(self.ends[0][0])
 
 
+_names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
 
@@ -147,6 +148,7 @@ class Transport:
         keys: Seal all connections with them (:func:`keys_of`); None: all is in clear.
         strangers: Connections that have come and aren't admitted, at most.
         near: Numeric addresses whose strangers are dropped after all others.
+        handshake: Seconds that a stranger has; None: ``HANDSHAKE_SECONDS``.
 
     Raises:
         OSError: The process is short of descriptors.
@@ -158,6 +160,7 @@ class Transport:
         *,
         strangers: int = STRANGERS,
         near: Collection[str] = (),
+        handshake: float | None = None,
     ) -> None:
         import zmq
 
@@ -168,6 +171,7 @@ class Transport:
         self.near = near
         self.strangers = strangers
         self.closed = False
+        self._handshake = HANDSHAKE_SECONDS if handshake is None else handshake
         self._keys = keys
         self._numbers = itertools.count(1)
         self._routing = b"\1" + secrets.token_bytes(8)
@@ -194,7 +198,7 @@ class Transport:
         self._listens_at: Place = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
-        context = SHARED.acquire(keys)
+        context, self._roster = SHARED.acquire(keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
             try:
@@ -219,7 +223,7 @@ class Transport:
             (zmq.SNDHWM, UNREAD),
             (zmq.RCVHWM, UNHEARD),
             (zmq.MAXMSGSIZE, LONGEST + SEALED_BYTES),
-            (zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_SECONDS)),
+            (zmq.HANDSHAKE_IVL, round(1000 * self._handshake)),
             (zmq.RECONNECT_IVL, 3_600_000),  # never: a connection that is over is disconnected
         ):
             self._router.setsockopt(option, value)
@@ -230,7 +234,8 @@ class Transport:
             | zmq.EVENT_DISCONNECTED
             | sum(FAILED)
         )
-        place = f"inproc://lossycoll.monitor.{self._wake}.{id(self)}"
+        # Never one that was: libzmq frees a name some time after its socket is closed.
+        place = f"inproc://lossycoll.monitor.{next(_names)}"
         self._router.monitor(place, events)
         # libzmq's I/O thread waits where a monitor is full, and so would all connections.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
@@ -252,7 +257,8 @@ class Transport:
 
         listener.setblocking(False)
         self._listens_at = listener.getsockname()[:2]
-        if self._keys is not None:
+        if self._keys is not None and self._roster is not None:
+            self._poller.register(self._roster.fd, zmq.POLLIN)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.listener.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, self._keys.plane.encode())
@@ -415,6 +421,8 @@ class Transport:
             elif end in self._asked:
                 made, one = self._asked[end]
                 self._failed(one, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            elif self._roster is not None and end == self._roster.fd:
+                self._roster.serve()
             elif isinstance(end, int):
                 self._events.append(Readable(end))
         # Whatever came over a connection that the monitor says is over is in the socket by now.
@@ -433,14 +441,14 @@ class Transport:
 
     def _on_time(self, now: float) -> None:
         for one in list(self._waiting.values()):
-            if now - one.since < HANDSHAKE_SECONDS:
+            if now - one.since < self._handshake:
                 break
             self.counts["silent"] += 1
             self._cut(one)
         for one in [one for one in self._peers.values() if one.until <= now]:
             self._cut(one)
         oldest = next(iter(self._waiting.values()), None)
-        stranger_at = NEVER if oldest is None else oldest.since + HANDSHAKE_SECONDS
+        stranger_at = NEVER if oldest is None else oldest.since + self._handshake
         self._timers_at = min([stranger_at, *(one.until for one in self._peers.values())])
 
     # ---- connections, by libzmq's monitor ----
@@ -477,7 +485,7 @@ class Transport:
         self._take_descriptor(one, fd)
         self.highest = max(self.highest, fd)
         self._peers[one.peer] = self._waiting[one.peer] = one
-        self._plan(one.since + HANDSHAKE_SECONDS)
+        self._plan(one.since + self._handshake)
         if len(self._waiting) > self.strangers:
             self.counts["crowd"] += 1
             oldest = min(

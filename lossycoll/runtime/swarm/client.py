@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import secrets
 import threading
 import time
@@ -56,7 +57,9 @@ from .whereabouts import Place, Whereabouts
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
 AGAIN_SECONDS: Final = 0.5
-"""Between two tries to reach a directory."""
+"""Between two tries to reach a directory, on average: thousands don't come at the same time."""
+MOST_DOUBLED: Final = 2
+"""How often the time for an answer doubles, while there is none."""
 MOST_UNMET: Final = 32
 """Reports of peers to whom there is no route that wait to be told."""
 log: Final = logging.getLogger("lossycoll")
@@ -324,7 +327,7 @@ class DirectoryClient:
 
     def _pause(self) -> None:
         """Not too short, whoever wants something meanwhile."""
-        end = time.monotonic() + AGAIN_SECONDS
+        end = time.monotonic() + AGAIN_SECONDS * (0.5 + random.random())
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._way.wait(left)
 
@@ -356,7 +359,10 @@ class DirectoryClient:
         return talk.answered
 
     def _turn(self, talk: Talk) -> None:
-        lease = self.joined.lease if self.joined and talk.answered else CONNECT_SECONDS
+        # Of thousands that come at once the last hear nothing for long: who came again as soon
+        # would have to wait behind all others once more.
+        patience = CONNECT_SECONDS * 2 ** min(self._where.tries, MOST_DOUBLED)
+        lease = self.joined.lease if self.joined and talk.answered else patience
         if not talk.session.reached and len(self._where.places) > 1:
             lease = min(lease, NEXT_SECONDS)
         self._way.wait(lease / 4)

@@ -49,7 +49,8 @@ from .whereabouts import Place
 
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
-STRANGERS: Final = 512
+STRANGERS: Final = PLACES
+"""All peers of another directory that has ended may come at once."""
 PRESENT_AT_ONCE: Final = 128
 LIST_SECONDS: Final = 1e-4
 """For each peer, between two lists of directories that all are told."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.events import Closed, Connected, Event, Peer, Readable
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
@@ -24,7 +24,7 @@ from .ports import Ports, bound_to, more_descriptors
 from .protocol import PLACES, Turn
 from .reception import NOBODY, STRANGERS, Beside, Link, Owner, Reception
 from .reunion import Reunion
-from .ways import TransportSession, swarm_keys
+from .ways import HANDSHAKE_SECONDS, TransportSession, swarm_keys
 from .whereabouts import Place
 
 SPARE_DESCRIPTORS: Final = 8
@@ -77,7 +77,9 @@ class DirectoryServer:
             # For whoever listens here next, while connections of this one are on their way out.
             ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.tcp.listen(PLACES)
-            self._transport = Transport(swarm_keys(secret), strangers=STRANGERS)
+            self._transport = Transport(
+                swarm_keys(secret), strangers=_most_strangers(), handshake=HANDSHAKE_SECONDS
+            )
         except OSError as error:
             ports.close()
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
@@ -150,8 +152,11 @@ class DirectoryServer:
         # All that has come is heard before groups form: who has said that it is ready isn't late.
         while events:
             taken += len(events)
+            over = {event.peer for event in events if isinstance(event, Closed)}
             for event in events:
-                self._take(event)
+                # Whoever has given up waiting isn't taken in: thousands may, and come again.
+                if not (isinstance(event, Connected) and event.peer in over):
+                    self._take(event)
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
         self._reception.turn()
@@ -203,3 +208,9 @@ class DirectoryServer:
     def _drop(self, link: Link) -> None:
         self._links.pop(self._session(link).peer, None)
         link.session.close()
+
+
+def _most_strangers() -> int:
+    """Their descriptors leave those of peers."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return STRANGERS if hard == resource.RLIM_INFINITY else min(STRANGERS, hard // 4)

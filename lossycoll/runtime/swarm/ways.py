@@ -17,6 +17,8 @@ from lossycoll.runtime.keys.secret import Secret
 from .whereabouts import Place
 
 CONNECT_SECONDS: Final = 5.0
+HANDSHAKE_SECONDS: Final = 30.0
+"""Thousands may come at once, when their directory has ended: the last waits for the others."""
 FINISH_SECONDS: Final = 0.5
 """How long the end of a way waits for the last messages to be read."""
 
@@ -134,7 +136,7 @@ class TransportWay:
     """
 
     def __init__(self, secret: Secret | None) -> None:
-        self._transport = Transport(swarm_keys(secret))
+        self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
         self._session: TransportSession | None = None
         """The latest: a peer has one at a time."""
 

@@ -37,8 +37,7 @@ class Middle:
         """All that is on its way, until nothing is. Returns what each end has read."""
         read: list[list[bytes]] = [[], []]
         while any(self.sent):
-            for found, more in zip(read, self.carry_once(), strict=True):
-                found += more
+            read = [[*had, *more] for had, more in zip(read, self.carry_once(), strict=True)]
         return read
 
     def carry_once(self) -> list[list[bytes]]:

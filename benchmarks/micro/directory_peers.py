@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
+from lossycoll.runtime.control.transport import NUMBER_BYTES
 from lossycoll.runtime.keys.secret import Secret, secret_of
 from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.protocol import (
@@ -62,7 +63,8 @@ class Direct:
 
     def __init__(self, port: int, secret: Secret | None) -> None:
         self._place = f"tcp://127.0.0.1:{port}"
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # one that ends isn't hidden
@@ -71,6 +73,8 @@ class Direct:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.listener.public)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.caller.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.caller.secret)
+        self._is_sealed = keys is not None
+        self._sent: Counter[int] = Counter()
         self.fd = int(self._socket.getsockopt(zmq.FD))
         self._came: dict[int, list[bytes]] = {}
 
@@ -93,7 +97,7 @@ class Direct:
             while True:
                 routing, body = self._socket.recv_multipart(zmq.DONTWAIT)
                 found.add(int(routing.split()[1]))
-                self._came[int(routing.split()[1])].append(body)
+                self._came[int(routing.split()[1])].append(body[NUMBER_BYTES * self._is_sealed :])
         return found
 
     def read(self, number: int) -> list[bytes]:
@@ -103,11 +107,15 @@ class Direct:
 
     def write(self, number: int, body: bytes) -> None:
         """Sends a message of a peer."""
+        if self._is_sealed:
+            body = self._sent[number].to_bytes(NUMBER_BYTES, "big") + body
+            self._sent[number] += 1
         self._socket.send_multipart([b"peer %d" % number, body])
 
     def close(self) -> None:
         """Ends all connections."""
         self._socket.close()
+        self._context.term()
 
 
 class OneDirect:

@@ -137,6 +137,14 @@ SEALING = (
         "tests/runtime/control/test_transport.py::test_a_caller_that_isnt_in_the_roster_is_refused",
     ),
     mutation(
+        "a sealed message that may be left out",
+        "lossycoll/runtime/control/transport.py",
+        "return body if number == one.taken",
+        "return body if number >= one.taken",
+        "tests/runtime/control/test_transport.py"
+        "::test_whatever_is_done_to_sealed_messages_isnt_believed",
+    ),
+    mutation(
         "one key for all planes",
         "lossycoll/runtime/control/curve.py",
         'secret.derived("curve", plane, role)',

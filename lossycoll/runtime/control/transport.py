@@ -29,8 +29,11 @@ What strangers can do is bounded. A handshake that takes longer than ``handshake
 so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
 aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
 (CURVE) whoever hasn't it can't finish a handshake, and nothing but a key that is new for each
-connection is seen of either end. In clear a stranger can make this end keep what it sends in that
-time. :attr:`Transport.counts` says how many came and were refused.
+connection is seen of either end. CURVE finds what is changed or repeated on the way, and not what
+is left out: so sealed messages are numbered. After a message that CURVE refuses libzmq takes no
+other one of that connection, and doesn't always end it: this end's user hears nothing more of it.
+In clear a stranger can make this end keep what it sends in that time. :attr:`Transport.counts` says
+how many came and were refused.
 
 One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
 peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
@@ -69,7 +72,9 @@ if TYPE_CHECKING:
 LONGEST: Final = 1 << 20
 """Bytes of one message."""
 SEALED_BYTES: Final = 64
-"""Room for what CURVE adds to a message."""
+"""Room for what CURVE adds to a message, and for its number."""
+NUMBER_BYTES: Final = 8
+"""Of the number that a sealed message of a connection begins with, from 0."""
 UNREAD: Final = 20_000
 """Messages that wait for a peer that doesn't read; of more, the connection is given up."""
 UNHEARD: Final = 128
@@ -86,7 +91,8 @@ MOST_ZEROS: Final = 64
 """Connections to one place are told from each other by so many zeros; more can't be at once."""
 NEVER: Final = float("inf")
 LEFT: Final = 0x0800
-FAILED: Final = frozenset((LEFT, 0x2000, 0x4000))
+FORGED: Final = 0x2000
+FAILED: Final = frozenset((LEFT, FORGED, 0x4000))
 """libzmq's events of handshakes that fail: by the end of a connection, a message, the roster."""
 FIN: Final = b""
 """The last message of an end that finishes: the other one closes."""
@@ -105,7 +111,8 @@ class _Connection:
         routing: How ROUTER calls it; b"": it came, and has said nothing yet.
         fd: Its descriptor in libzmq's hands; -1: not known yet, or no more.
         ends: The addresses of both ends.
-        heard: A message has come.
+        sent: Messages that were; the next one's number.
+        taken: And those that came.
         gone: The user has been told, or doesn't want to be.
         admitted: The user knows whose it is.
         until: When it is cut off.
@@ -118,7 +125,8 @@ class _Connection:
     routing: bytes = b""
     fd: int = -1
     ends: Ends | None = None
-    heard: bool = False
+    sent: int = 0
+    taken: int = 0
     gone: bool = False
     admitted: bool = False
     until: float = NEVER
@@ -127,6 +135,11 @@ class _Connection:
     def is_ours(self) -> bool:
         """Whether it was made here."""
         return bool(self.endpoint)
+
+    @property
+    def heard(self) -> bool:
+        """Whether a message has come."""
+        return self.taken > 0
 
     @property
     def address(self) -> str:
@@ -165,7 +178,8 @@ class Transport:
         import zmq
 
         self.counts: Counter[str] = Counter()
-        """What came and was refused: ``handshake``, ``silent``, ``crowd`` and ``foreign``."""
+        """What came and was refused: connections (``handshake``, ``silent``, ``crowd``), messages
+        (``foreign``), and what ZMTP or CURVE doesn't take as it comes (``forged``)."""
         self.highest = -1
         """The highest descriptor that a connection which came has had."""
         self.near = near
@@ -321,6 +335,9 @@ class Transport:
 
         if not one.routing or one.until < NEVER:
             return False
+        if self._keys is not None:
+            body = one.sent.to_bytes(NUMBER_BYTES, "big") + body
+        one.sent += 1
         try:
             self._router.send_multipart([one.routing, body], zmq.DONTWAIT)
         except zmq.Again:
@@ -472,6 +489,8 @@ class Transport:
                     self._ask(one)
                 elif one is not None:
                     self._take_descriptor(one, value)
+            elif event == FORGED:
+                self.counts["forged"] += 1
             # A handshake that fails is told just before the end of its connection.
             self._has_failed = event in FAILED
             self._was_left = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
@@ -635,17 +654,27 @@ class Transport:
     def _take(self, one: _Connection, bodies: Sequence[bytes]) -> None:
         if one.gone or one.until < NEVER:
             return
-        if len(bodies) != 1:
+        body = self._opened(one, bodies)
+        if body is None:
             self.counts["foreign"] += 1
             self._end_unknown(one)
             return
         if not one.heard:
-            one.heard = True
             self._events.append(Connected(one.peer, one.address, one.own))
-        if bodies[0] == FIN:
+        one.taken += 1
+        if body == FIN:
             self._end(one, "it has finished")
         else:
-            self._events.append(Received(one.peer, bodies[0]))
+            self._events.append(Received(one.peer, body))
+
+    def _opened(self, one: _Connection, bodies: Sequence[bytes]) -> bytes | None:
+        """What a message says; None: no transport has sent it, or not now."""
+        if len(bodies) != 1:
+            return None
+        if self._keys is None:
+            return bodies[0]
+        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
+        return body if number == one.taken.to_bytes(NUMBER_BYTES, "big") else None
 
 
 def _endpoint(place: Place, zeros: int = 0) -> str:

@@ -56,7 +56,7 @@ from .protocol import (
     Spare,
 )
 from .state import Snapshot
-from .ways import Reach, by_tcp
+from .ways import TransportWay, Way
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -117,7 +117,7 @@ class SwarmMember:
         own_directory: The directory listens on all of this machine's addresses, for others too.
         keep: Seconds between two signs of life to the directory's UDP port and to each peer.
         rate: Bytes/s of this peer's link; 0: unknown.
-        reach: How to connect with a directory, where none says how packets are seen; None: by TCP.
+        way: To directories, where none says how packets are seen; None: by the control transport.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -135,7 +135,7 @@ class SwarmMember:
         own_directory: bool = False,
         keep: float = KEEP_SECONDS,
         rate: int = 0,
-        reach: Reach | None = None,
+        way: Way | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
@@ -154,11 +154,10 @@ class SwarmMember:
         self._said: Averages | None = None
         """What it averages, as the directory has agreed to."""
         self._offer = Offers(0)
-        reached = reach or by_tcp(secret)
         calls = self._lost, self._lend, self._came, self._met
-        self._client = DirectoryClient(directories, name, reached, *calls)
+        self._client = DirectoryClient(directories, name, way or TransportWay(secret), *calls)
         self._keep = keep
-        self._is_observed = reach is None
+        self._is_observed = way is None
         self._end: End | None = None
         """By the number that it has now; None: it isn't open yet, or not any more."""
         self._former: list[End] = []

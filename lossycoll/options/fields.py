@@ -366,6 +366,13 @@ class Options:
         "Age at which a key is replaced; after 2^22 packets it is in any case. 0: at no age.",
         enters=Enters.HOST,
     )
+    status: str = option(
+        "on",
+        choice("on", "off"),
+        "on: each rank keeps a page that `lossycoll status` reads, whatever Python does "
+        "(operate.md). off: it keeps none, and tells those that ask no more than who it is.",
+        enters=Enters.PYTHON,
+    )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),

@@ -71,6 +71,7 @@ def call_of(key: CacheKey) -> EngineCall:
         notify=key.notify,
         waits=key.waits,
         lingers=True,
+        text=text_of(key.call),
     )
 
 

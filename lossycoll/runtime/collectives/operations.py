@@ -102,10 +102,11 @@ class Operations:
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                self._engine.submit_ready(engine_call.ready(key), *buffers, operation, terms.gate)
+                ready = engine_call.ready(key)
+                self._engine.submit_ready(ready, *buffers, operation, terms.gate, call.seq)
             else:
                 once = engine_call.with_data(key, buffers, means or BY_COUNT, blocks)
-                self._engine.submit(encoded, once, operation, terms.gate)
+                self._engine.submit(encoded, once, operation, terms.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
             raise (self._health.failure or error).again(call.numbered) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lossycoll.runtime.membership.job_status import ALIVE, DEAD, is_over
+from lossycoll.runtime.membership.job_status import ALIVE, DEAD, ago, doing, in_words, is_over
 
 
 def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
@@ -47,11 +47,11 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
         state = f", which is {who['state']}" if who is not None else ""
         found.append(
             f"rank {other}{state}: {len(waiters)} wait for it, "
-            f"{_time(longest['call_seconds'])} in {longest['call']}"
+            f"{in_words(longest['call_seconds'])} in {longest['call']}"
         )
     for rank in job["ranks"]:
         if rank["state"] != ALIVE and rank["rank"] not in waited:
-            heard = "" if rank["state"] == DEAD else f", heard {_ago(rank['heard_seconds'])}"
+            heard = "" if rank["state"] == DEAD else f", heard {ago(rank['heard_seconds'])}"
             found.append(f"rank {rank['rank']} is {rank['state']}{heard}")
         for link in rank["link"]:
             if link["trouble"] or link["loss"] >= BAD_LOSS:
@@ -62,38 +62,3 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
 
 BAD_LOSS = 0.05
 """Loss of a link from which on it is told at once."""
-
-
-def doing(rank: Mapping[str, Any]) -> str:
-    """What a rank does."""
-    if not rank["tells"]:
-        return f"heard {_ago(rank['heard_seconds'])}, tells nothing of itself"
-    if rank["call"] is not None:
-        number = "" if rank["call_number"] is None else f"call #{rank['call_number']} "
-        text = f"{_time(rank['call_seconds'])} in {number}{rank['call']}"
-        if rank["waits_for"]:
-            text += f", waits for {_ranks(rank['waits_for'])}"
-        return text
-    last = rank["last_call"]
-    if last is None:
-        return "has made no call"
-    number = "" if last["call_number"] is None else f"#{last['call_number']} "
-    return f"in no call; its last one, {number}{last['call']}, ended {_ago(last['seconds'])}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
-
-
-def _ago(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{_time(seconds)} ago"

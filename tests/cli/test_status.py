@@ -37,7 +37,7 @@ def rank_waits(rank: int, world: int) -> str:
 
     init()
     t = torch.ones(20_000)
-    for _ in range(60):
+    for _ in range(5):
         dist.all_reduce(t)
     dist.barrier()
     note("all are here")
@@ -122,6 +122,28 @@ def _told_by_the_command(place: str) -> None:
     assert "all_reduce" in ranks[0]["stacks"]
 
 
+def _told_by_the_log(ranks: Ranks) -> None:
+    """Each rank that waits logs a line, and again after twice the time."""
+    for rank in (0, 1, 3):
+        until(lambda rank=rank: len(_lines(ranks, rank)) > 1, seconds=60)  # type: ignore[misc]
+        first, second = _lines(ranks, rank)[:2]
+        assert 'call="all_reduce float32[20000] SUM (lossy)"' in first
+        assert f" waits_for={LATE} " in first
+        assert f"rank {LATE} is alive, in no call; its last one" in first
+        assert "in _be_late" in first or "in until" in first
+        assert _seconds(first) >= 0.5
+        assert _seconds(second) >= 2 * _seconds(first) - 0.11  # they are rounded
+    assert not _lines(ranks, LATE)
+
+
+def _lines(ranks: Ranks, rank: int) -> list[str]:
+    return [line for line in ranks.output(rank).splitlines() if "event=waits" in line]
+
+
+def _seconds(line: str) -> float:
+    return float(line.partition(" seconds=")[2].split()[0])
+
+
 def _strangers_change_nothing(place: str) -> None:
     host, _, port = place.rpartition(":")
     open_ones = [socket.create_connection((host, int(port)), 5) for _ in range(100)]
@@ -149,7 +171,7 @@ def _is_told_stopped_while_it_is(watched: Watched) -> None:
 
 
 def test_late_and_stopped_ranks_are_named_whatever_strangers_do(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, LOSSYCOLL_LIVENESS="60")
+    watched = Watched(tmp_path, LOSSYCOLL_LIVENESS="60", LOSSYCOLL_WARN_AFTER="0.5")
     with watched.ranks:
         job = watched.waits()
         place = job["ranks"][0]["control"]
@@ -165,6 +187,7 @@ def test_late_and_stopped_ranks_are_named_whatever_strangers_do(tmp_path: Path) 
             assert [link["rank"] for link in first["link"]] == [1, 2, 3]
         assert f"rank {LATE}, which is alive: 3 wait for it" in as_text([job])
         _told_by_the_command(place)
+        _told_by_the_log(watched.ranks)
         _strangers_change_nothing(job["ranks"][1]["control"])
         _is_told_stopped_while_it_is(watched)
         assert watched.end() == [""] * WORLD

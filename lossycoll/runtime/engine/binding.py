@@ -131,8 +131,7 @@ class Ready:
 
     encoded: Encoded
     call: Any
-    text: Any
-    """``call`` points to it."""
+    text: Any  # ``call`` points to it
 
     @classmethod
     def of(cls, encoded: Encoded, call: EngineCall) -> Ready:
@@ -222,6 +221,7 @@ class EngineGroup:
         addresses = [known.get(process, "unknown") for process in members or range(world)]
         self._where = Where(rank, world, addresses=addresses)
         self._host = host
+        self.number: Final = number
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
         self._use = Users(self._where, self._free)
         self.completions: Final = completions()
@@ -242,8 +242,7 @@ class EngineGroup:
         config.met = met
         config.completions = self.completions.handle
         config.owner = self.owner
-        text = ffi.new("char[]", name.encode("utf-8", "replace"))
-        config.name = text
+        config.name = text = ffi.new("char[]", name.encode("utf-8", "replace"))
         injected = faults.parse(options.inject)
         for fault in ("loss", "burst", "dup", "reorder", "seed"):
             setattr(config.inject, fault, getattr(injected, fault))
@@ -252,6 +251,7 @@ class EngineGroup:
             config.inject_loss = shares
         failure = ffi.new("lc_failure *")
         self._handle = lib.lc_group_open(host.handle, config, failure)
+        del text  # read by now
         if self._handle == ffi.NULL:
             raise error_of(failure_of(failure), self._where)
         host.hold()

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
@@ -217,6 +218,11 @@ class Host:
             page.close()
             raise OSError(f"{page.path} can't be mapped")
         self._page = page
+
+    @property
+    def page(self) -> Path | None:
+        """Where its status page is; None: it has none."""
+        return None if self._page is None else self._page.path
 
     def note_peer(self, process: int, state: int, heard: float) -> None:
         """Has the status page say what is known of another process.

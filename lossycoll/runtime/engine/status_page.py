@@ -132,20 +132,15 @@ def pages(session: int | None = None) -> list[Record]:
             found.append((path, read_page(path)))
     alive = {record.session for _, record in found if record.state != processes.DEAD}
     for path, record in found:
-        if record.session not in alive and _is_old(path, record):
+        if record.session not in alive and _is_old(record):
             with contextlib.suppress(OSError):
                 path.unlink()
     return [record for _, record in found]
 
 
-def _is_old(path: Path, record: Record) -> bool:
-    """Whether the last word is of long ago, or of before the machine was started."""
-    if 0 <= record.written <= KEPT_SECONDS:
-        return False
-    try:
-        return time.time() - path.stat().st_mtime > KEPT_SECONDS
-    except OSError:
-        return False
+def _is_old(record: Record) -> bool:
+    """Whether the engine's last word is of long ago, or of before the machine was started."""
+    return not 0 <= record.written <= KEPT_SECONDS
 
 
 def read_page(path: Path) -> Record:

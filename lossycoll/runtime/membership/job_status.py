@@ -244,3 +244,43 @@ def _share(missing: int, received: int) -> float:
 
 def _seconds(value: float) -> float | None:
     return round(value, 6) if value >= 0 else None
+
+
+# ---- in words ----
+
+
+def doing(rank: Mapping[str, Any]) -> str:
+    """What a rank does, in words."""
+    if not rank["tells"]:
+        return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
+    if rank["call"] is not None:
+        number = "" if rank["call_number"] is None else f"call #{rank['call_number']} "
+        text = f"{in_words(rank['call_seconds'])} in {number}{rank['call']}"
+        if rank["waits_for"]:
+            text += f", waits for {_ranks(rank['waits_for'])}"
+        return text
+    last = rank["last_call"]
+    if last is None:
+        return "has made no call"
+    number = "" if last["call_number"] is None else f"#{last['call_number']} "
+    return f"in no call; its last one, {number}{last['call']}, ended {ago(last['seconds'])}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def in_words(seconds: float | None) -> str:
+    """A time, as people say it."""
+    if seconds is None:
+        return "?"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def ago(seconds: float | None) -> str:
+    """How long ago something was."""
+    return "never" if seconds is None else f"{in_words(seconds)} ago"

@@ -181,3 +181,22 @@ def ask_stacks(place: Place, secret: Secret | None, seconds: float = 0.5) -> str
     if not texts:
         raise NoAnswer(failed.get(place, "no answer"))
     return texts[0]
+
+
+def ask_rank(
+    place: Place, secret: Secret | None, seconds: float = 0.5
+) -> tuple[Record | None, str | None]:
+    """The record and the Python stacks of the rank that listens there, as far as it tells them."""
+    reader, texts = _Reader(), list[str]()
+
+    def take(_: Place, body: bytes) -> bool:
+        texts.append(read_stacks(body))
+        return True
+
+    with contextlib.suppress(OSError), contextlib.closing(Query(secret)) as query:
+        query.ask([place], STATUS, seconds, reader.take)
+        if reader.head is not None:
+            query.ask([place], STACKS, seconds, take)
+            at = reader.head.places.index(place) if place in reader.head.places else -1
+            return reader.records.get(at), texts[0] if texts else None
+    return None, None

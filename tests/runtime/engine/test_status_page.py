@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def made() -> StatusPage:
     head = status_page.ffi.new("lc_page *")
     head.magic, head.version = status_page.lib.LC_PAGE_MAGIC, status_page.lib.LC_PAGE_VERSION
     os.pwrite(page.file, bytes(status_page.ffi.buffer(head))[:8], 0)
+    turn = time.monotonic_ns().to_bytes(8, "little")
+    os.pwrite(page.file, turn, status_page.ffi.offsetof("lc_page", "turn_ns"))
     return page
 
 

@@ -180,11 +180,12 @@ struct lc_op {
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;
     /* under the host's lock, as older and newer */
-    int finished; /* the caller has it back */
-    int shown;    /* the caller may read the result; the loop sets it */
-    int lingers;  /* the loop still has it, whatever the caller does */
-    int released; /* the caller has forgotten it, and the loop frees it */
-    int undriven; /* who waits for it first does the engine's work */
+    int finished;       /* the caller has it back */
+    int shown;          /* the caller may read the result; the loop sets it */
+    int lingers;        /* the loop still has it, whatever the caller does */
+    int released;       /* the caller has forgotten it, and the loop frees it */
+    int undriven;       /* who waits for it first does the engine's work */
+    lc_page_call *page; /* its place on the status page; NULL: none */
     /* of who drives */
     uint8_t quiet; /* its end is told with others': neither FIN nor DONE unless it takes long */
 };

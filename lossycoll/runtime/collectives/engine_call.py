@@ -72,6 +72,7 @@ def call_of(key: CacheKey) -> EngineCall:
         waits=key.waits,
         lingers=True,
         deterministic=bool(options.deterministic),
+        text=text_of(key.call),
     )
 
 

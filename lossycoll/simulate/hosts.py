@@ -74,14 +74,14 @@ class _Group(EngineGroup):
             )
         self.plan = plan
 
-    def submit(self, encoded: Any, call: Any, owner: Any = None, gate: int = 0) -> int:
+    def submit(self, encoded: Any, *rest: Any, **named: Any) -> int:
         self._take(encoded.plan)
-        self.ticket = super().submit(encoded, call, owner, gate)
+        self.ticket = super().submit(encoded, *rest, **named)
         return self.ticket
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(self, ready: Any, *rest: Any, **named: Any) -> int:
         self._take(ready.encoded.plan)
-        self.ticket = super().submit_ready(ready, input, output, owner, gate)
+        self.ticket = super().submit_ready(ready, *rest, **named)
         return self.ticket
 
 

@@ -150,8 +150,9 @@ class _Planner:
         """As of a group."""
         return self._link
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(self, ready: Any, *rest: Any) -> int:
         """Nothing is done; it ends with no ticket."""
+        del rest
         self.plan = ready.encoded.plan
         return 0
 

@@ -209,7 +209,7 @@ SUMS = (
     ),
     mutation(
         "owners are drawn by host, not by rank",
-        "lossycoll/plan/shares.py",
+        "lossycoll/plan/hierarchical.py",
         "for rank in part.ranks[::step]}",
         "for rank in part.ranks[:1]}",
         "tests/plan/test_hierarchical.py::test_each_rank_has_its_share_of_a_mean[0.6-aaabb-xxxxx]",

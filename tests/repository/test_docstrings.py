@@ -49,7 +49,7 @@ def members(name: str, cls: type) -> Iterator[tuple[str, Any]]:
     for member, value in found.items():
         function = function_of(value)
         shown = not member.startswith("_") or member == "__call__"
-        # A function of another name is a former one, or torch's.
+        # A function of another name is torch's.
         if shown and inspect.isfunction(function) and function.__name__ == member:
             yield f"{name}.{member}", value
 

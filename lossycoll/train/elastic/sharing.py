@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.options.scopes import reliable
-from lossycoll.runtime.swarm.state import Bytes
-from lossycoll.train.common.octets import state_from
-from lossycoll.train.common.packing import unpacked
+from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 
 class Stateful(Protocol):

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
-from lossycoll.train.common.octets import octets, state_from
-from lossycoll.train.common.packing import packed, unpacked
+from lossycoll.train.common.packing import octets, packed, state_from, unpacked
 
 from .checkpoint import joined, numbered, pack_groups
 from .parameter_store import Group, ParameterStore

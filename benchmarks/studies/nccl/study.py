@@ -1,8 +1,8 @@
 """All-reduce with nccl-tests' sizes and columns, NCCL beside this backend and gloo.
 
-    python -m benchmarks.studies.nccl --report docs
+    python -m benchmarks nccl --report docs
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-        -m benchmarks.studies.nccl --report docs            (on each host)
+        -m benchmarks nccl --report docs            (on each host)
 
 By itself it starts a rank for each GPU of this machine, or two on the only one. NCCL needs torch's
 build for CUDA and a GPU; ``--dry-run`` says what is there and what would be run, and
@@ -12,14 +12,12 @@ build for CUDA and a GPU; ``--dry-run`` says what is there and what would be run
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 
 from benchmarks.common import runner
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure, ranks_of_torchrun, seen_by_all
-from .report import write
 from .sweep import Sweep, arguments, plan, preview, under_torchrun
 
 
@@ -34,7 +32,6 @@ STUDY = Study(
     description=__doc__,
     plan=plan,
     measuring=one_by_one(measure),
-    report=write,
     arguments=arguments,
     preview=_preview,
     reports_planned=True,
@@ -47,7 +44,3 @@ def main(words: Sequence[str] | None = None) -> int:
         return runner.main(STUDY, words)
     with ranks_of_torchrun() as leads:
         return runner.main(STUDY, words) if leads else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

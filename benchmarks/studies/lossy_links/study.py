@@ -1,4 +1,4 @@
-"""All-reduce on bad wires: ``python -m benchmarks.studies.lossy_links --report docs``.
+"""All-reduce on bad wires: ``python -m benchmarks lossy_links --report docs``.
 
 Needs the laboratory (root, or user namespaces: ``lossycoll lab check``). Cells of one network are
 measured in one job.
@@ -7,13 +7,9 @@ measured in one job.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from benchmarks.common import runner
-from benchmarks.common.results import Result
 from benchmarks.common.runner import Study, batch_by_batch
 
 from .cells import Cell, cells
@@ -30,12 +26,6 @@ def by_network(left: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
         yield list(group)
 
 
-def report(results: Sequence[Result], folder: Path) -> None:
-    from .report import write
-
-    write(results, folder)
-
-
 STUDY = Study(
     name="lossy_links",
     description=__doc__,
@@ -43,14 +33,5 @@ STUDY = Study(
     plan=lambda options: list(cells()),
     batches=by_network,
     measuring=batch_by_batch(measure),
-    report=report,
     report_help="folder of performance.md, for the table, wire.json and wire.png",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

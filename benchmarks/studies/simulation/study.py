@@ -1,4 +1,4 @@
-"""How right the simulator is: ``python -m benchmarks.studies.simulation --report docs``.
+"""How right the simulator is: ``python -m benchmarks simulation --report docs``.
 
 The same calls on the same networks, in the laboratory and in virtual time.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import runner
 from benchmarks.common.lab_job import run_job
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
@@ -231,11 +229,3 @@ STUDY = Study(
     reports_planned=True,
     report_help="folder of simulate.md, for the table and simulation.json",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Residual loss against overhead, by parity and by resending: ``python -m benchmarks.studies.fec``.
+"""Residual loss against overhead, by parity and by resending: ``python -m benchmarks fec``.
 
 Two ranks all-reduce 4 MiB over loopback in this process, and losses are injected, so the figures
 depend on nothing of the machine (but for ``auto`` and ``max_missing``, which hear of the loss from
@@ -10,12 +10,7 @@ the laboratory (``lossycoll lab check``).
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import runner
-from benchmarks.common.results import Result
 from benchmarks.common.runner import Study, one_by_one
 
 from .cells import cells
@@ -28,26 +23,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=24, help="of the laboratory, by each variant (24)")
 
 
-def report(results: Sequence[Result], folder: Path) -> None:
-    from .report import write
-
-    write(results, folder)
-
-
 STUDY = Study(
     name="fec",
     description=__doc__,
     arguments=arguments,
     plan=lambda options: list(cells()),
     measuring=one_by_one(measure),
-    report=report,
     report_help="folder of performance.md, for tables, fec.json and fec.png",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""ARC-Top-K beside dense sums, PowerSGD and Top-K: ``python -m benchmarks.studies.arc_topk
+"""ARC-Top-K beside dense sums, PowerSGD and Top-K: ``python -m benchmarks arc_topk
 --report docs``.
 
 The compressor's own time; the energy that forms of matrices keep; a step of DDP on links of 100 and
@@ -9,23 +9,10 @@ as many bytes; an hour, without the laboratory.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-from benchmarks.common import runner
-from benchmarks.common.results import Result
 from benchmarks.common.runner import Study, batch_by_batch
 
 from .cells import batches, cells
 from .measure import measure
-
-
-def report(results: Sequence[Result], folder: Path) -> None:
-    from .report import write
-
-    write(results, folder)
-
 
 STUDY = Study(
     name="arc_topk",
@@ -34,14 +21,5 @@ STUDY = Study(
     measuring=batch_by_batch(measure),
     batches=batches,
     alike=lambda cell: cell.kind,
-    report=report,
     report_help="folder of arc_topk.md, for tables and plots",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

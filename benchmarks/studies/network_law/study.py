@@ -1,6 +1,6 @@
 """Runs the table of networks in virtual time, and says which goals are missed.
 
-``python -m benchmarks.studies.network_law`` runs what has no result yet with this very engine;
+``python -m benchmarks network_law`` runs what has no result yet with this very engine;
 ``--sample`` is small enough for the short suite. Exit status 1: a goal is missed.
 """
 
@@ -170,9 +170,7 @@ def _fits(case: Case, options: argparse.Namespace) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.studies.network_law", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks network_law", description=__doc__)
     add = parser.add_argument
     add("--sample", action="store_true", help="a few cases, for the short suite")
     add("--only", metavar="REGEX", help="cases whose names match, as in 'clean: hosts=8'")
@@ -185,7 +183,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--results", type=Path, help="where results of one pacing are (build/network_law-*)")
     add("--json", type=Path, metavar="PATH", help="where to write all figures")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""DropCompute, measured: ``python -m benchmarks.studies.dropcompute --report docs``.
+"""DropCompute, measured: ``python -m benchmarks dropcompute --report docs``.
 
 4 ranks on this machine train the demo's byte-level GPT with 12 micro-batches a step, each of which
 takes as long as the paper's simulated delay says.
@@ -7,12 +7,7 @@ takes as long as the paper's simulated delay says.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import runner
-from benchmarks.common.results import Result
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure
@@ -40,27 +35,12 @@ def plan(options: argparse.Namespace) -> list[Run]:
     )
 
 
-def report(results: Sequence[Result], folder: Path) -> str:
-    from .report import write
-
-    return write(results, folder)
-
-
 STUDY = Study(
     name="dropcompute",
     description=__doc__,
     arguments=arguments,
     plan=plan,
     measuring=one_by_one(measure),
-    report=report,
     reports_planned=True,
     report_help="folder of dropcompute.md, for the table, the JSON and the picture",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A model trained by eight peers at home: ``python -m benchmarks.studies.swarm --report docs``.
+"""A model trained by eight peers at home: ``python -m benchmarks swarm --report docs``.
 
 The demo's model is trained by a swarm of eight over the laboratory's ``home``: without faults, and
 with two peers killed and two that join. With --hivemind PYTHON, an interpreter that imports
@@ -10,11 +10,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import runner, tcp
-from benchmarks.common.results import Result
+from benchmarks.common import tcp
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure
@@ -70,12 +67,6 @@ def missing(python: str) -> tuple[str, ...]:
     return ()
 
 
-def report(results: Sequence[Result], folder: Path) -> str:
-    from .report import write
-
-    return write(results, folder)
-
-
 STUDY = Study(
     name="swarm",
     description=__doc__,
@@ -83,14 +74,5 @@ STUDY = Study(
     plan=plan,
     measuring=one_by_one(measure),
     alike=lambda run: run.variant,
-    report=report,
     report_help="folder of moshpit.md",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Time to a validation loss on bad networks: ``python -m benchmarks.studies.time_to_loss --report
+"""Time to a validation loss on bad networks: ``python -m benchmarks time_to_loss --report
 docs``.
 
 The demo's model is trained in networks of the laboratory, by 4 ranks or by 8 at two sites: by DDP
@@ -10,12 +10,8 @@ laboratory (``lossycoll lab check``).
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import runner, tcp
-from benchmarks.common.results import Result
+from benchmarks.common import tcp
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure
@@ -46,12 +42,6 @@ def plan(options: argparse.Namespace) -> list[Run]:
     return list(runs(options.seeds, PROFILES, variants, budget))
 
 
-def report(results: Sequence[Result], folder: Path) -> str:
-    from .report import write
-
-    return write(results, folder)
-
-
 STUDY = Study(
     name="time_to_loss",
     description=__doc__,
@@ -59,15 +49,6 @@ STUDY = Study(
     plan=plan,
     measuring=one_by_one(measure),
     alike=lambda run: (run.profile, run.variant),
-    report=report,
     reports_planned=True,
     report_help="folder of performance.md; the README is beside it",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Losing packets and the trained model: ``python -m benchmarks.studies.quality --report docs``.
+"""Losing packets and the trained model: ``python -m benchmarks quality --report docs``.
 
 The ranks are processes on this machine, over loopback. docs/quality.md says what the runs are.
 """
@@ -6,12 +6,7 @@ The ranks are processes on this machine, over loopback. docs/quality.md says wha
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import runner
-from benchmarks.common.results import Result
 from benchmarks.common.runner import Study
 
 from .matrix import FULL_SEEDS, Run, runs
@@ -30,12 +25,6 @@ def plan(options: argparse.Namespace) -> list[Run]:
     return list(runs(range(1, options.seeds + 1)))
 
 
-def report(results: Sequence[Result], folder: Path) -> None:
-    from .report import write
-
-    write({result.key: result for result in results}, folder)
-
-
 STUDY = Study(
     name="quality",
     description=__doc__,
@@ -44,14 +33,5 @@ STUDY = Study(
     measuring=measuring,
     alike=lambda run: (run.task, run.world),
     failures_allowed=3,
-    report=report,
     report_help="folder of quality.md, for tables, plots and quality.json",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return runner.main(STUDY, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,7 +35,8 @@ SIZES: Final = {4096: 200, 1 << 20: 40, 25 << 20: 8}
 LEFT_OUT: Final = 1 / 4
 """Of each turn: the first calls."""
 LINKS: Final = ("shared memory", "UDP")
-HEADINGS: Final = ("link", "ranks", "size", "as they come, ms", "by rank, ms", "times", "waited", "MB")
+WAYS: Final = ("as they come, ms", "by rank, ms")
+HEADINGS: Final = ("link", "ranks", "size", *WAYS, "times", "waited", "MB")
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:

@@ -50,22 +50,11 @@ def all_reduce(
     """Mean of all ranks' buffers, on all ranks, in place, by the tiers of ``topology``.
 
     Two steps for each tier. On a flat topology slot number ``s`` reduces segment ``s`` at
-    ``order[s]``, and ``world + s`` is its copy back.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements: Elements of the buffer.
-        elements_per_packet: Elements that one packet of the network carries.
-        order: A permutation of the ranks (:func:`~.order.draw_order`), by which owners are drawn
-            on the topmost tier; None: each host (or site) owns as much as any other.
-        missing: What a reduced packet becomes at a rank that it never reaches.
-        finish: MEAN, or WEIGHTED where contributions have weights.
-        topology: Who shares a host and a site; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, count, order or topology that the world does not allow, another
-            finish, or a topology whose plan would have too many slots.
+    ``order[s]``, and ``world + s`` is its copy back. ``order`` (:func:`~.order.draw_order`) is the
+    permutation of ranks by which owners are drawn on the topmost tier; None: each host (or site)
+    owns as much as any other. ``missing`` is what a reduced packet becomes at a rank that it never
+    reaches. ValueError, besides arguments that the world doesn't allow: a topology whose plan would
+    have too many slots.
     """
     check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)

@@ -23,21 +23,13 @@ pieces lie in many places, and each piece takes three slots."""
 
 
 class Piece(NamedTuple):
-    """Elements ``offset`` to ``offset + length`` of the buffer, in one unit.
+    """Elements ``offset`` to ``offset + length`` of the buffer, in one unit."""
 
-    Attributes:
-        offset: First element.
-        length: Elements; at least 1.
-        holders: The rank that holds it in each part of the unit.
-        owner: The one of them that holds it in the unit.
-        inside: By part: the number of the part's piece that it lies in.
-    """
-
-    offset: int
-    length: int
-    holders: tuple[int, ...]
-    owner: int
-    inside: tuple[int, ...]
+    offset: int  # first element
+    length: int  # elements; at least 1
+    holders: tuple[int, ...]  # the rank that holds it in each part of the unit
+    owner: int  # the one of them that holds it in the unit
+    inside: tuple[int, ...]  # by part: the number of the part's piece that it lies in
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +43,10 @@ class Shares:
 
 @lru_cache(maxsize=64)
 def shares(root: Unit, elements: int, grain: int, turns: tuple[int, ...] | None) -> Shares:
-    """The pieces of all units. All borders but the end are whole numbers of ``grain``.
+    """The pieces of all units; all borders but the end are whole numbers of ``grain`` elements.
 
-    Args:
-        root: All ranks.
-        elements: Elements of the buffer; 0 or more.
-        grain: Elements that borders are multiples of.
-        turns: The parts in the order in which the topmost tier is cut among them, some of them
-            several times (:func:`drawn_turns`). None: parts get as much of the buffer as each
-            other.
+    ``turns`` are the parts in the order in which the topmost tier is cut among them, some of them
+    several times (:func:`drawn_turns`). None: parts get as much of the buffer as each other.
     """
     parts = _parts(root, elements, grain)
     return Shares(root, _pieces(parts, turns or range(len(parts)), grain), parts)
@@ -86,10 +73,6 @@ def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
 
     So each element goes to a part as if a rank were drawn and the part were the rank's: then the
     mean of what arrives is unbiased, whatever the parts' sizes.
-
-    Args:
-        root: All ranks.
-        order: A permutation of the ranks.
     """
     step = gcd(*[len(part.ranks) for part in root.parts])
     part_of = {rank: i for i, part in enumerate(root.parts) for rank in part.ranks[::step]}

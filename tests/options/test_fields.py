@@ -61,6 +61,8 @@ from lossycoll.plan.sets import Code
         ("cipher", "aes-256-gcm", "aes-256-gcm"),
         ("libcrypto", "/opt/libcrypto.so.3", "/opt/libcrypto.so.3"),
         ("rekey", "60", 60.0),
+        ("status", "off", "off"),
+        ("warn_after", "60", 60.0),
         ("log", "off", "off"),
     ],
 )

@@ -2,6 +2,8 @@
 
 With each connection a peer comes anew, as one that others may have been told is lost: it is another
 for them, with keys of its own.
+
+Long because a connection, what each directory is to hear and what callers wait for are one state.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Due,
     Found,
     Gone,
     Group,
@@ -104,6 +107,8 @@ class DirectoryClient:
         """The connection is to end, and another to be made."""
         self.joined: Joined | None = None
         self.peers = 0
+        self.due = False
+        """A round is due by the samples of all peers, and none has begun since."""
         self._round = 0
         self._epoch = 0
         self._turns = False
@@ -407,6 +412,7 @@ class DirectoryClient:
         talk.said = [*standing, sought, ready, question]
 
     def _take(self, talk: Talk, body: bytes) -> None:
+        """Long because each kind of message has its effect."""
         try:
             message: Message = unpack(body)
         except Malformed:
@@ -452,6 +458,8 @@ class DirectoryClient:
                 self._found = message.loans
             elif isinstance(message, Leave):  # the directory ends, in good order
                 talk.ended = True
+            if isinstance(message, Due | Group):
+                self.due = isinstance(message, Due)
             self._changed.notify_all()
         if isinstance(message, Loan) and message.members[0].coming == talk.coming:
             self._on_loan(message)

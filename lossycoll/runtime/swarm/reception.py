@@ -21,6 +21,7 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Due,
     Found,
     Gone,
     Here,
@@ -180,6 +181,7 @@ class Reception:
         self._tell_directories(now)
         self._tell_present()
         self._tell_each(self._directory.agreed(), Agreed(""))
+        self._tell_each(self._directory.due(), Due())
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
         for number, loans in self._directory.lends():

@@ -20,14 +20,7 @@ FAILED: Final = -1
 
 
 def octets(text: bytes) -> Tensor:
-    """Bytes as they travel.
-
-    Args:
-        text: Any number.
-
-    Returns:
-        uint8 (n,), a copy in host memory.
-    """
+    """Bytes as a uint8 tensor (n,) in host memory, a copy."""
     return (
         torch.frombuffer(bytearray(text), dtype=torch.uint8)
         if text
@@ -38,19 +31,10 @@ def octets(text: bytes) -> Tensor:
 def state_from(
     source: int, state: Callable[[], Any], group: dist.ProcessGroup | None = None
 ) -> tuple[bytes, Bytes]:
-    """One rank's state for all ranks of a group, reliably. All of them call this.
+    """The state of rank ``source`` for all ranks of a group, reliably. All of them call this.
 
-    Args:
-        source: The rank that has it.
-        state: What gives it there, of what ``packed`` takes; not called elsewhere.
-        group: None: the default group.
-
-    Returns:
-        What ``unpacked`` takes.
-
-    Raises:
-        CheckpointError: It can't travel; on all ranks.
-        LossyError: The group has failed, or the source is lost.
+    ``state`` is called at ``source`` alone; the result is for ``unpacked``. A state that can't
+    travel raises CheckpointError on all ranks.
     """
     skeleton, data, failure = b"", torch.empty(0, dtype=torch.uint8, device="cpu"), ""
     if dist.get_rank(group) == source:

@@ -26,16 +26,9 @@ MOST_DEPTH: Final = 16
 
 
 def packed(state: Any) -> tuple[bytes, Bytes]:
-    """A state as bytes.
+    """A state as bytes: its skeleton, and its tensors' bytes (n,), copied.
 
-    Args:
-        state: Dicts, lists, tuples, numbers, text, None and dense tensors, in one another.
-
-    Returns:
-        The skeleton, and the tensors' bytes, shape (n,), a copy.
-
-    Raises:
-        CheckpointError: Something in it is nothing of these.
+    It is of dicts, lists, tuples, numbers, text, None and dense tensors; else CheckpointError.
     """
     tensors: list[Tensor] = []
     try:
@@ -54,18 +47,9 @@ def packed(state: Any) -> tuple[bytes, Bytes]:
 
 
 def unpacked(skeleton: bytes, data: Bytes, *, copies: bool = False) -> Any:
-    """Reads a state.
+    """The state that :func:`packed` made; CheckpointError if skeleton and bytes are not of one.
 
-    Args:
-        skeleton: As :func:`packed` returned it.
-        data: As that did, shape (n,).
-        copies: Whether each tensor has memory of its own, so that ``data`` may go.
-
-    Returns:
-        The state. Its tensors are views of ``data``, or copies where they have to be.
-
-    Raises:
-        CheckpointError: They are no state, or not of one another.
+    Its tensors are views of ``data``; with ``copies`` none is, so that ``data`` may go.
     """
     try:
         bones = json.loads(skeleton)

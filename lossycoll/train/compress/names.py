@@ -19,25 +19,14 @@ class ParameterNames:
         self._known = False
 
     def set(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes the parameters' own names.
-
-        Args:
-            named_parameters: (name, parameter) of each, as a module's ``named_parameters()``.
-        """
+        """Takes the parameters' names, as a module's ``named_parameters()`` gives them."""
         self._keys = {parameter: name for name, parameter in named_parameters}
         self._known = True
 
     def keys(self, parameters: Iterable[Tensor]) -> list[str]:
         """The keys by which gradients are known.
 
-        Args:
-            parameters: Those whose gradients are met now.
-
-        Returns:
-            One key for each, in order.
-
-        Raises:
-            TrainingError: A parameter has no name, and others do.
+        TrainingError: a parameter has no name, others do.
         """
         out = []
         for parameter in parameters:
@@ -52,12 +41,5 @@ class ParameterNames:
         return out
 
     def say(self, key: str) -> str:
-        """A parameter as errors call it.
-
-        Args:
-            key: One of :meth:`keys`.
-
-        Returns:
-            Its name in quotes, or its number.
-        """
+        """A parameter as errors call it: its name in quotes, or its number."""
         return repr(key) if self._known else f"parameter {key}"

@@ -15,15 +15,10 @@ from .error_memory import RULES, ErrorMemory, memory_of
 
 @dataclass
 class RankMemory:
-    """By the gradient's key, what is remembered of it.
+    """The memories of one rank's gradients, by the gradient's key."""
 
-    Attributes:
-        rule: That of error feedback.
-        momentum: That of the rule ``ef21m``.
-    """
-
-    rule: str
-    momentum: float
+    rule: str  # that of error feedback
+    momentum: float  # that of the rule ``ef21m``
     matrices: dict[str, ErrorMemory] = field(default_factory=dict)
     """Of gradients whose rows are chosen."""
     residuals: dict[str, Tensor] = field(default_factory=dict)
@@ -32,14 +27,7 @@ class RankMemory:
     """Of all gradients so far."""
 
     def of(self, key: str) -> ErrorMemory:
-        """The memory of a matrix; an empty one if there is none yet.
-
-        Args:
-            key: The gradient's.
-
-        Returns:
-            The memory.
-        """
+        """The memory of a gradient, by its key; an empty one if there is none yet."""
         memory = self.matrices.get(key)
         if memory is None:
             memory = self.matrices[key] = memory_of(self.rule, self.momentum)
@@ -67,18 +55,9 @@ class RankMemory:
     def from_state_dict(
         cls, rule: str, momentum: float, state_dict: Mapping[str, Any]
     ) -> RankMemory:
-        """The memory that was saved.
+        """A memory with copies of the tensors saved by :meth:`state_dict`; ``rule`` is today's.
 
-        Args:
-            rule: That of error feedback now.
-            momentum: That of the rule ``ef21m``.
-            state_dict: What :meth:`state_dict` returned.
-
-        Returns:
-            A memory with copies of its tensors.
-
-        Raises:
-            CheckpointError: The tensors are another rule's.
+        CheckpointError: the tensors are another rule's.
         """
         found = cls(rule, momentum)
         names = RULES[rule].names

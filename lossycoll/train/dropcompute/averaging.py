@@ -53,37 +53,23 @@ class GradientAveraging(Protocol):
         """A scope whose backward passes accumulate gradients and send nothing."""
 
     def average(self, submit: Submit) -> Work | None:
-        """Replaces the gradients by the mean over the ranks.
+        """Replaces the gradients by the mean over the ranks; returns what ``submit`` returned.
 
-        Args:
-            submit: Is called once, at the same place among the collectives on all ranks.
-
-        Returns:
-            What ``submit`` returned.
+        It is called once, at the same place among the collectives on all ranks.
         """
 
     def finish(self, grad_counts: Tensor, factor: float) -> None:
-        """Multiplies the gradients by a factor.
+        """Multiplies gradients by ``factor``, from the mean over ranks to that over micro-batches.
 
-        Args:
-            grad_counts: float64 (n,), the sums of the flags over the ranks.
-            factor: From the mean over the ranks to the mean over the completed micro-batches.
+        ``grad_counts`` is float64 (n,), the sums of the flags over the ranks.
         """
 
 
 def averaging_of(model: object, group: dist.ProcessGroup | None) -> GradientAveraging:
-    """The way of averaging for a model.
+    """The way of averaging for DDP (compiled or not), a ShardedOptimizer, or a plain module.
 
-    Args:
-        model: DDP (compiled or not), a ShardedOptimizer, or a plain module.
-        group: The ranks that average; None: the model's own, else the default group.
-
-    Returns:
-        The averaging.
-
-    Raises:
-        UnsupportedError: Another model, or one whose passes talk to other ranks.
-        OptionError: A group for a model that has its own.
+    UnsupportedError: another model, or one whose passes talk to other ranks. OptionError: a group
+    for a model that has its own.
     """
     if isinstance(model, Optimizer):
         model = steps_of(model, "DropCompute")

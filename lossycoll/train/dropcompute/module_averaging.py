@@ -23,10 +23,6 @@ class ModuleAveraging:
 
     They go in buckets, each rank's divided by the world's size, and are added up. A single rank
     sends nothing.
-
-    Args:
-        model: The module.
-        group: The ranks that average; None: the default group.
     """
 
     optimizer = None

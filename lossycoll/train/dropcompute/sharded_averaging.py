@@ -16,11 +16,7 @@ from .gradients import NO_FLAGS, Submit
 
 
 class ShardedAveraging:
-    """Has the optimizer reduce, and scales the gradients of this rank's fragments.
-
-    Args:
-        optimizer: That steps with them.
-    """
+    """Has the optimizer reduce, and scales the gradients of this rank's fragments."""
 
     grad_flags = NO_FLAGS
 

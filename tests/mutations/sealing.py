@@ -134,14 +134,14 @@ SEALING = (
         "lossycoll/runtime/control/curve.py",
         "(domain, *key) in self._admitted",
         "bool(key)",
-        "tests/runtime/control/test_transport.py::test_a_caller_that_isnt_in_the_roster_is_refused",
+        "tests/runtime/control/test_curve.py::test_a_caller_that_isnt_in_the_roster_is_refused",
     ),
     mutation(
         "a sealed message that may be left out",
         "lossycoll/runtime/control/transport.py",
         "return body if number == one.taken",
         "return body if number >= one.taken",
-        "tests/runtime/control/test_transport.py"
+        "tests/runtime/control/test_curve.py"
         "::test_whatever_is_done_to_sealed_messages_isnt_believed",
     ),
     mutation(
@@ -149,7 +149,7 @@ SEALING = (
         "lossycoll/runtime/control/curve.py",
         'secret.derived("curve", plane, role)',
         'secret.derived("curve", role)',
-        "tests/runtime/control/test_transport.py"
+        "tests/runtime/control/test_curve.py"
         "::test_keys_are_one_secrets_one_planes_and_one_roles_and_arent_shown",
     ),
     mutation(

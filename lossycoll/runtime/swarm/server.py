@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.control.events import Closed, Connected, Event, Peer, Readable
+from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
@@ -152,11 +152,8 @@ class DirectoryServer:
         # All that has come is heard before groups form: who has said that it is ready isn't late.
         while events:
             taken += len(events)
-            over = {event.peer for event in events if isinstance(event, Closed)}
             for event in events:
-                # Whoever has given up waiting isn't taken in: thousands may, and come again.
-                if not (isinstance(event, Connected) and event.peer in over):
-                    self._take(event)
+                self._take(event)
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
         self._reception.turn()

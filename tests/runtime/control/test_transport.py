@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
 import signal
 import socket
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 import zmq
@@ -20,7 +18,7 @@ import zmq
 from lossycoll.runtime.control import transport as under_test
 from lossycoll.runtime.control.context import SHARED
 from lossycoll.runtime.control.curve import Keys, keys_of
-from lossycoll.runtime.control.descriptors import Place, listener
+from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.events import (
     Closed,
     Connected,
@@ -31,71 +29,15 @@ from lossycoll.runtime.control.events import (
 )
 from lossycoll.runtime.control.transport import LONGEST, MOST_ZEROS, STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
+from tests.support.transports import GREETING, HERE, count, hear, listening, meet, pair, stranger
 from tests.support.waiting import until
 
-HERE = "127.0.0.1"
 OURS = Secret.of(b"a secret of tests")
-ANOTHER = Secret.of(b"another secret of tests")
-
-
-def listening(keys: Keys | None = None, **rest: object) -> tuple[Transport, Place]:
-    made = Transport(keys, **rest)  # type: ignore[arg-type]
-    end = listener(HERE, (0, 0), 64)
-    assert end is not None
-    place = HERE, int(end.getsockname()[1])
-    made.listen(end)
-    return made, place
 
 
 @pytest.fixture(params=[False, True], ids=["clear", "sealed"])
 def keys(request: pytest.FixtureRequest) -> Keys | None:
     return keys_of(OURS, "tests") if request.param else None
-
-
-@contextlib.contextmanager
-def pair(keys: Keys | None = None) -> Iterator[tuple[Transport, Transport, Place]]:
-    """One that listens, and another one."""
-    server, place = listening(keys)
-    with contextlib.closing(server), contextlib.closing(Transport(keys)) as client:
-        yield server, client, place
-
-
-def hear(
-    one: Transport,
-    wanted: Callable[[list[Event]], bool],
-    *others: Transport | Middle,
-    seconds: float = 10,
-) -> list[Event]:
-    """What ``one`` is told until that is as ``wanted``, while ``others`` run."""
-    found: list[Event] = []
-    end = time.monotonic() + seconds
-    while not wanted(found) and time.monotonic() < end:
-        found += one.poll(0.01)
-        for other in others:
-            other._turn(0)
-    assert wanted(found), found
-    return found
-
-
-def count(wanted: int) -> Callable[[list[Event]], bool]:
-    return lambda found: len(found) >= wanted
-
-
-def meet(server: Transport, client: Transport, place: Place, *others: Middle) -> tuple[int, int]:
-    """A connection: its number at the server, and at the client."""
-    peer = client.connect(place)
-    assert client.send(peer, b"hello")
-    connected, hello = hear(server, count(2), client, *others)
-    assert isinstance(connected, Connected)
-    assert (connected.address, connected.own) == (HERE, HERE)
-    assert hello == Received(connected.peer, b"hello")
-    server.admit(connected.peer)
-    assert server.send(connected.peer, b"welcome")
-    assert hear(client, count(2), server, *others) == [
-        Connected(peer, HERE, HERE),
-        Received(peer, b"welcome"),
-    ]
-    return connected.peer, peer
 
 
 def test_messages_come_whole_and_in_order_and_before_the_end(keys: Keys | None) -> None:
@@ -274,13 +216,6 @@ def test_a_range_of_ports_that_is_taken() -> None:
 # ---- strangers ----
 
 
-def stranger(place: Place, said: bytes = b"", source: str = HERE) -> socket.socket:
-    made = socket.create_connection(place, source_address=(source, 0))
-    made.sendall(said)
-    return made
-
-
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x1b\x05READY" + b"\x0bSocket-Type\x00\x00\x00\x06DEALER"[:-1] + b"R"
 SAID = [
     b"",
@@ -384,234 +319,6 @@ def test_an_identity_of_a_stranger_takes_nobodys_place() -> None:
             end.connect(f"tcp://{HERE}:{place[1]}")
             end.send(b"hello")
             assert Received(there, b"hello") not in hear(server, count(2), client)
-
-
-# ---- secrets ----
-
-
-def test_other_secrets_planes_and_ends_in_clear_dont_meet() -> None:
-    server, place = listening(keys_of(OURS, "tests"))
-    with contextlib.closing(server):
-        for keys in (keys_of(ANOTHER, "tests"), keys_of(OURS, "others"), None):
-            with contextlib.closing(Transport(keys)) as client:
-                peer = client.connect(place)
-                client.send(peer, b"hello")
-                found = hear(client, count(1), server)
-                assert found == [Closed(peer, "closed by whoever listens there")], keys
-        assert server.poll(0.05) == []
-        assert server.counts["handshake"] == 3
-    server, place = listening()
-    with (
-        contextlib.closing(server),
-        contextlib.closing(Transport(keys_of(OURS, "tests"))) as client,
-    ):
-        peer = client.connect(place)
-        client.send(peer, b"hello")
-        assert hear(client, count(1), server) == [Closed(peer, "closed by whoever listens there")]
-        assert server.poll(0.05) == []
-
-
-def test_a_caller_that_isnt_in_the_roster_is_refused() -> None:
-    """Even one that has learnt the listener's key."""
-    keys = keys_of(OURS, "tests")
-    server, place = listening(keys)
-    wrong = Keys("tests", keys.listener, keys_of(ANOTHER, "tests").caller)
-    with contextlib.closing(server), contextlib.closing(Transport(None)) as client:
-        client._keys = wrong
-        peer = client.connect(place)
-        client.send(peer, b"hello")
-        assert hear(client, count(1), server) == [Closed(peer, "closed by whoever listens there")]
-        assert server.poll(0.05) == []
-
-
-def test_keys_are_one_secrets_one_planes_and_one_roles_and_arent_shown() -> None:
-    pairs = [
-        pair
-        for secret in (OURS, ANOTHER)
-        for plane in ("a", "b")
-        for pair in (keys_of(secret, plane).listener, keys_of(secret, plane).caller)
-    ]
-    assert len({pair.public for pair in pairs}) == len({pair.secret for pair in pairs}) == 8
-    assert keys_of(OURS, "a") == keys_of(OURS, "a")
-    assert pairs[0].secret.decode() not in repr(keys_of(OURS, "a"))
-
-
-def test_nothing_that_is_said_can_be_read_on_the_way() -> None:
-    """Whoever passes the bytes on sees no message and no key; in clear all of it."""
-    for keys in (keys_of(OURS, "tests"), None):
-        with pair(keys) as (server, client, place), recorded(place) as (middle, seen):
-            _, here = meet(server, client, middle)
-            client.send(here, b"planted text")
-            hear(server, count(1), client)
-            data = bytes(seen)
-        assert (b"planted" in data) == (b"hello" in data) == (b"welcome" in data) == (keys is None)
-        if keys is not None:
-            for one in (keys.listener, keys.caller):
-                from zmq.utils import z85
-
-                assert z85.decode(one.public) not in data
-                assert one.public not in data
-
-
-Frame: TypeAlias = tuple[int, bytes]
-"""Of ZMTP: flags, and the body."""
-GREETING_BYTES = 64
-
-
-class Middle:
-    """Passes a connection's frames on to another place; somebody may change them there.
-
-    ``seen``: those of each direction. ``said``: all bytes to the listener. ``attack``: what becomes
-    of the next two frames to it.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._front = socket.create_server((HERE, 0))
-        self._front.setblocking(False)
-        self.place: Place = self._front.getsockname()
-        self._leads_to = place
-        self._ends: list[socket.socket] = []
-        self._came = [bytearray(), bytearray()]
-        self._greeting = [GREETING_BYTES, GREETING_BYTES]
-        """As much of each end's isn't through yet."""
-        self.seen: tuple[list[Frame], list[Frame]] = ([], [])
-        self.said = bytearray()
-        self.attack: Callable[[list[Frame]], list[Frame]] | None = None
-        self._held: list[Frame] = []
-
-    def _turn(self, seconds: float) -> None:
-        if not self._ends:
-            with contextlib.suppress(BlockingIOError):
-                near, _ = self._front.accept()
-                self._ends = [near, socket.create_connection(self._leads_to)]
-                for end in self._ends:
-                    end.setblocking(False)
-        for way, end in enumerate(self._ends):
-            with contextlib.suppress(BlockingIOError, ConnectionError):
-                data = end.recv(1 << 16)
-                self._came[way] += data
-                self.said += data if way == 0 else b""
-                if not data:
-                    self._ends[1 - way].shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionError):
-                self._pass_on(way)
-
-    def _pass_on(self, way: int) -> None:
-        came, there = self._came[way], self._ends[1 - way]
-        greeting = came[: self._greeting[way]]
-        there.sendall(greeting)
-        del came[: len(greeting)]
-        self._greeting[way] -= len(greeting)
-        while self._greeting[way] == 0 and (frame := taken(came)) is not None:
-            self.seen[way].append(frame)
-            frames = [frame]
-            if way == 0 and self.attack is not None:
-                self._held.append(frame)
-                if len(self._held) < 2:
-                    continue
-                frames, self.attack = self.attack(self._held), None
-            for flags, body in frames:
-                there.sendall(bytes([flags | 2]) + len(body).to_bytes(8, "big") + body)
-
-    def close(self) -> None:
-        for end in (self._front, *self._ends):
-            end.close()
-
-
-def taken(came: bytearray) -> Frame | None:
-    """The oldest frame that is there as a whole."""
-    size = 8 if came and came[0] & 2 else 1
-    length = int.from_bytes(came[1 : 1 + size], "big")
-    if len(came) < 1 + size or len(came) < 1 + size + length:
-        return None
-    found = came[0] & ~2, bytes(came[1 + size : 1 + size + length])
-    del came[: 1 + size + length]
-    return found
-
-
-def changed(frame: Frame) -> Frame:
-    at = random.Random(1).randrange(8 * len(frame[1]))
-    body = bytearray(frame[1])
-    body[at // 8] ^= 1 << at % 8
-    return frame[0], bytes(body)
-
-
-ATTACKS: dict[str, Callable[[list[Frame], Middle], list[Frame]]] = {
-    "changed": lambda frames, middle: [changed(frames[0]), frames[1]],
-    "left out": lambda frames, middle: frames[1:],
-    "repeated": lambda frames, middle: [middle.seen[0][-3], *frames],
-    "swapped": lambda frames, middle: frames[::-1],
-    "cut": lambda frames, middle: [(frames[0][0], frames[0][1][:-1]), frames[1]],
-    "turned round": lambda frames, middle: [middle.seen[1][-1], *frames],
-    "invented": lambda frames, middle: [(0, os.urandom(40)), *frames],
-    "empty": lambda frames, middle: [(0, b""), *frames],
-}
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_whatever_is_done_to_sealed_messages_isnt_believed(attack: str) -> None:
-    """By whoever passes them on: nor is anything that follows. The connection ends, or is silent
-    from then on."""
-    with (
-        pair(keys_of(OURS, "tests")) as (server, client, place),
-        contextlib.closing(Middle(place)) as middle,
-    ):
-        there, here = meet(server, client, middle.place, middle)
-        for body in (b"one", b"two"):
-            assert server.send(there, body)
-            assert client.send(here, body)
-        hear(client, count(2), middle)
-        assert hear(server, count(2), middle) == [Received(there, b"one"), Received(there, b"two")]
-        middle.attack = lambda frames: ATTACKS[attack](frames, middle)
-        assert client.send(here, b"three")
-        assert client.send(here, b"four")
-        found: list[Event] = []
-
-        def noticed() -> bool:
-            middle._turn(0)
-            found.extend(server.poll(0.01))
-            return bool(found or server.counts["forged"])
-
-        until(noticed)
-        client.send(here, b"five")
-        for _ in range(5):
-            noticed()
-        assert [type(event) for event in found] in ([], [Closed])
-        assert found or server.counts["forged"] == 1
-
-
-@contextlib.contextmanager
-def recorded(place: Place) -> Iterator[tuple[Place, bytearray]]:
-    """A place that passes on to another one, and all bytes that went either way."""
-    seen, ends = bytearray(), list[socket.socket]()
-    with socket.create_server((HERE, 0)) as front:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                near, _ = front.accept()
-                far = socket.create_connection(place)
-                ends.extend((near, far))
-                back = threading.Thread(target=copy, args=(far, near))
-                back.start()
-                copy(near, far)
-                back.join()
-
-        def copy(source: socket.socket, target: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while data := source.recv(1 << 16):
-                    seen.extend(data)
-                    target.sendall(data)
-                target.shutdown(socket.SHUT_WR)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield front.getsockname(), seen
-    for end in ends:
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
-    for end in ends:
-        end.close()
 
 
 # ---- processes ----

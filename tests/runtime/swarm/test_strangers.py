@@ -29,13 +29,12 @@ from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Join, Joined, Leave, pack, unpack
 from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.ways import swarm_keys
-from tests.runtime.control.test_transport import GREETING, Middle, stranger
 from tests.runtime.swarm.test_member import peers, together
+from tests.support.transports import GREETING, HERE, Middle, stranger
 from tests.support.waiting import until
 
 TEXT = "a secret of tests"
 SECRET = Secret.of(TEXT.encode())
-HERE = "127.0.0.1"
 FEW = 32
 """Strangers that a directory of these tests lets in at once."""
 
@@ -180,35 +179,6 @@ def test_as_many_as_there_is_room_for_come_at_once(count: int, text: str) -> Non
             many.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_who_has_given_up_waiting_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(None) as (server, place):
-        waits, go = threading.Event(), threading.Event()
-        turn = DirectoryServer._turn
-
-        def stuck(self: DirectoryServer) -> None:
-            waits.set()
-            go.wait(20)
-            turn(self)
-
-        monkeypatch.setattr(DirectoryServer, "_turn", stuck)
-        joins = []
-        join = server._directory.join
-        monkeypatch.setattr(
-            server._directory, "join", lambda wanted: joins.append(wanted.name) or join(wanted)
-        )
-        assert waits.wait(10)
-        with closing(Transport()) as gone:
-            gone.send(
-                gone.connect(place), pack(Join(VERSION, "gone", "5c" * 16, PLACES, "0" * 16, 0))
-            )
-            gone.poll(0.2)
-        go.set()
-        with closing(Transport()) as stays:
-            joined(stays, place, "stays")
-        assert joins == ["stays"]
-        assert server._directory.names() == ("stays",)
 
 
 # ---- processes ----

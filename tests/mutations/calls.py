@@ -389,7 +389,8 @@ CALLS = (
         "packets that keep coming aren't waited for beyond the deadline",
         "native/stream_in.c",
         "    return h->now - lc_later(in->last_ns, excused) >\n"
-        "           lc_deadline_silence(&p->deadline, lc_later(in->gap_ns, p->pace.measure.rtt_ns));",
+        "           lc_deadline_silence(&p->deadline, lc_later(in->gap_ns, "
+        "p->pace.measure.rtt_ns));",
         "    return 1;",
         "native:test_overlap",
     ),

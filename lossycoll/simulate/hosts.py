@@ -87,14 +87,18 @@ class _Group(EngineGroup):
             )
         self.plan = plan
 
-    def submit(self, encoded: Any, call: Any, owner: Any = None, gate: int = 0) -> int:
+    def submit(
+        self, encoded: Any, call: Any, owner: Any = None, gate: int = 0, seq: int = -1
+    ) -> int:
         self._take(encoded.plan)
-        self.ticket = super().submit(encoded, call, owner, gate)
+        self.ticket = super().submit(encoded, call, owner, gate, seq)
         return self.ticket
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(
+        self, ready: Any, input: int, output: int, owner: Any, gate: int = 0, seq: int = -1
+    ) -> int:
         self._take(ready.encoded.plan)
-        self.ticket = super().submit_ready(ready, input, output, owner, gate)
+        self.ticket = super().submit_ready(ready, input, output, owner, gate, seq)
         return self.ticket
 
 
@@ -163,7 +167,9 @@ class _Planner:
         """As of a group."""
         return self._link
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(
+        self, ready: Any, input: int, output: int, owner: Any, gate: int = 0, seq: int = -1
+    ) -> int:
         """Nothing is done; it ends with no ticket."""
         self.plan = ready.encoded.plan
         return 0

@@ -75,7 +75,7 @@ def _worst_link(rank: Rank) -> Mapping[str, Any]:
 
 
 def _sum(rank: Rank, name: str) -> float:
-    return sum(link[name] for link in rank["link"])
+    return float(sum(link[name] for link in rank["link"]))
 
 
 def _bytes(value: float) -> str:

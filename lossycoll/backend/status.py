@@ -10,6 +10,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.status_record import Record
+from lossycoll.runtime.membership import metrics
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hang_log import HangLog
@@ -44,7 +45,19 @@ def tell(plane: ControlPlane, met: Met, host: Host) -> None:
     plane.cohort.note = host.note_peer
     session = int(met.session, 16)
     shown = met.options.status == "on"
-    plane.tell_status(met.session, lambda: status_page.pages(session) if shown else [])
+
+    def read() -> list[Record]:
+        return status_page.pages(session) if shown else []
+
+    plane.tell_status(met.session, read)
+    if met.options.metrics:
+        metrics.tell(
+            met.options.metrics,
+            host.process,
+            sealed=host.is_sealed,
+            read=read,
+            is_over=lambda: not host.is_open,
+        )
 
 
 def watch(making: Making, met: Met, health: Health, host: Host, number: int) -> None:

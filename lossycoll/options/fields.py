@@ -390,6 +390,14 @@ class Options:
         "time, and so on. 0: never. It needs `status` (operate.md).",
         enters=Enters.PYTHON,
     )
+    metrics: str = option(
+        "",
+        text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
+        "Where Prometheus finds figures of the ranks of a machine: a port, or a file that is "
+        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status` "
+        "(operate.md).",
+        enters=Enters.PYTHON,
+    )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.support.waiting import until
 
 WORLD = 4
 LATE = 2
+HAS_METRICS = importlib.util.find_spec("prometheus_client") is not None
 SECRET = "a secret of tests"
 Job = dict[str, Any]
 
@@ -171,7 +174,12 @@ def _is_told_stopped_while_it_is(watched: Watched) -> None:
 
 
 def test_late_and_stopped_ranks_are_named_whatever_strangers_do(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, LOSSYCOLL_LIVENESS="60", LOSSYCOLL_WARN_AFTER="0.5")
+    watched = Watched(
+        tmp_path,
+        LOSSYCOLL_LIVENESS="60",
+        LOSSYCOLL_WARN_AFTER="0.5",
+        LOSSYCOLL_METRICS=f"127.0.0.1:{(port := free_port())}" if HAS_METRICS else "",
+    )
     with watched.ranks:
         job = watched.waits()
         place = job["ranks"][0]["control"]
@@ -188,6 +196,9 @@ def test_late_and_stopped_ranks_are_named_whatever_strangers_do(tmp_path: Path) 
         assert f"rank {LATE}, which is alive: 3 wait for it" in as_text([job])
         _told_by_the_command(place)
         _told_by_the_log(watched.ranks)
+        if HAS_METRICS:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                assert f'lossycoll_waited_for{{rank="{LATE}"}} 3.0' in answer.read().decode()
         _strangers_change_nothing(job["ranks"][1]["control"])
         _is_told_stopped_while_it_is(watched)
         assert watched.end() == [""] * WORLD

@@ -64,6 +64,7 @@ from lossycoll.plan.sets import Code
         ("rekey", "60", 60.0),
         ("status", "off", "off"),
         ("warn_after", "60", 60.0),
+        ("metrics", ":9400", ":9400"),
         ("log", "off", "off"),
     ],
 )

@@ -24,8 +24,8 @@ class UnsafeFolder(OSError):
 def folder() -> Path:
     """Where the pages of this user are: in XDG_RUNTIME_DIR, else in memory, else on the disk."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(own) and os.path.isdir(own):
-        return Path(own) / NAME
+    if os.path.isabs(own) and os.path.isdir(own) and os.stat(own).st_uid == os.getuid():
+        return Path(own) / NAME  # sudo may have kept another user's
     return (MEMORY if os.path.isdir(MEMORY) else DISK) / f"{NAME}-{os.getuid()}"
 
 

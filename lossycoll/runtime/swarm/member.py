@@ -254,6 +254,9 @@ class SwarmMember:
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
+        if self._group is None and self._end is not None:
+            # Before others hear that this peer has gone: then they wait for no packet of it.
+            self._end.paths.flush()
         self._client.close()
         with self._lock:
             engine = self._group[0] if self._group else None

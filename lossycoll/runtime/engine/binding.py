@@ -2,6 +2,8 @@
 engine's library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
+
+Long because what a call of the engine takes is in one place.
 """
 
 from __future__ import annotations

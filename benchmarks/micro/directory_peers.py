@@ -257,6 +257,8 @@ class Peers:
         self._poller = select.epoll()
         self._beats: list[tuple[float, int]] = []
         self._draw = random.Random(self._name)
+        self._are_in = False
+        """All have joined; until then answers wait behind those of others."""
         self._direct: Direct | None = None
         if self._join:
             self._reach_server()
@@ -282,6 +284,9 @@ class Peers:
             waiting -= self._turn(0.0)
         while waiting:
             waiting -= self._turn(0.1)
+        for peer in self._peers.values():
+            peer.heard = time.monotonic()
+        self._are_in = True
         return {"at": time.monotonic()}
 
     def _come(self, number: int) -> None:
@@ -320,7 +325,7 @@ class Peers:
         while self._beats and self._beats[0][0] <= now:
             _, number = heapq.heappop(self._beats)
             peer = self._peers[number]
-            if now - peer.heard > LEASE and peer.has_joined:
+            if now - peer.heard > LEASE and self._are_in:
                 raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
             if peer.has_joined:
                 peer.say(Beat(0))

@@ -141,7 +141,7 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
         other._engine_of(paths, group.number, group.members, rank)
         entered.set()
         leave.wait(20)
-        return 1.0, 1.0
+        return 1.0, 1.0, ()
 
     other._exchange = stay  # type: ignore[assignment]
     reports: list[Any] = []
@@ -205,7 +205,7 @@ def test_a_member_that_cannot_be_reached_costs_its_share(stack: ExitStack) -> No
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
     members[2]._client.say(Here("::1", 4711))
-    members[2]._exchange = lambda *rest: (1.0, 1.0)  # type: ignore[assignment]
+    members[2]._exchange = lambda *rest: (1.0, 1.0, ())  # type: ignore[assignment]
     time.sleep(0.2)
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)

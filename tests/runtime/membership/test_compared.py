@@ -27,7 +27,7 @@ NOT_SHARED = {
         "libcrypto",
         "rekey",
     ),
-    "keepalive",
+    *("keepalive", "status", "warn_after", "metrics"),
     *("verbs_device", "verbs_gid", "libibverbs"),
 }
 

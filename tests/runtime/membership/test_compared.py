@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "inject": "loss=0.25",
     "seed": 9,
     "futures": "in_order",
+    "deterministic": 1,
     "liveness": 20.0,
     "on_peer_loss": "continue",
 }

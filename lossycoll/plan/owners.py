@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from .assembly import add, assemble, copy_own, receive, send_own
-from .model import Edge, Finish, Missing, Plan, packet_count
+from .model import Edge, Finish, Missing, Plan, Slot, packet_count
 from .signature import signature
 from .validation import check_counts, check_world, others, starts
 
@@ -89,18 +89,9 @@ def all_reduce(
     else:
         slots.append(copy_own(*mine, *back))
     slots += [receive(world + s, s, begin[s], sizes[s], missing=Missing.OWN) for s in peers]
-    return assemble(
-        "all_reduce",
-        "owners",
-        world,
-        rank,
-        elements_per_packet,
-        sizes=(elements, elements),
-        slots=slots,
-        sign=signature(
-            "all_reduce", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
-        ),
-    )
+    given = [int(one) for one in gives]
+    buffers = (elements, elements)
+    return _plan("all_reduce", world, rank, elements_per_packet, buffers, slots, sizes, given)
 
 
 def collect(
@@ -112,18 +103,7 @@ def collect(
 ) -> Plan:
     """All contributions to the part that this rank owns, one after another by rank, none added.
 
-    Args:
-        world: As of :func:`all_reduce`, like the others.
-        rank: This rank.
-        lengths: Elements that each rank owns.
-        gives: Which ranks' buffers count.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        This rank's plan. Slot ``s`` gets what rank ``s`` sends.
-
-    Raises:
-        ValueError: For a rank or lengths that the world does not allow.
+    Arguments are as of :func:`all_reduce`. Slot ``s`` gets what rank ``s`` sends.
     """
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
@@ -132,34 +112,15 @@ def collect(
     # A rank without a part has a step, too: it is in the operation.
     slots.append(copy_own(rank, rank * own, begin[rank] if own else 0, max(1, own)))
     slots += [receive(s, s, s * own, own) for s in peers if gives[s]]
-    return assemble(
-        "all_to_all",
-        "owners",
-        world,
-        rank,
-        elements_per_packet,
-        sizes=(sum(sizes), max(1, world * own)),
-        slots=slots,
-        sign=signature(
-            "all_to_all", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
-        ),
-    )
+    given = [int(one) for one in gives]
+    buffers = (sum(sizes), max(1, world * own))
+    return _plan("all_to_all", world, rank, elements_per_packet, buffers, slots, sizes, given)
 
 
 def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: int) -> Plan:
     """What each rank owns, on all ranks and in place.
 
-    Args:
-        world: As of :func:`all_reduce`, like the others.
-        rank: This rank.
-        lengths: Elements that each rank owns.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        This rank's plan. Slot ``world + s`` gets what rank ``s`` owns.
-
-    Raises:
-        ValueError: For a rank or lengths that the world does not allow.
+    Arguments are as of :func:`all_reduce`. Slot ``world + s`` gets what rank ``s`` owns.
     """
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
@@ -167,13 +128,27 @@ def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: i
     back = [Edge(peer, world + rank) for peer in peers]
     slots = [copy_own(rank, begin[rank], begin[rank], sizes[rank], *back)]
     slots += [receive(world + s, s, begin[s], sizes[s]) for s in peers]
+    buffers = (elements, elements)
+    return _plan("all_gather", world, rank, elements_per_packet, buffers, slots, sizes)
+
+
+def _plan(
+    collective: str,
+    world: int,
+    rank: int,
+    elements_per_packet: int,
+    buffers: tuple[int, int],
+    slots: Sequence[Slot],
+    *agreed: Sequence[int],
+) -> Plan:
+    """A plan of owners; ``agreed``: what all ranks must have alike, beside world and packets."""
     return assemble(
-        "all_gather",
+        collective,
         "owners",
         world,
         rank,
         elements_per_packet,
-        sizes=(elements, elements),
+        sizes=buffers,
         slots=slots,
-        sign=signature("all_gather", "owners", world, sizes, elements_per_packet),
+        sign=signature(collective, "owners", world, *agreed, elements_per_packet),
     )

@@ -1,4 +1,4 @@
-"""What frameworks wrap around models and optimizers, and what is inside."""
+"""Unwrapping of models and optimizers that frameworks have wrapped."""
 
 from __future__ import annotations
 

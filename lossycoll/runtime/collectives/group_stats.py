@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -128,12 +127,18 @@ class GroupStats:
 
     def _warn_of_missing(self, sums: EngineStats) -> None:
         """Once per group, by one rank of each machine."""
-        if self._missing_warned or os.environ.get("LOCAL_RANK", "0") != "0":
+        if self._missing_warned or not self._speaks():
             return
         text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
         if text:
             self._missing_warned = True
             log.warning("%s: %s", self._where, text)
+
+    def _speaks(self) -> bool:
+        """Whether no lower rank of the group is on this machine, by its address."""
+        machines = [address.rpartition(":")[0] for address in self._where.addresses]
+        own = self._where.rank
+        return not machines or machines[own] not in machines[:own]
 
     def tell_missing(self) -> None:
         """At the group's end rank 0 says how much was missing at all ranks, if that is much."""

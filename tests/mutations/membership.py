@@ -32,7 +32,7 @@ MEMBERSHIP = (
     mutation(
         "who hears another definition of a group keeps silent",
         "lossycoll/runtime/membership/membership.py",
-        "            self._define(world)\n        elif",
+        "            self._define(process)\n        elif",
         "            pass\n        elif",
         "tests/backend/test_connected.py"
         "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",

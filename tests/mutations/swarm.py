@@ -286,8 +286,8 @@ SWARM = (
     mutation(
         "out-of-band datagrams that nobody is woken for",
         "native/oob.c",
-        "if (atomic_load(&asides->out) == in)",
-        "if (atomic_load(&asides->out) == in + 1)",
+        "if (atomic_load(&oob->out) == in)",
+        "if (atomic_load(&oob->out) == in + 1)",
         "tests/runtime/engine/test_out_of_band.py::test_they_come_and_go_by_the_engines_socket",
     ),
     mutation(

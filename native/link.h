@@ -77,9 +77,9 @@ typedef struct lc_link_ops {
     int (*watch)(lc_link *link); /* NULL: no peer has to know who sleeps */
     int (*event)(lc_link *link, lc_event *event);
     void (*figures)(const lc_link *link, lc_link_figures *figures);
-    /* of datagrams aside; NULL: it has none */
+    /* of out-of-band datagrams; NULL: it has none */
     int (*say)(lc_link *link, const lc_address *to, const uint8_t *data, uint32_t n);
-    void (*source)(const lc_link *link, const lc_arrival *arrival, lc_aside *aside);
+    void (*source)(const lc_link *link, const lc_arrival *arrival, lc_oob_datagram *datagram);
 } lc_link_ops;
 
 /* What all kinds begin with. */
@@ -186,8 +186,8 @@ static inline int lc_link_event(lc_link *link, lc_event *event) {
     return link->ops->event(link, event);
 }
 
-/* Sends a datagram aside to any address. From any thread. LC_OK, LC_E_ARGUMENT for an address that
- * it can't use, or LC_E_SYSTEM. */
+/* Sends an out-of-band datagram to any address. From any thread. LC_OK, LC_E_ARGUMENT for an
+ * address that it can't use, or LC_E_SYSTEM. */
 static inline int lc_link_say(lc_link *link, const lc_address *to, const uint8_t *data,
                               uint32_t n) {
     return link->ops->say(link, to, data, n);

@@ -443,7 +443,7 @@ static void test_senders(void) {
     }
 }
 
-/* What datagrams aside say of their sender, in either family. */
+/* What out-of-band datagrams say of their sender, in either family. */
 static void test_sources(void) {
     static const uint8_t v4[16] = {[10] = 0xFF, [11] = 0xFF, [12] = 127, [15] = 5},
                          v6[16] = {[0] = 0xFD, [15] = 5};
@@ -454,9 +454,9 @@ static void test_sources(void) {
         const lc_address peer = {.host = i ? "fd00::5" : "127.0.0.5", .port = 777};
         CHECK(lc_link_set_peer(link, 0, &peer) == LC_OK);
         lc_arrival a = {.from = &u->peers[0].address};
-        lc_aside aside = {.port = 0};
-        link->ops->source(link, &a, &aside);
-        CHECK(aside.port == 777 && memcmp(aside.address, i ? v6 : v4, sizeof v4) == 0);
+        lc_oob_datagram datagram = {.port = 0};
+        link->ops->source(link, &a, &datagram);
+        CHECK(datagram.port == 777 && memcmp(datagram.address, i ? v6 : v4, sizeof v4) == 0);
         lc_link_close(link);
     }
 }

@@ -1,7 +1,7 @@
-"""Datagrams aside: they come and go by an engine's socket, and the engine believes nothing of them.
+"""Out-of-band datagrams by an engine's socket, of which the engine believes nothing.
 
-Whoever wants to know how the world sees the engine's socket, or to open a way to it, has to send
-from this socket.
+A user that wants the engine's reflexive address, or to open a route through a NAT, has to send from
+this socket.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll._native import ffi, lib
 
-MOST_BYTES: Final[int] = lib.LC_ASIDE_BYTES
-MARK: Final = b"ASID"
+MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
+MARK: Final = b"OOBD"
 """What each begins with."""
 Place: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
 
-class Asides:
-    """Those of one host (:meth:`lossycoll.runtime.engine.host.Host.asides`). Any thread may call.
+class OutOfBand:
+    """Out-of-band datagrams of one host. Any thread may call.
 
     Args:
         handle: The host's.
@@ -30,7 +30,7 @@ class Asides:
     def __init__(self, handle: Any, descriptor: int) -> None:
         self._handle = handle
         self._lock = threading.Lock()
-        self._aside = ffi.new("lc_aside *")
+        self._datagram = ffi.new("lc_oob_datagram *")
         self.descriptor = descriptor
 
     def say(self, place: Place, data: bytes) -> bool:
@@ -53,7 +53,7 @@ class Asides:
     def heard(self) -> tuple[Place, bytes] | None:
         """The oldest one that has come, and where from; None: there is none."""
         with self._lock:
-            found = self._aside
+            found = self._datagram
             if self._handle == ffi.NULL or not lib.lc_host_heard(self._handle, found):
                 return None
             address = ipaddress.IPv6Address(bytes(found.address))
@@ -64,7 +64,7 @@ class Asides:
     def dropped(self) -> int:
         """How many were too long, or found no room."""
         with self._lock:
-            return 0 if self._handle == ffi.NULL else int(lib.lc_host_asides_dropped(self._handle))
+            return 0 if self._handle == ffi.NULL else int(lib.lc_host_oob_dropped(self._handle))
 
     def close(self) -> None:
         """Before the host is closed. Idempotent."""

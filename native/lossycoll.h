@@ -632,7 +632,7 @@ int lc_host_admit(lc_host *host, uint16_t process, const lc_address *address,
  * LC_OOB_MARK. They are no packets, and the engine believes nothing of them. Before
  * lc_host_start. Returns a descriptor, which is the host's and an eventfd: readable when one has
  * come where none waited. LC_E_ARGUMENT also where its first link has none; LC_E_MEMORY. */
-int lc_host_oob(lc_host *host);
+int lc_host_oob_open(lc_host *host);
 /* Sends an out-of-band datagram, of LC_OOB_BYTES at most and with the mark, by the host's socket,
  * to any address of the socket's family. It may be lost like any other. Any thread may call it.
  * LC_OK, LC_E_ARGUMENT, or LC_E_SYSTEM if the system didn't take it. */
@@ -800,5 +800,5 @@ uint32_t lc_probe(void);
 /* cdef end */
 
 /* What an out-of-band datagram begins with: no packet does (wire.h). */
-#define LC_OOB_MARK {'A', 'S', 'I', 'D'}
+#define LC_OOB_MARK {'O', 'O', 'B', 'D'}
 #endif

@@ -14,11 +14,11 @@ import pytest
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm import loans
-from lossycoll.runtime.swarm.lending import MOST_LENT
+from lossycoll.runtime.swarm import state_transfer
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.state import CHUNK, Snapshot
+from lossycoll.runtime.swarm.state_transfer import MOST_DONATIONS
 from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")
@@ -43,7 +43,7 @@ class Peers:
         one.averages(schema)
         return one
 
-    def lender(self, name: str, state: Snapshot, schema: str = SCHEMA) -> SwarmMember:
+    def donor(self, name: str, state: Snapshot, schema: str = SCHEMA) -> SwarmMember:
         one = self.come(name, schema)
         one.offers(lambda: state)
         one.names()  # the directory has heard of the offer
@@ -81,46 +81,46 @@ def test_a_newcomer_has_the_state_of_the_others(
     """From three at once; packets that are lost come again."""
     peers, state = Peers(stack, secret), snapshot(20)
     for name in "abc":
-        peers.lender(name, state)
-    taken = peers.come("newcomer", inject=inject).borrow(None, 4, MOST)
+        peers.donor(name, state)
+    taken = peers.come("newcomer", inject=inject).fetch_state(None, 4, MOST)
     assert taken is not None
     assert (taken.snapshot.round, taken.snapshot.skeleton) == (3, b"a skeleton")
     np.testing.assert_array_equal(taken.snapshot.data, state.data)
     assert taken.bytes == len(state.data)
-    assert taken.lenders == 3
+    assert taken.donors == 3
 
 
 def test_nobody_has_a_state(peers: Peers) -> None:
     peers.come("one without")
-    assert peers.come("newcomer").borrow(None, 4, MOST) is None
+    assert peers.come("newcomer").fetch_state(None, 4, MOST) is None
 
 
 def test_only_what_has_changed_is_sent(peers: Peers) -> None:
     state = snapshot(6)
-    peers.lender("a", state)
-    taken = peers.come("newcomer").borrow(changed(state, 2), 4, MOST)
+    peers.donor("a", state)
+    taken = peers.come("newcomer").fetch_state(changed(state, 2), 4, MOST)
     assert taken is not None
     assert taken.bytes == CHUNK
     np.testing.assert_array_equal(taken.snapshot.data, state.data)
 
 
-def test_no_more_than_so_many_lend_and_the_latest_come_first(peers: Peers) -> None:
+def test_no_more_than_so_many_donate_and_the_latest_come_first(peers: Peers) -> None:
     states = [snapshot(9, seed, 3) for seed in range(3)]
     for number, state in enumerate(states):
-        peers.lender(str(number), state)
-    taken = peers.come("newcomer").borrow(None, 1, MOST)
+        peers.donor(str(number), state)
+    taken = peers.come("newcomer").fetch_state(None, 1, MOST)
     assert taken is not None
-    assert taken.lenders == 1
+    assert taken.donors == 1
     assert any(np.array_equal(taken.snapshot.data, state.data) for state in states)
 
 
 def test_a_state_that_is_too_large_is_not_taken(peers: Peers) -> None:
-    peers.lender("a", snapshot(3))
+    peers.donor("a", snapshot(3))
     with pytest.raises(LossyError, match="can't be taken"):
-        peers.come("newcomer").borrow(None, 4, 2 * CHUNK)
+        peers.come("newcomer").fetch_state(None, 4, 2 * CHUNK)
 
 
-def test_a_lender_whose_chunks_are_others_is_left(
+def test_a_donor_whose_chunks_are_others_is_left(
     peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says that it has what the others have."""
@@ -129,45 +129,45 @@ def test_a_lender_whose_chunks_are_others_is_left(
     honest = state.manifest()
     real = Snapshot.manifest
     monkeypatch.setattr(Snapshot, "manifest", lambda self: honest if self is liar else real(self))
-    peers.lender("honest", state)
-    peers.lender("liar", liar)
+    peers.donor("honest", state)
+    peers.donor("liar", liar)
     caplog.set_level(logging.INFO, "lossycoll")
-    taken = peers.come("newcomer").borrow(None, 4, MOST)
+    taken = peers.come("newcomer").fetch_state(None, 4, MOST)
     assert taken is not None
     np.testing.assert_array_equal(taken.snapshot.data, state.data)
-    assert taken.lenders == 1
+    assert taken.donors == 1
     assert "isn't what its digest says" in caplog.text, "the fault did not happen"
 
 
-def test_a_lender_that_leaves_in_the_middle(
+def test_a_donor_that_leaves_in_the_middle(
     peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its chunks come from the other."""
     state = snapshot(40)
-    leaves = peers.lender("leaves", state)
-    peers.lender("stays", state)
+    leaves = peers.donor("leaves", state)
+    peers.donor("stays", state)
     asked = threading.Event()
-    real = loans.Pair.move
+    real = state_transfer.Pair.move
 
-    def slowly(pair: loans.Pair, buffers: list[np.ndarray], sender: int) -> None:
-        if sender == loans.LENDER and len(buffers) > 1:
+    def slowly(pair: state_transfer.Pair, buffers: list[np.ndarray], sender: int) -> None:
+        if sender == state_transfer.DONOR and len(buffers) > 1:
             asked.set()
             time.sleep(0.1)
         real(pair, buffers, sender)
 
-    monkeypatch.setattr(loans.Pair, "move", slowly)
+    monkeypatch.setattr(state_transfer.Pair, "move", slowly)
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
     closing = threading.Thread(target=lambda: asked.wait(20) and leaves.close())
     closing.start()
-    taken = newcomer.borrow(None, 4, MOST)
+    taken = newcomer.fetch_state(None, 4, MOST)
     closing.join()
     assert taken is not None
     np.testing.assert_array_equal(taken.snapshot.data, state.data)
     assert "no more" in caplog.text or "not all of it" in caplog.text, "the fault did not happen"
 
 
-def test_the_only_lender_leaves(peers: Peers) -> None:
+def test_the_only_donor_leaves(peers: Peers) -> None:
     asked, goes = threading.Event(), threading.Event()
 
     def state() -> Snapshot:
@@ -183,7 +183,7 @@ def test_the_only_lender_leaves(peers: Peers) -> None:
 
     def take() -> None:
         try:
-            newcomer.borrow(None, 4, MOST)
+            newcomer.fetch_state(None, 4, MOST)
         except LossyError as error:
             found.append(error)
 
@@ -198,12 +198,12 @@ def test_the_only_lender_leaves(peers: Peers) -> None:
     assert found, "it still waits for a peer that has left"
 
 
-def test_rounds_go_on_beside_a_loan(peers: Peers) -> None:
-    """Of all three, the newcomer and its lenders."""
+def test_rounds_go_on_beside_a_transfer(peers: Peers) -> None:
+    """Of all three, the newcomer and its donors."""
     state = snapshot(30)
-    members = [peers.lender("a", state), peers.lender("b", state), peers.come("newcomer")]
+    members = [peers.donor("a", state), peers.donor("b", state), peers.come("newcomer")]
     taken: list[object] = []
-    works = [threading.Thread(target=lambda: taken.append(members[2].borrow(None, 4, MOST)))]
+    works = [threading.Thread(target=lambda: taken.append(members[2].fetch_state(None, 4, MOST)))]
     values = [np.full(50_000, float(i), np.float32) for i in range(3)]
 
     def average(i: int) -> None:
@@ -221,7 +221,7 @@ def test_rounds_go_on_beside_a_loan(peers: Peers) -> None:
         np.testing.assert_allclose(one, 1.0, rtol=1e-6)
 
 
-def test_a_lender_that_has_trouble_says_so_at_once(peers: Peers) -> None:
+def test_a_donor_that_has_trouble_says_so_at_once(peers: Peers) -> None:
     def fails() -> Snapshot:
         raise KeyError("a hook of the training")
 
@@ -231,14 +231,14 @@ def test_a_lender_that_has_trouble_says_so_at_once(peers: Peers) -> None:
     newcomer = peers.come("newcomer")
     began = time.monotonic()
     with pytest.raises(LossyError, match="can't lend its state: 'a hook of the training'"):
-        newcomer.borrow(None, 4, MOST, 30.0)
-    peers.lender("another", snapshot(2))
-    taken = newcomer.borrow(None, 4, MOST, 30.0)
+        newcomer.fetch_state(None, 4, MOST, 30.0)
+    peers.donor("another", snapshot(2))
+    taken = newcomer.fetch_state(None, 4, MOST, 30.0)
     assert taken is not None
     assert time.monotonic() - began < 15
 
 
-def test_more_newcomers_than_a_lender_serves_at_once(peers: Peers) -> None:
+def test_more_newcomers_than_a_donor_serves_at_once(peers: Peers) -> None:
     """Those that are too many hear it, and don't wait."""
     served, begins = threading.Event(), []
 
@@ -250,12 +250,12 @@ def test_more_newcomers_than_a_lender_serves_at_once(peers: Peers) -> None:
     one = peers.come("one")
     one.offers(state)
     one.names()
-    newcomers = [peers.come(f"newcomer {i}") for i in range(MOST_LENT + 2)]
+    newcomers = [peers.come(f"newcomer {i}") for i in range(MOST_DONATIONS + 2)]
     found: list[object] = []
 
     def take(newcomer: SwarmMember) -> None:
         try:
-            found.append(newcomer.borrow(None, 4, MOST, 30.0))
+            found.append(newcomer.fetch_state(None, 4, MOST, 30.0))
         except LossyError as error:
             found.append(error)
 
@@ -263,16 +263,16 @@ def test_more_newcomers_than_a_lender_serves_at_once(peers: Peers) -> None:
     for thread in threads:
         thread.start()
     until(lambda: len(found) == 2)
-    until(lambda: len(begins) == MOST_LENT)
-    assert all("a lender refuses" in str(error) for error in found), found
+    until(lambda: len(begins) == MOST_DONATIONS)
+    assert all("a donor refuses" in str(error) for error in found), found
     served.set()
     for thread in threads:
         thread.join(20)
-    assert len(found) == MOST_LENT + 2
-    assert sum(isinstance(one, loans.Taken) for one in found) == MOST_LENT
+    assert len(found) == MOST_DONATIONS + 2
+    assert sum(isinstance(one, state_transfer.TransferredState) for one in found) == MOST_DONATIONS
 
 
-def test_a_quiet_lender_is_not_waited_for(peers: Peers) -> None:
+def test_a_quiet_donor_is_not_waited_for(peers: Peers) -> None:
     """All has come from the other; and what is never to come has its time."""
     goes = threading.Event()
 
@@ -287,44 +287,44 @@ def test_a_quiet_lender_is_not_waited_for(peers: Peers) -> None:
     began = time.monotonic()
     try:
         with pytest.raises(OperationTimeout, match=r"hasn't come within 2\.0 s"):
-            newcomer.borrow(None, 4, MOST, 2.0)
-        peers.lender("another", snapshot(2))
-        taken = newcomer.borrow(None, 4, MOST, 30.0)
+            newcomer.fetch_state(None, 4, MOST, 2.0)
+        peers.donor("another", snapshot(2))
+        taken = newcomer.fetch_state(None, 4, MOST, 30.0)
     finally:
         goes.set()
     assert taken is not None
     assert time.monotonic() - began < 10
 
 
-def test_what_is_no_longer_offered_is_not_lent(peers: Peers) -> None:
-    one = peers.lender("one", snapshot(1))
+def test_what_is_no_longer_offered_has_no_donor(peers: Peers) -> None:
+    one = peers.donor("one", snapshot(1))
     one.averages(SCHEMA)  # anew: of another training, perhaps
     one.names()
-    assert peers.come("newcomer").borrow(None, 4, MOST) is None
+    assert peers.come("newcomer").fetch_state(None, 4, MOST) is None
 
 
-def test_a_lender_asked_for_what_there_is_not(
+def test_a_donor_asked_for_what_there_is_not(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peers.lender("a", snapshot(1))
+    peers.donor("a", snapshot(1))
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
-    (loan,) = newcomer._client.loans(1, 10.0)
-    pair = newcomer._end.lending._pair(loan, loans.TAKER)  # type: ignore[union-attr]
+    (transfer,) = newcomer._client.transfers(1, 10.0)
+    pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)  # type: ignore[union-attr]
     size = np.zeros(1, np.uint64)
-    pair.move([size.view(np.uint8)], loans.LENDER)
-    pair.move([np.empty(int(size[0]), np.uint8)], loans.LENDER)
-    asked = np.full(loans.BATCH, loans.NONE, np.uint32)
+    pair.move([size.view(np.uint8)], state_transfer.DONOR)
+    pair.move([np.empty(int(size[0]), np.uint8)], state_transfer.DONOR)
+    asked = np.full(state_transfer.BATCH, state_transfer.NONE, np.uint32)
     asked[0] = 1000
-    pair.move([asked.view(np.uint8)], loans.TAKER)
+    pair.move([asked.view(np.uint8)], state_transfer.JOINER)
     until(lambda: "chunk 1000 is asked for" in caplog.text)
-    taken = newcomer.borrow(None, 1, MOST)
+    taken = newcomer.fetch_state(None, 1, MOST)
     assert taken is not None
     assert taken.bytes == len(snapshot(1).data)
 
 
-def test_others_of_another_model_lend_nothing(peers: Peers) -> None:
-    peers.lender("a", snapshot(1))
+def test_others_of_another_model_donate_nothing(peers: Peers) -> None:
+    peers.donor("a", snapshot(1))
     newcomer = peers.come("newcomer")
     with pytest.raises(LossyError, match="you average something else"):
         newcomer.averages("ab" * 16)

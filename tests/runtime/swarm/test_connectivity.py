@@ -9,29 +9,33 @@ import pytest
 from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.messages import Malformed
-from lossycoll.runtime.swarm.knock import (
+from lossycoll.runtime.swarm.connectivity import (
+    CONNECTIVITY_BYTES,
     DIRECTORY,
-    KNOCK_BYTES,
+    ConnectivityMessage,
     Forged,
     Kind,
-    Knock,
     key_of,
     pack,
     short,
     unpack,
 )
-from lossycoll.runtime.swarm.protocol import PLACES, START
+from lossycoll.runtime.swarm.protocol import MOST_PEERS, START
 
 SECRET = Secret.of(b"a secret of tests")
 KEY = key_of(SECRET, "5" * 16)
 NONCE = bytes(range(16))
-KNOCKS = [
-    Knock(Kind.KNOCK, 0, DIRECTORY, nonce=NONCE),
-    Knock(Kind.ANSWER, DIRECTORY, PLACES - 1, echo=NONCE, seen=("203.0.113.5", 65535)),
-    Knock(Kind.ANSWER, 1, 2, short("0f" * 16), NONCE, NONCE[::-1], ("2001:db8::1", 1)),
-    Knock(Kind.TAKE, 1, 2, short("0f" * 16), NONCE, NONCE[::-1]),
-    Knock(Kind.TAKEN, 2, 1, nonce=NONCE, echo=NONCE),
-    Knock(Kind.ALIVE, 2, 1, short("0f" * 16)),
+MESSAGES = [
+    ConnectivityMessage(Kind.CHECK, 0, DIRECTORY, nonce=NONCE),
+    ConnectivityMessage(
+        Kind.ANSWER, DIRECTORY, MOST_PEERS - 1, echo=NONCE, reflexive=("203.0.113.5", 65535)
+    ),
+    ConnectivityMessage(
+        Kind.ANSWER, 1, 2, short("0f" * 16), NONCE, NONCE[::-1], ("2001:db8::1", 1)
+    ),
+    ConnectivityMessage(Kind.NOMINATE, 1, 2, short("0f" * 16), NONCE, NONCE[::-1]),
+    ConnectivityMessage(Kind.NOMINATED, 2, 1, nonce=NONCE, echo=NONCE),
+    ConnectivityMessage(Kind.KEEPALIVE, 2, 1, short("0f" * 16)),
 ]
 
 
@@ -40,16 +44,16 @@ def test_comings_of_one_process_differ() -> None:
     assert short(start + "1" * 16) != short(start + "2" * 16)
 
 
-@pytest.mark.parametrize("knock", KNOCKS, ids=lambda one: one.kind.name)
-def test_there_and_back(knock: Knock) -> None:
-    packed = pack(knock, KEY)
-    assert unpack(packed, KEY) == knock
-    assert len(packed) == KNOCK_BYTES <= MOST_BYTES
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: one.kind.name)
+def test_there_and_back(message: ConnectivityMessage) -> None:
+    packed = pack(message, KEY)
+    assert unpack(packed, KEY) == message
+    assert len(packed) == CONNECTIVITY_BYTES <= MOST_BYTES
     assert packed.startswith(MARK)
 
 
 def test_what_another_swarm_says() -> None:
-    packed = pack(KNOCKS[0], KEY)
+    packed = pack(MESSAGES[0], KEY)
     others = [
         key_of(SECRET, "6" * 16),
         key_of(Secret.of(b"another secret of tests"), "5" * 16),
@@ -62,7 +66,7 @@ def test_what_another_swarm_says() -> None:
 
 
 def test_any_bit_that_is_changed() -> None:
-    packed = pack(KNOCKS[2], KEY)
+    packed = pack(MESSAGES[2], KEY)
     for bit in range(8 * len(packed)):
         noisy = bytearray(packed)
         noisy[bit // 8] ^= 1 << bit % 8
@@ -72,18 +76,26 @@ def test_any_bit_that_is_changed() -> None:
 
 def test_noise() -> None:
     draw = random.Random(1)
-    for length in (0, 1, 4, KNOCK_BYTES - 1, KNOCK_BYTES, KNOCK_BYTES + 1, 200):
+    for length in (
+        0,
+        1,
+        4,
+        CONNECTIVITY_BYTES - 1,
+        CONNECTIVITY_BYTES,
+        CONNECTIVITY_BYTES + 1,
+        200,
+    ):
         for _ in range(20):
             with pytest.raises(Malformed):
                 unpack(draw.randbytes(length), KEY)
 
 
-@pytest.mark.parametrize("numbers", [(PLACES, 0), (0, PLACES), (0xFFFE, 0)])
+@pytest.mark.parametrize("numbers", [(MOST_PEERS, 0), (0, MOST_PEERS), (0xFFFE, 0)])
 def test_numbers_of_no_peer(numbers: tuple[int, int]) -> None:
     with pytest.raises(Malformed, match="no peers"):
-        unpack(pack(Knock(Kind.KNOCK, *numbers), KEY), KEY)
+        unpack(pack(ConnectivityMessage(Kind.CHECK, *numbers), KEY), KEY)
 
 
 def test_kinds_that_there_are_not() -> None:
     with pytest.raises(Malformed, match="kind 9"):
-        unpack(pack(Knock(9, 0, 1), KEY), KEY)  # type: ignore[arg-type]
+        unpack(pack(ConnectivityMessage(9, 0, 1), KEY), KEY)  # type: ignore[arg-type]

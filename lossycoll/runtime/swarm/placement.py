@@ -1,5 +1,5 @@
-"""Which peer sits in which cell of the grid, and who sits on a line: by the cells, so that it takes
-as long in a swarm of thousands as in one of a few."""
+"""Placement of peers in the cells of a grid, indexed by cell: a lookup takes as long in a swarm of
+thousands as in one of a few."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DRAWS: Final = 16
 """Of a cell for a newcomer, before the next one is taken that is free."""
 
 
-class Line(NamedTuple):
-    """A line of cells.
+class GridRow(NamedTuple):
+    """Row of a grid: the cells that differ in one coordinate alone.
 
     Attributes:
         axis: Along which it lies.
@@ -29,8 +29,8 @@ class Line(NamedTuple):
     first: int
 
 
-class Seats:
-    """Of those that take part.
+class Placement:
+    """Cells of a grid, and the peers in them.
 
     Args:
         shape: The grid's; empty: it follows the number of peers.
@@ -41,7 +41,7 @@ class Seats:
         fixed: It doesn't follow the peers.
 
     Raises:
-        OptionError: A line is too long for a group.
+        OptionError: A row is too long for a group.
     """
 
     def __init__(self, shape: Sequence[int], most: int) -> None:
@@ -52,7 +52,7 @@ class Seats:
         if reason := _too_long(self.grid):
             raise OptionError(reason)
 
-    def takes(self, text: str, peers: int) -> str:
+    def set_grid(self, text: str, peers: int) -> str:
         """The grid is this one from now on, and all sit anew.
 
         Args:
@@ -72,12 +72,12 @@ class Seats:
             return f"{peers} peers don't fit into a grid of {grid}"
         if reason := _too_long(grid):
             return reason
-        self._reset(grid, self.seated())
+        self._reset(grid, self.placed())
         self.fixed = True
         return ""
 
-    def seated(self) -> list[Peer]:
-        """Who has a cell."""
+    def placed(self) -> list[Peer]:
+        """Return the peers that have a cell."""
         return list(self._at.values())
 
     def come(self, peer: Peer, draw: Callable[[int], int]) -> bool:
@@ -117,7 +117,7 @@ class Seats:
 
     def _follows(self, come: Sequence[Peer]) -> bool:
         """Where the grid follows the peers: a new one if they don't fit, or if half the cells or
-        fewer axes would do. Then all are seated anew."""
+        fewer axes would do. Then all are placed anew."""
         count = max(1, len(self._at) + len(come))
         if self.fixed:
             return False
@@ -125,7 +125,7 @@ class Seats:
         fits = count <= self.grid.cells <= 2 * best.cells
         if fits and len(self.grid.shape) <= len(best.shape):
             return False
-        self._reset(best, [*self.seated(), *come])
+        self._reset(best, [*self.placed(), *come])
         return True
 
     def _reset(self, grid: Grid, peers: Sequence[Peer]) -> None:
@@ -148,17 +148,17 @@ class Seats:
             peer.cell = int(cell)
             self._at[peer.cell] = peer
 
-    def line_of(self, cell: int, axis: int) -> Line:
-        """The one through a cell."""
-        return Line(axis, self.grid.first(cell, axis))
+    def row_of(self, cell: int, axis: int) -> GridRow:
+        """Return the row along an axis through a cell."""
+        return GridRow(axis, self.grid.first(cell, axis))
 
-    def lines_of(self, cell: int) -> list[Line]:
-        """All through a cell."""
-        return [self.line_of(cell, axis) for axis in range(len(self.grid.shape))]
+    def rows_of(self, cell: int) -> list[GridRow]:
+        """Return all rows through a cell."""
+        return [self.row_of(cell, axis) for axis in range(len(self.grid.shape))]
 
-    def on(self, line: Line) -> list[Peer]:
-        """Who sits on a line, in order of the cells."""
-        cells = self.grid.on(line.first, line.axis)
+    def on(self, row: GridRow) -> list[Peer]:
+        """Return the peers on a row, in order of the cells."""
+        cells = self.grid.on(row.first, row.axis)
         if len(cells) <= len(self._at):
             return [self._at[cell] for cell in cells if cell in self._at]
         return [self._at[cell] for cell in sorted(self._at) if cell in cells]
@@ -168,4 +168,4 @@ def _too_long(grid: Grid) -> str:
     """Why no groups can be formed on a grid; "": they can."""
     if max(grid.shape) <= MOST_MEMBERS:
         return ""
-    return f"a grid of {grid} has lines of more than {MOST_MEMBERS} cells: no group is larger"
+    return f"a grid of {grid} has rows of more than {MOST_MEMBERS} cells: no group is larger"

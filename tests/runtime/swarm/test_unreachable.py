@@ -7,14 +7,19 @@ from itertools import chain, combinations
 
 import pytest
 
-from lossycoll.runtime.swarm.apart import FIRST_APART, MOST_APART, Apart, split
+from lossycoll.runtime.swarm.unreachable import (
+    FIRST_UNREACHABLE,
+    MOST_UNREACHABLE,
+    UnreachablePairs,
+    split,
+)
 
 
 def groups(members: list[int], pairs: set[tuple[int, int]], seed: int = 0) -> list[list[int]]:
-    def apart(one: int, other: int) -> bool:
+    def unreachable(one: int, other: int) -> bool:
         return (min(one, other), max(one, other)) in pairs
 
-    return split(members, apart, lambda one: random.Random(f"{seed}/{one}").getrandbits(32))
+    return split(members, unreachable, lambda one: random.Random(f"{seed}/{one}").getrandbits(32))
 
 
 def test_without_pairs_there_is_one_group() -> None:
@@ -31,7 +36,7 @@ def test_one_pair_makes_two_groups_of_one_size() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_group_has_a_pair_that_is_apart(seed: int) -> None:
+def test_no_group_has_an_unreachable_pair(seed: int) -> None:
     draw = random.Random(seed)
     members = draw.sample(range(128), draw.randrange(1, 33))
     share = draw.choice([0.01, 0.1, 0.5, 0.9, 1.0])
@@ -44,11 +49,11 @@ def test_no_group_has_a_pair_that_is_apart(seed: int) -> None:
     assert len(found) <= worst + 1
 
 
-def test_who_is_apart_from_all_is_alone() -> None:
+def test_a_peer_that_reaches_nobody_is_alone() -> None:
     assert groups([0, 1, 2, 3], {(0, 1), (0, 2), (0, 3)}) == [[0], [1, 2, 3]]
 
 
-def test_those_who_can_not_meet_are_with_others_each_round() -> None:
+def test_unreachable_peers_are_with_others_each_round() -> None:
     """Else what one of them has would never come to some."""
     met = set()
     for seed in range(20):
@@ -59,32 +64,32 @@ def test_those_who_can_not_meet_are_with_others_each_round() -> None:
 
 def test_pairs_are_remembered_for_a_while_and_longer_each_time() -> None:
     now = [0.0]
-    apart = Apart(lambda: now[0])
-    assert not apart(1, 2)
+    unreachable = UnreachablePairs(lambda: now[0])
+    assert not unreachable(1, 2)
     lasted = []
     for _ in range(9):
-        apart.note(1, 2)
-        apart.note(2, 1)  # both say so
+        unreachable.note(1, 2)
+        unreachable.note(2, 1)  # both say so
         began = now[0]
-        assert apart(2, 1)
-        while apart(1, 2):
-            now[0] += FIRST_APART / 2
+        assert unreachable(2, 1)
+        while unreachable(1, 2):
+            now[0] += FIRST_UNREACHABLE / 2
         lasted.append(now[0] - began)
-    assert lasted[:3] == [FIRST_APART, 2 * FIRST_APART, 4 * FIRST_APART]
-    assert lasted[-1] == lasted[-2] == MOST_APART
-    assert not apart(1, 3)
-    now[0] += MOST_APART + 1  # it has gone well since
-    apart.note(1, 2)
-    now[0] += FIRST_APART
-    assert not apart(1, 2)
+    assert lasted[:3] == [FIRST_UNREACHABLE, 2 * FIRST_UNREACHABLE, 4 * FIRST_UNREACHABLE]
+    assert lasted[-1] == lasted[-2] == MOST_UNREACHABLE
+    assert not unreachable(1, 3)
+    now[0] += MOST_UNREACHABLE + 1  # it has gone well since
+    unreachable.note(1, 2)
+    now[0] += FIRST_UNREACHABLE
+    assert not unreachable(1, 2)
 
 
 def test_who_has_gone_is_forgotten() -> None:
-    apart = Apart(lambda: 0.0)
+    unreachable = UnreachablePairs(lambda: 0.0)
     for pair in combinations(range(5), 2):
-        apart.note(*pair)
-    assert len(apart._pairs) == 10
-    apart.forget(2)
-    assert len(apart._pairs) == 6
-    assert not apart(2, 3)
-    assert apart(3, 4)
+        unreachable.note(*pair)
+    assert len(unreachable._pairs) == 10
+    unreachable.forget(2)
+    assert len(unreachable._pairs) == 6
+    assert not unreachable(2, 3)
+    assert unreachable(3, 4)

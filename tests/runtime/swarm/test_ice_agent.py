@@ -9,8 +9,16 @@ from itertools import count
 
 import pytest
 
-from lossycoll.runtime.swarm.knock import NOTHING, Kind, Knock, key_of, pack, short, unpack
-from lossycoll.runtime.swarm.meetings import LEARNT, QUIET, Meetings, Route, Sends
+from lossycoll.runtime.swarm.connectivity import (
+    NOTHING,
+    ConnectivityMessage,
+    Kind,
+    key_of,
+    pack,
+    short,
+    unpack,
+)
+from lossycoll.runtime.swarm.ice_agent import MOST_PEER_REFLEXIVE, QUIET, IceAgent, Route, Sends
 from lossycoll.runtime.swarm.protocol import Member
 from tests.support.nat import Nat, Place
 
@@ -24,7 +32,7 @@ def coming_of(number: int, start: int = 0) -> str:
 
 
 class World:
-    """Peers, each behind a translator or none, and knocks on their way for 20 ms."""
+    """Peers, each behind a translator or none, and checks on their way for 20 ms."""
 
     def __init__(self, loss: float = 0.0, seed: int = 1) -> None:
         self.now = 0.0
@@ -32,19 +40,19 @@ class World:
         self.random = random.Random(seed)
         self.order = count()
         self.flying: list[tuple[float, int, Place, Place, bytes]] = []
-        self.meetings: dict[int, Meetings] = {}
+        self.meetings: dict[int, IceAgent] = {}
         self.places: dict[int, Place] = {}
         self.nats: dict[int, Nat | None] = {}
         self.members: dict[int, Member] = {}
-        self.passed: list[tuple[Place, Place, Knock]] = []
+        self.passed: list[tuple[Place, Place, ConnectivityMessage]] = []
 
-    def come(self, number: int, nat: Nat | None, local: Place = ("192.168.0.2", 5000)) -> Meetings:
+    def come(self, number: int, nat: Nat | None, local: Place = ("192.168.0.2", 5000)) -> IceAgent:
         """All that are behind translators may have the same address of their own."""
         if nat is None:
             local = (f"198.51.100.{10 + number}", 5000)
         seen = local if nat is None else nat.out(local, DIRECTORY)
         draw = random.Random(number)
-        made = Meetings(number, lambda: self.now, INTERVAL, draw.randbytes)
+        made = IceAgent(number, lambda: self.now, INTERVAL, draw.randbytes)
         others = () if seen == local else (seen,)
         self.members[number] = Member(number, *local, coming_of(number), 1.0, others=others)
         self.meetings[number], self.places[number], self.nats[number] = made, local, nat
@@ -54,12 +62,12 @@ class World:
         return Nat(f"203.0.113.{number}", lambda: self.now, **how)  # type: ignore[arg-type]
 
     def send(self, number: int, sends: Sends) -> None:
-        for to, knock in sends:
+        for to, message in sends:
             nat, source = self.nats[number], self.places[number]
             if nat is not None:
                 source = nat.out(source, to)
             if self.random.random() >= self.loss:
-                entry = (self.now + 0.02, next(self.order), source, to, pack(knock, KEY))
+                entry = (self.now + 0.02, next(self.order), source, to, pack(message, KEY))
                 heapq.heappush(self.flying, entry)
 
     def _arrive(self, source: Place, to: Place, data: bytes) -> None:
@@ -162,7 +170,7 @@ def test_peers_of_one_network_take_the_way_within() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_lost_knocks_cost_time(seed: int) -> None:
+def test_lost_checks_cost_time(seed: int) -> None:
     world = World(loss=0.4, seed=seed)
     world.come(0, world.nat(0))
     world.come(1, world.nat(1))
@@ -210,7 +218,7 @@ def test_signs_of_life_keep_mappings() -> None:
         for _ in range(6):
             if world is kept:
                 for number, one in world.meetings.items():
-                    world.send(number, one.alive())
+                    world.send(number, one.keepalives())
             world.run(INTERVAL)
     assert kept.route(0, 1) is not None
     assert [nat.expired for nat in kept.nats.values() if nat] == [0, 0]
@@ -244,24 +252,24 @@ def test_what_was_said_once_is_not_believed_again() -> None:
         world.come(number, None)
     assert world.meet(0, 1)
     routes = world.route(0, 1), world.route(1, 0)
-    assert {knock.kind for _, _, knock in world.passed} >= set(Kind) - {Kind.ALIVE}
-    for _, _, knock in list(world.passed):
-        for source in (("198.51.100.66", 66), world.places[knock.sender]):
-            world.send(knock.receiver, world.meetings[knock.receiver].heard(knock, source))
+    assert {message.kind for _, _, message in world.passed} >= set(Kind) - {Kind.KEEPALIVE}
+    for _, _, message in list(world.passed):
+        for source in (("198.51.100.66", 66), world.places[message.sender]):
+            world.send(message.receiver, world.meetings[message.receiver].heard(message, source))
     world.run(2.0)
     assert (world.route(0, 1), world.route(1, 0)) == routes
     assert [route.doubted for route in routes if route is not None] == [False, False]
     assert all(one.counts.stale > 0 for one in world.meetings.values())
     # Nor in a later try, of other nonces.
-    repeated = [knock for _, _, knock in world.passed]
+    repeated = [message for _, _, message in world.passed]
     for number in (0, 1):
         world.meetings[number].forget(1 - number)
     world.send(0, world.meetings[0].begin(world.members[1], world.members[0].coming))
-    for knock in repeated:
+    for message in repeated:
         for source in (("198.51.100.66", 66), world.places[1]):
-            if knock.receiver == 0:
-                sends = world.meetings[0].heard(knock, source)
-                assert Kind.TAKE not in {said.kind for _, said in sends}
+            if message.receiver == 0:
+                sends = world.meetings[0].heard(message, source)
+                assert Kind.NOMINATE not in {said.kind for _, said in sends}
     assert world.route(0, 1) is None
     assert world.meet(0, 1)
     route = world.route(0, 1)
@@ -269,40 +277,40 @@ def test_what_was_said_once_is_not_believed_again() -> None:
     assert route.place == world.places[1]
 
 
-def test_an_old_knock_undoes_no_route() -> None:
+def test_an_old_check_undoes_no_route() -> None:
     """One of an earlier try. Whoever repeats it doesn't answer what only its sender could."""
     world = World()
     for number in (0, 1):
         world.come(number, None)
     assert world.meet(0, 1)
-    old = next(knock for _, _, knock in world.passed if knock.sender == 1)
+    old = next(message for _, _, message in world.passed if message.sender == 1)
     for number in (0, 1):
         world.meetings[number].forget(1 - number)
     assert world.meet(0, 1)
     sends = world.meetings[0].heard(old, world.places[1])
-    assert [said.kind for _, said in sends] == [Kind.ANSWER, Kind.KNOCK]
+    assert [said.kind for _, said in sends] == [Kind.ANSWER, Kind.CHECK]
     assert len(world.meetings[0].heard(old, world.places[1])) == 1  # not so soon again
     world.send(0, sends)
     world.run(2.0)
     assert world.route(0, 1) is not None
 
 
-def test_knocks_of_many_places_are_not_all_tried() -> None:
+def test_checks_of_many_places_are_not_all_tried() -> None:
     world = World()
     one = world.come(0, None)
     world.come(1, None)
     one.begin(world.members[1], world.members[0].coming)
-    asks = Knock(Kind.KNOCK, 1, 0, short(world.members[1].coming), bytes(range(16)))
+    asks = ConnectivityMessage(Kind.CHECK, 1, 0, short(world.members[1].coming), bytes(range(16)))
     for port in range(1, 100):
         sends = one.heard(asks, ("198.51.100.66", port))
         assert sends[0][1].kind == Kind.ANSWER
         assert len(sends) <= 2
     world.now += 1.0
-    assert len(one.due()) == 1 + LEARNT
+    assert len(one.due()) == 1 + MOST_PEER_REFLEXIVE
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_whoever_is_not_to_be_met_changes_nothing(kind: Kind) -> None:
+def test_checks_of_others_change_nothing(kind: Kind) -> None:
     """By number, by coming, or at all."""
     world = World()
     one = world.come(0, None)
@@ -312,8 +320,10 @@ def test_whoever_is_not_to_be_met_changes_nothing(kind: Kind) -> None:
     nonce = bytes(range(16))
     for sender in (0, 1, 2, 127):
         for receiver in (0, 1):
-            knock = Knock(kind, sender, receiver, short(coming_of(9)), nonce, nonce, ("1.2.3.4", 5))
-            sends = one.heard(knock, ("198.51.100.66", 66))
+            message = ConnectivityMessage(
+                kind, sender, receiver, short(coming_of(9)), nonce, nonce, ("1.2.3.4", 5)
+            )
+            sends = one.heard(message, ("198.51.100.66", 66))
             assert [said.kind for _, said in sends] in ([], [Kind.ANSWER])
             assert all(said.nonce == NOTHING for _, said in sends)
     assert one.route(world.members[1], world.members[0].coming) is before

@@ -11,24 +11,29 @@ import pytest
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm.knock import (
+from lossycoll.runtime.swarm.connectivity import (
+    CONNECTIVITY_BYTES,
     DIRECTORY,
-    KNOCK_BYTES,
+    ConnectivityMessage,
     Kind,
-    Knock,
     key_of,
     pack,
     unpack,
 )
-from lossycoll.runtime.swarm.observer import BURST, RATE, TAKEN_AT_ONCE, Observer
 from lossycoll.runtime.swarm.ports import bound_to
+from lossycoll.runtime.swarm.reflexive_address import (
+    BURST,
+    RATE,
+    TAKEN_AT_ONCE,
+    ReflexiveAddressServer,
+)
 from lossycoll.runtime.swarm.server import DirectoryServer
 from tests.runtime.swarm.test_member import SECRET, directory, peers, together
 from tests.support.waiting import until
 
 KEY = key_of(None, "5" * 16)
 NONCE = bytes(range(16))
-QUESTION = Knock(Kind.KNOCK, 3, DIRECTORY, nonce=NONCE)
+QUESTION = ConnectivityMessage(Kind.CHECK, 3, DIRECTORY, nonce=NONCE)
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ class Asker:
 
     def __init__(self, stack: ExitStack, host: str = "127.0.0.1") -> None:
         self.now = 0.0
-        self.observer = Observer(bound_to(host, 0).udp, lambda: KEY, lambda: self.now)
+        self.observer = ReflexiveAddressServer(bound_to(host, 0).udp, lambda: KEY, lambda: self.now)
         stack.callback(self.observer.close)
         self.port = self.observer._socket.getsockname()[1]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -65,15 +70,15 @@ class Asker:
 
 
 @pytest.mark.parametrize("to", ["127.0.0.1", "127.0.0.2"])
-def test_who_asks_hears_how_it_is_seen(to: str, stack: ExitStack) -> None:
+def test_a_peer_hears_its_reflexive_address(to: str, stack: ExitStack) -> None:
     """From the address that it has asked, whichever of the host's that is."""
     asker = Asker(stack, "0.0.0.0")
     asker.ask(pack(QUESTION, KEY), to)
     ((data, source),) = asker.answers()
-    assert unpack(data, KEY) == Knock(
-        Kind.ANSWER, DIRECTORY, 3, echo=NONCE, seen=asker.socket.getsockname()
+    assert unpack(data, KEY) == ConnectivityMessage(
+        Kind.ANSWER, DIRECTORY, 3, echo=NONCE, reflexive=asker.socket.getsockname()
     )
-    assert len(data) == KNOCK_BYTES
+    assert len(data) == CONNECTIVITY_BYTES
     assert source == to
 
 
@@ -84,20 +89,20 @@ def test_the_same_by_ipv6(stack: ExitStack) -> None:
         pytest.skip("this system has no IPv6")
     asker.ask(pack(QUESTION, KEY), "::1")
     ((data, _),) = asker.answers()
-    assert unpack(data, KEY).seen == asker.socket.getsockname()[:2]
+    assert unpack(data, KEY).reflexive == asker.socket.getsockname()[:2]
 
 
 def test_strangers_are_not_answered(stack: ExitStack) -> None:
     asker = Asker(stack)
     for data in (
         b"",
-        b"ASID",
-        bytes(KNOCK_BYTES),
+        b"OOBD",
+        bytes(CONNECTIVITY_BYTES),
         bytes(1400),
         pack(QUESTION, key_of(None, "6" * 16)),
-        pack(Knock(Kind.ANSWER, DIRECTORY, 3, echo=NONCE), KEY),
-        pack(Knock(Kind.KNOCK, 3, 4, nonce=NONCE), KEY),
-        pack(Knock(Kind.KNOCK, DIRECTORY, DIRECTORY, nonce=NONCE), KEY),
+        pack(ConnectivityMessage(Kind.ANSWER, DIRECTORY, 3, echo=NONCE), KEY),
+        pack(ConnectivityMessage(Kind.CHECK, 3, 4, nonce=NONCE), KEY),
+        pack(ConnectivityMessage(Kind.CHECK, DIRECTORY, DIRECTORY, nonce=NONCE), KEY),
     ):
         asker.ask(data)
     assert asker.answers() == []
@@ -135,22 +140,22 @@ def test_what_strangers_say_of_an_address_is_not_believed(
     server = DirectoryServer("127.0.0.1", 0, secret, patience=20.0)
     stack.callback(server.close)
     one, other = peers(stack, ("127.0.0.1", server.port), "ab", secret)
-    end = one._end
+    end = one._endpoint
     assert end is not None
     stranger = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     wrong, right = key_of(secret, "6" * 16), key_of(secret, one.session)
-    lie = Knock(
-        Kind.ANSWER, DIRECTORY, one.number, nonce=NONCE, echo=NONCE, seen=("198.51.100.66", 66)
+    lie = ConnectivityMessage(
+        Kind.ANSWER, DIRECTORY, one.number, nonce=NONCE, echo=NONCE, reflexive=("198.51.100.66", 66)
     )
-    sent = {"forged": pack(lie, wrong), "stale": pack(lie, right), "dropped": b"ASID" + bytes(200)}
-    sent["malformed"] = b"ASID"
+    sent = {"forged": pack(lie, wrong), "stale": pack(lie, right), "dropped": b"OOBD" + bytes(200)}
+    sent["malformed"] = b"OOBD"
     for data in sent.values():
         stranger.sendto(data, end.place)
     for name in sent:
-        until(lambda name=name: getattr(one.knocks, name) > 0)  # type: ignore[misc]
+        until(lambda name=name: getattr(one.nat_counts, name) > 0)  # type: ignore[misc]
     stranger.sendto(pack(QUESTION, wrong), ("127.0.0.1", server.port))
-    until(lambda: server.observed.forged > 0)
-    assert end.knocker.seen() == end.place
+    until(lambda: server.reflexive_counts.forged > 0)
+    assert end.nat_agent.reflexive_address() == end.place
     assert server._directory.peers[one.number].place.others == ()  # type: ignore[union-attr]
     values = [np.full(800, float(peer), np.float32) for peer in range(2)]
     assert {report.failure for report in together([one, other], values)} == {""}
@@ -161,11 +166,11 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     (one,) = peers(stack, directory(stack, None), "a", None)
     before, seen = one._client.joined, ("203.0.113.9", 4711)
     comings = []
-    join = one._client._talk
+    join = one._client._run_session
     assert before is not None
-    assert one._end is not None
-    one._client._talk = lambda place: comings.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
-    one._is_seen(one._end.place, seen, moved=True)
+    assert one._endpoint is not None
+    one._client._run_session = lambda place: comings.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
+    one._say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(comings) > 0)
     assert one.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one._client._standing)

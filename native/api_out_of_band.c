@@ -1,12 +1,12 @@
 /* What callers call for out-of-band datagrams. */
 #define _GNU_SOURCE
-#include "oob.h"
+#include "out_of_band.h"
 
 #include <fcntl.h>
 
 #include "state.h"
 
-int lc_host_oob(lc_host *h) {
+int lc_host_oob_open(lc_host *h) {
     const lc_link *link = h->interfaces[0].link;
     if (h->running || h->oob || !link->ops->say || !link->ops->source)
         return LC_E_ARGUMENT;

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "oob.h"
+#include "out_of_band.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 
 static const uint8_t MARK[LC_OOB_MARK_BYTES] = LC_OOB_MARK;
 
-lc_oob *lc_oob_open(void) {
-    lc_oob *oob = calloc(1, sizeof *oob);
+lc_oob_ring *lc_oob_open(void) {
+    lc_oob_ring *oob = calloc(1, sizeof *oob);
     if (!oob)
         return NULL;
     oob->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -19,7 +19,7 @@ lc_oob *lc_oob_open(void) {
     return NULL;
 }
 
-void lc_oob_close(lc_oob *oob) {
+void lc_oob_close(lc_oob_ring *oob) {
     if (!oob)
         return;
     close(oob->wake_fd);
@@ -32,8 +32,8 @@ int lc_oob_has(const uint8_t *data, uint32_t n) {
 
 /* Whoever takes looks again after it has moved `out`, and this looks at `out` after it has moved
  * `in`: one of the two sees what the other has done, so nothing stays here unseen. */
-void lc_oob_put(lc_oob *oob, const lc_link *link, const lc_arrival *arrival, const uint8_t *data,
-                uint32_t n) {
+void lc_oob_put(lc_oob_ring *oob, const lc_link *link, const lc_arrival *arrival,
+                const uint8_t *data, uint32_t n) {
     uint64_t one = 1;
     unsigned in = atomic_load_explicit(&oob->in, memory_order_relaxed);
     lc_oob_datagram *datagram = &oob->kept[in % LC_OOB_KEPT];
@@ -49,7 +49,7 @@ void lc_oob_put(lc_oob *oob, const lc_link *link, const lc_arrival *arrival, con
         (void)!write(oob->wake_fd, &one, sizeof one);
 }
 
-int lc_oob_take(lc_oob *oob, lc_oob_datagram *datagram) {
+int lc_oob_take(lc_oob_ring *oob, lc_oob_datagram *datagram) {
     unsigned out = atomic_load_explicit(&oob->out, memory_order_relaxed);
     if (atomic_load(&oob->in) == out)
         return 0;

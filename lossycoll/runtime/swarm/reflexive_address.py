@@ -1,4 +1,5 @@
-"""The directory's UDP port: it tells peers how the world sees their sockets."""
+"""Reflexive address server: a directory's UDP port, which tells peers their addresses as STUN
+does."""
 
 from __future__ import annotations
 
@@ -12,12 +13,20 @@ from typing import Any, Final
 
 from lossycoll.runtime.membership.messages import Malformed
 
-from .knock import DIRECTORY, KNOCK_BYTES, Forged, Kind, Knock, pack, unpack
-from .protocol import PLACES
+from .connectivity import (
+    CONNECTIVITY_BYTES,
+    DIRECTORY,
+    ConnectivityMessage,
+    Forged,
+    Kind,
+    pack,
+    unpack,
+)
+from .protocol import MOST_PEERS
 
 RATE: Final = 500.0
 """Answers per second at most, in the long run: a full swarm asks for 273;"""
-BURST: Final = float(PLACES)
+BURST: Final = float(MOST_PEERS)
 """and at once: all peers may come together."""
 TAKEN_AT_ONCE: Final = 64
 """Datagrams that are looked at before the directory turns to its peers again."""
@@ -26,9 +35,10 @@ _INFO: Final = struct.Struct("@i4s4s")
 
 
 @dataclass(slots=True)
-class ObserverCounts:
-    """What came. ``forged``: nobody of this swarm has made it. ``malformed``: no knock, or not one
-    for a directory. ``over_rate``: there had been too many. ``unsent``: the system took no more."""
+class ReflexiveAddressCounts:
+    """Counts of datagrams. ``forged``: nobody of this swarm has made it. ``malformed``: no message,
+    or not one for a directory. ``over_rate``: there had been too many. ``unsent``: the system took
+    no more."""
 
     answered: int = 0
     forged: int = 0
@@ -37,12 +47,12 @@ class ObserverCounts:
     unsent: int = 0
 
 
-class Observer:
-    """Beside a listener of TCP, on the same address and port.
+class ReflexiveAddressServer:
+    """STUN-like server beside a listener of TCP, on the same address and port.
 
     Args:
-        bound: A socket that has the address (ports.py); the observer's from then on.
-        key: What knocks of the swarm are known by, at present.
+        bound: A socket that has the address (ports.py); the server's from then on.
+        key: Authenticates the swarm's connectivity messages, at present.
         clock: In seconds.
     """
 
@@ -55,7 +65,7 @@ class Observer:
         self._key = key
         self._clock = clock
         self._credit, self._credited = BURST, clock()
-        self.counts = ObserverCounts()
+        self.counts = ReflexiveAddressCounts()
         self._socket = bound
         # An answer has to leave from the address that was asked, of several that the host may have.
         with contextlib.suppress(OSError):
@@ -72,7 +82,7 @@ class Observer:
         """Answers what has come. An answer is as long as its question."""
         for _ in range(TAKEN_AT_ONCE):
             try:
-                data, info, _, source = self._socket.recvmsg(KNOCK_BYTES + 1, 256)
+                data, info, _, source = self._socket.recvmsg(CONNECTIVITY_BYTES + 1, 256)
             except OSError:  # nothing more, or what a router says of an answer
                 return
             answer = self._answer(data, source)
@@ -87,21 +97,27 @@ class Observer:
     def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
         counts, key = self.counts, self._key()
         try:
-            knock = unpack(data, key)
+            message = unpack(data, key)
         except Forged:
             counts.forged += 1
             return None
         except Malformed:
             counts.malformed += 1
             return None
-        if knock.kind != Kind.KNOCK or knock.receiver != DIRECTORY or knock.sender == DIRECTORY:
+        to, sender = message.receiver, message.sender
+        if message.kind != Kind.CHECK or to != DIRECTORY or sender == DIRECTORY:
             counts.malformed += 1
             return None
         if not self._may_answer():
             counts.over_rate += 1
             return None
-        seen = str(source[0]), int(source[1])
-        return pack(Knock(Kind.ANSWER, DIRECTORY, knock.sender, echo=knock.nonce, seen=seen), key)
+        reflexive = str(source[0]), int(source[1])
+        return pack(
+            ConnectivityMessage(
+                Kind.ANSWER, DIRECTORY, message.sender, echo=message.nonce, reflexive=reflexive
+            ),
+            key,
+        )
 
     def _may_answer(self) -> bool:
         now = self._clock()
@@ -118,7 +134,7 @@ class Observer:
 
 
 def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """What makes an answer leave from the address that was asked, whatever way it goes."""
+    """Return the ancillary data that makes an answer leave from the address that was asked."""
     for level, kind, data in info:
         if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == _INFO.size:
             _, own, _ = _INFO.unpack(data)

@@ -1,4 +1,4 @@
-"""What a directory hears over its connections, and what it says, whatever carries them."""
+"""Service of a directory: takes peers' messages and sends its own, whatever carries them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from typing import Final
 from lossycoll.runtime.membership.messages import Malformed
 
 from .directory import Directory
+from .directory_list import Place
+from .directory_transport import Connection
+from .partition_merge import PartitionMerge
 from .protocol import (
     MOST_DIRECTORIES,
     MOST_NAMES,
-    PLACES,
+    MOST_PEERS,
     START,
     Agreed,
     Averages,
     Beat,
     Directories,
+    DirectoryStatus,
     Due,
     Found,
     Gone,
@@ -33,24 +37,20 @@ from .protocol import (
     Peers,
     Present,
     Ready,
+    Redirect,
     Refused,
-    Rival,
     Seek,
     Serves,
     Spare,
-    Turn,
-    Unmet,
+    Unreachable,
     Who,
     pack,
     unpack,
 )
-from .reunion import Reunion
-from .ways import Session
-from .whereabouts import Place
 
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
-STRANGERS: Final = PLACES
+STRANGERS: Final = MOST_PEERS
 """All peers of another directory that has ended may come at once."""
 PRESENT_AT_ONCE: Final = 128
 LIST_SECONDS: Final = 1e-4
@@ -59,10 +59,10 @@ log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(slots=True, eq=False)
-class Link:
-    """A connection. ``number``: whose it is; -1: a stranger's."""
+class PeerSession:
+    """Session of a directory with one peer. ``number``: the peer's; -1: a stranger's."""
 
-    session: Session
+    connection: Connection
     since: float
     number: int = -1
     over: bool = False
@@ -74,64 +74,64 @@ class Owner:
 
     Attributes:
         name: The peer's.
-        elsewhere: Whom it turns to in turn.
-        others: Where it has heard of directories, now or earlier.
-        stands_by: The directory takes nobody in before this peer has come: others hear whom to ask
-            instead.
+        directories: Whom it redirected to in turn.
+        others: Returns addresses at which it has heard of directories, now or earlier.
+        standby: The directory takes nobody in before this peer has come, and names others to
+            ask.
     """
 
     name: str
-    elsewhere: Callable[[], Sequence[Place]]
+    directories: Callable[[], Sequence[Place]]
     others: Callable[[], Sequence[Place]]
-    stands_by: bool
+    standby: bool
 
 
-NOBODY: Final = Owner("", tuple, tuple, stands_by=False)
+NOBODY: Final = Owner("", tuple, tuple, standby=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """How a directory that others of its swarm may find stands beside those.
+class MergeContext:
+    """Relation of a directory to others of its swarm.
 
     Attributes:
-        reunion: Its.
-        owner: Whose it is.
-        place: Where the other end of a connection finds it.
+        merge: Its.
+        owner: Peer whose directory it is.
+        place: Returns the address by which the other end of a session finds it.
     """
 
-    reunion: Reunion
+    merge: PartitionMerge
     owner: Owner
-    place: Callable[[Link], Place]
+    place: Callable[[PeerSession], Place]
 
 
-class Reception:
-    """Of one directory; one thread calls it.
+class DirectoryService:
+    """Service of one directory; one thread calls it.
 
     Args:
-        directory: Who is there, and who meets whom.
-        dropped: Called when a connection is over, to close it.
-        strangers: Connections of whom has not joined, at most; of more the oldest is dropped.
-        beside: None: there is no other directory of the swarm.
+        directory: Its state machine.
+        dropped: Called when a session is over, to close its connection.
+        strangers: Sessions that haven't joined, at most; of more the oldest is dropped.
+        merge_context: None: there is no other directory of the swarm.
     """
 
     def __init__(
         self,
         directory: Directory,
-        dropped: Callable[[Link], None],
+        dropped: Callable[[PeerSession], None],
         strangers: int = STRANGERS,
-        beside: Beside | None = None,
+        merge_context: MergeContext | None = None,
     ) -> None:
         self._directory = directory
         self._dropped = dropped
         self._most = strangers
-        self._beside = beside
-        self._owner = NOBODY if beside is None else beside.owner
-        self._stands_by = self._owner.stands_by
+        self._merge_context = merge_context
+        self._owner = NOBODY if merge_context is None else merge_context.owner
+        self._stands_by = self._owner.standby
         self.counts: Counter[str] = Counter()
-        """What came and was no message."""
-        self._strangers: dict[int, Link] = {}
+        """Counts of malformed messages."""
+        self._strangers: dict[int, PeerSession] = {}
         """In the order in which they came."""
-        self._of_peer: dict[int, Link] = {}
+        self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Place, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
@@ -141,28 +141,28 @@ class Reception:
 
     # ---- by what carries the connections ----
 
-    def admit(self, session: Session) -> Link:
+    def admit(self, connection: Connection) -> PeerSession:
         """A stranger has connected."""
-        link = Link(session, time.monotonic())
-        self._strangers[id(link)] = link
+        session = PeerSession(connection, time.monotonic())
+        self._strangers[id(session)] = session
         if len(self._strangers) > self._most:
             self._drop(next(iter(self._strangers.values())))
-        return link
+        return session
 
-    def hear(self, link: Link) -> None:
+    def hear(self, session: PeerSession) -> None:
         """Something has come over a connection, or it has broken."""
         try:
-            for body in link.session.read():
-                self._take(link, unpack(body))
-                if link.over:
+            for body in session.connection.read():
+                self._take(session, unpack(body))
+                if session.over:
                     return
         except Malformed:
             self.counts["malformed"] += 1
-            self.end(link)
+            self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
-            self.end(link)
-        self._check(link)
+            self.end(session)
+        self._check(session)
 
     def turn(self) -> None:
         """Time has passed, or something has been heard."""
@@ -175,7 +175,7 @@ class Reception:
         for number in self._directory.overdue():
             self._remember(number)
             self._lose(number)
-        if self._beside is not None and self._beside.reunion.ends():
+        if self._merge_context is not None and self._merge_context.merge.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
         self._tell_directories(now)
@@ -184,10 +184,10 @@ class Reception:
         self._tell_each(self._directory.due(), Due())
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
-        for number, loans in self._directory.lends():
-            for loan in loans:
-                self._tell_each([one.number for one in loan.members], loan)
-            self._tell(number, Found(len(loans)))
+        for number, transfers in self._directory.transfers():
+            for transfer in transfers:
+                self._tell_each([one.number for one in transfer.members], transfer)
+            self._tell(number, Found(len(transfers)))
 
     def wait(self) -> float:
         """Seconds until :meth:`turn` is due, if nothing comes before."""
@@ -199,109 +199,110 @@ class Reception:
             return 0.001
         return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
-    def end(self, link: Link) -> None:
+    def end(self, session: PeerSession) -> None:
         """The connection is over, and so is the peer, until it comes again."""
-        if link.number >= 0:
-            self._remember(link.number)
-            self._lose(link.number)
+        if session.number >= 0:
+            self._remember(session.number)
+            self._lose(session.number)
         else:
-            self._drop(link)
+            self._drop(session)
 
     def tell_all(self, message: Message) -> None:
         """To all peers."""
-        self._tell_each(list(self._of_peer), message)
+        self._tell_each(list(self._sessions), message)
 
     # ---- messages ----
 
-    def _take(self, link: Link, message: Message) -> None:
-        if link.number < 0:
-            self._take_first(link, message)
+    def _take(self, session: PeerSession, message: Message) -> None:
+        if session.number < 0:
+            self._take_first(session, message)
             return
-        self._directory.beat(link.number)
+        self._directory.beat(session.number)
         if isinstance(message, Here):
-            self._directory.here(link.number, message)
+            self._directory.here(session.number, message)
         elif isinstance(message, Serves):
-            self._directory.serves(link.number, (message.host, message.port))
+            self._directory.serves(session.number, (message.host, message.port))
         elif isinstance(message, Spare):
-            self._directory.spare(link.number, (message.host, message.port))
-        elif isinstance(message, Turn):
-            self._lose(link.number, turns=True)
+            self._directory.spare(session.number, (message.host, message.port))
+        elif isinstance(message, Redirect):
+            self._lose(session.number, redirected=True)
         elif isinstance(message, Averages):
-            answer = self._directory.averages(link.number, message)
+            answer = self._directory.averages(session.number, message)
             if answer is not None:
-                self._tell(link.number, answer)
+                self._tell(session.number, answer)
         elif isinstance(message, Who):
-            self._tell_names(link.number)
+            self._tell_names(session.number)
         elif isinstance(message, Ready):
-            self._directory.ready(link.number, message.weight)
-        elif isinstance(message, Unmet):
-            self._directory.unmet(link.number, message.comings)
+            self._directory.ready(session.number, message.weight)
+        elif isinstance(message, Unreachable):
+            self._directory.report_unreachable(session.number, message.comings)
         elif isinstance(message, Offers):
-            self._directory.offers(link.number, message)
+            self._directory.offers(session.number, message)
         elif isinstance(message, Seek):
-            self._directory.seeks(link.number, message.lenders)
+            self._directory.seeks(session.number, message.donors)
         elif isinstance(message, Beat):
-            self._tell(link.number, Beat(len(self._directory.peers)))
+            self._tell(session.number, Beat(len(self._directory.peers)))
         elif isinstance(message, Leave):
-            self._lose(link.number)
+            self._lose(session.number)
 
-    def _take_first(self, link: Link, message: Message) -> None:
-        """Of somebody who isn't a peer, or not yet."""
+    def _take_first(self, session: PeerSession, message: Message) -> None:
+        """Take a message of a stranger: a peer that joins, or another directory."""
         if isinstance(message, Join):
-            self._join(link, message)
-        elif isinstance(message, Rival) and self._beside is not None:
-            own = self._beside.place(link)
-            link.session.write(pack(self._beside.reunion.asked(message, own)))
+            self._join(session, message)
+        elif isinstance(message, DirectoryStatus) and self._merge_context is not None:
+            own = self._merge_context.place(session)
+            session.connection.write(pack(self._merge_context.merge.asked(message, own)))
         else:
-            self._drop(link)
+            self._drop(session)
 
-    def _join(self, link: Link, wanted: Join) -> None:
+    def _join(self, session: PeerSession, wanted: Join) -> None:
         places = self._instead(wanted)
         if places is not None:
-            link.session.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
-            link.session.finish()
-            self._drop(link)
+            session.connection.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
+            session.connection.finish()
+            self._drop(session)
             return
         self._stands_by = False
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
         answer = self._directory.join(wanted)
         if isinstance(answer, Joined):
-            link.number = answer.number
-            del self._strangers[id(link)]
-            self._of_peer[answer.number] = link
-        link.session.write(pack(answer))
+            session.number = answer.number
+            del self._strangers[id(session)]
+            self._sessions[answer.number] = session
+        session.connection.write(pack(answer))
         if isinstance(answer, Joined):
             self._tell(answer.number, Directories(self._directory.directories()))
         if isinstance(answer, Refused):
-            link.session.finish()
-            self._drop(link)
+            session.connection.finish()
+            self._drop(session)
 
     def _instead(self, wanted: Join) -> list[Place] | None:
-        """Whom a peer that comes should ask; None: it is right here."""
-        is_owner, is_new = wanted.name == self._owner.name, wanted.number == PLACES
+        """Return the directories that a peer should ask instead; None: it is right here."""
+        is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
         place = None
-        if self._beside is not None and (is_new or not is_owner):
-            place = self._beside.reunion.elsewhere(wanted)
+        if self._merge_context is not None and (is_new or not is_owner):
+            place = self._merge_context.merge.redirect(wanted)
         found = [] if place is None else [place]
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
-            return found + [one for one in self._owner.elsewhere() if one not in found]
+            return found + [one for one in self._owner.directories() if one not in found]
         return found or None
 
     def _tell_directories(self, now: float) -> None:
-        """When the list has changed: of a large swarm that ends, it would else fill all time."""
+        """Send the directory list when it has changed, not too often: a large swarm that ends
+        changes it all the time."""
         listed = self._directory.directories()
         if listed != self._listed and now >= self._list_at:
-            self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._of_peer)
+            self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._sessions)
             self.tell_all(Directories(listed))
 
     def _tell_present(self) -> None:
-        """To some in each turn: of thousands, the list is long."""
+        """Tell some peers in each turn who is present: of thousands, the list is long."""
         if self._directory.settles():
             here = self._directory.peers.values()
             self._present = Present(tuple(one.coming[:START] for one in here))
-            self._unaware = list(self._of_peer)
+            self._unaware = list(self._sessions)
         some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
         if some:
             self._tell_each(some, self._present)
@@ -319,38 +320,38 @@ class Reception:
         """The same to all of them: it is packed once."""
         packed = pack(message)
         for number in numbers:
-            link = self._of_peer.get(number)
-            if link is not None:
-                link.session.write(packed)
-                self._check(link)
+            session = self._sessions.get(number)
+            if session is not None:
+                session.connection.write(packed)
+                self._check(session)
 
     # ---- ends of connections ----
 
-    def _check(self, link: Link) -> None:
-        if link.session.broken and not link.over:
-            self.end(link)
+    def _check(self, session: PeerSession) -> None:
+        if session.connection.broken and not session.over:
+            self.end(session)
 
     def _remember(self, number: int) -> None:
         """A peer that is lost may live in another part of the swarm, and serve there."""
         peer, listed = self._directory.peers.get(number), self._directory.directories()
-        if peer is None or self._beside is None:
+        if peer is None or self._merge_context is None:
             return
         for place in (peer.spare, peer.serves):
             if place is not None and place in listed:
-                self._beside.reunion.learn(place)
+                self._merge_context.merge.learn(place)
 
-    def _lose(self, number: int, *, turns: bool = False) -> None:
-        """``turns``: to another directory; whoever may still need its packets has them."""
-        link = self._of_peer.pop(number, None)
-        if link is not None:
-            link.number = -1
-            self._drop(link)
+    def _lose(self, number: int, *, redirected: bool = False) -> None:
+        """``redirected``: to another directory; whoever may still need its packets has them."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.number = -1
+            self._drop(session)
         for other, coming in self._directory.lost(number):
-            if not turns:
+            if not redirected:
                 self._tell(other, Gone(coming))
 
-    def _drop(self, link: Link) -> None:
-        self._strangers.pop(id(link), None)
-        if not link.over:
-            link.over = True
-            self._dropped(link)
+    def _drop(self, session: PeerSession) -> None:
+        self._strangers.pop(id(session), None)
+        if not session.over:
+            session.over = True
+            self._dropped(session)

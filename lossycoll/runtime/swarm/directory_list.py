@@ -1,5 +1,5 @@
-"""Where a peer looks for a directory, in turn: an order that all have in common, so that they find
-the same one."""
+"""Directory list of a peer: the order in which it tries directories. All peers have it in common,
+so that they find the same one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Place: TypeAlias = tuple[str, int]
 """Numeric address and port."""
 
 
-class Whereabouts:
-    """Of one peer. ``places``: whom it turns to in turn, the one that it is connected with first.
+class DirectoryList:
+    """Ordered list of directories of one peer. ``places``: the connected one first, then the others
+    in the order in which they are tried.
 
     Args:
         first: Whom it was told to ask when it was started.
@@ -37,7 +38,8 @@ class Whereabouts:
 
     @property
     def heard(self) -> tuple[Place, ...]:
-        """Where directories are, were or may be: last those that this peer was with."""
+        """Addresses at which directories are, were or may be: last those that this peer was
+        with."""
         return (*(one for one in self._heard if one not in self._served), *self._served)
 
     def may_open(self, place: Place, opens: Callable[[], None]) -> None:
@@ -65,14 +67,14 @@ class Whereabouts:
         """These are to be tried before all others."""
         self.places = [*first, *(one for one in self.places if one not in first)]
 
-    def is_next(self, place: Place, at: int, *, stands_by: bool) -> bool:
+    def is_next(self, place: Place, at: int, *, standby: bool) -> bool:
         """Whether a place may be tried. This peer's own, which that opens, is when the others have
         had their time: so as few directories as possible open at once.
 
         Args:
             place: Of those in ``places``.
             at: The how manieth of them it is.
-            stands_by: One before it has said that it stands by.
+            standby: One before it has said that it stands by.
 
         Raises:
             RendezvousError: Its own can't be opened.
@@ -80,7 +82,7 @@ class Whereabouts:
         if place != self._own:
             return True
         # The first of all has just ended.
-        if self.tries < max(at - 1, STANDING_TRIES * stands_by):
+        if self.tries < max(at - 1, STANDING_TRIES * standby):
             return False
         self._opens()
         return True

@@ -1,9 +1,6 @@
-"""How a peer and a directory reach each other: all that either needs of what carries messages.
-
-The rules of both ends (client.py, reception.py) stand on :class:`Session` and :class:`Way` alone.
-So a server that passes messages on can take the place of the control transport, and no rule is
-there twice.
-"""
+"""Transport of messages between a peer and a directory. The rules of both ends (client.py,
+service.py) stand on :class:`Connection` and :class:`DirectoryTransport` alone. So a server that
+passes messages on can take the place of the control transport, and no rule is there twice."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refu
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .whereabouts import Place
+from .directory_list import Place
 
 CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 30.0
 """Thousands may come at once, when their directory has ended: the last waits for the others."""
 FINISH_SECONDS: Final = 0.5
-"""How long the end of a way waits for the last messages to be read."""
+"""How long the end of a transport waits for the last messages to be read."""
 
 
-class Session(Protocol):
+class Connection(Protocol):
     """A connection: whole messages both ways, in order, until it breaks."""
 
     @property
@@ -47,10 +44,10 @@ class Session(Protocol):
         """Ends it, unless it finishes. Idempotent."""
 
 
-class Way(Protocol):
-    """A peer's way to directories: its thread's alone, but for :meth:`wake`."""
+class DirectoryTransport(Protocol):
+    """Transport of a peer to directories: its thread's alone, but for :meth:`wake`."""
 
-    def reach(self, place: Place, session: str) -> Session:
+    def reach(self, place: Place, session: str) -> Connection:
         """Begins a connection with the directory at a place, for a peer of a session ("": of none
         yet).
 
@@ -68,8 +65,8 @@ class Way(Protocol):
         """Ends all connections, when what was sent has been read. Idempotent."""
 
 
-class TransportSession:
-    """A :class:`Session` by the control transport; :meth:`take` has what it tells of the peer.
+class TransportConnection:
+    """A :class:`Connection` by the control transport; :meth:`take` has what it tells of the peer.
 
     Args:
         transport: Of the thread.
@@ -93,7 +90,7 @@ class TransportSession:
 
     @property
     def reached(self) -> bool:
-        """As :attr:`Session.reached`."""
+        """As :attr:`Connection.reached`."""
         return bool(self.own)
 
     def take(self, event: Event) -> None:
@@ -106,27 +103,27 @@ class TransportSession:
             self.broken = "nobody listens there"
 
     def read(self) -> list[bytes]:
-        """As :meth:`Session.read`."""
+        """As :meth:`Connection.read`."""
         found, self._came = self._came, []
         return found
 
     def write(self, body: bytes) -> None:
-        """As :meth:`Session.write`. That it has broken is an event."""
+        """As :meth:`Connection.write`. That it has broken is an event."""
         self._transport.send(self.peer, body)
 
     def finish(self) -> None:
-        """As :meth:`Session.finish`."""
+        """As :meth:`Connection.finish`."""
         self._finishes = True
         self._transport.finish(self.peer)
 
     def close(self) -> None:
-        """As :meth:`Session.close`."""
+        """As :meth:`Connection.close`."""
         if not self._finishes:
             self._transport.drop(self.peer)
 
 
-class TransportWay:
-    """The :class:`Way` to directories that listen: a transport of the peer's.
+class ZmqDirectoryTransport:
+    """The :class:`DirectoryTransport` to directories that listen: a transport of the peer's.
 
     Args:
         secret: The swarm's; None: all is in clear.
@@ -137,33 +134,33 @@ class TransportWay:
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
-        self._session: TransportSession | None = None
+        self._connection: TransportConnection | None = None
         """The latest: a peer has one at a time."""
 
-    def reach(self, place: Place, session: str) -> TransportSession:
-        """As :meth:`Way.reach`."""
-        self._session = TransportSession(self._transport, self._transport.connect(place))
-        return self._session
+    def reach(self, place: Place, session: str) -> TransportConnection:
+        """As :meth:`DirectoryTransport.reach`."""
+        self._connection = TransportConnection(self._transport, self._transport.connect(place))
+        return self._connection
 
     def wait(self, seconds: float) -> None:
-        """As :meth:`Way.wait`."""
+        """As :meth:`DirectoryTransport.wait`."""
         for event in self._transport.poll(seconds):
             peer = getattr(event, "peer", None)
-            if self._session is not None and peer == self._session.peer:
-                self._session.take(event)
+            if self._connection is not None and peer == self._connection.peer:
+                self._connection.take(event)
 
     def wake(self) -> None:
-        """As :meth:`Way.wake`."""
+        """As :meth:`DirectoryTransport.wake`."""
         if not self._transport.closed:
             self._transport.wake()
 
     def end(self) -> None:
-        """As :meth:`Way.end`."""
+        """As :meth:`DirectoryTransport.end`."""
         self._transport.close(FINISH_SECONDS)
 
 
 def swarm_keys(secret: Secret | None) -> Keys | None:
-    """What directories and peers seal with; None: all is in clear.
+    """Derive the keys of directories and peers; None: all is in clear.
 
     Args:
         secret: The swarm's.

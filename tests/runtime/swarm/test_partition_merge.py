@@ -12,18 +12,8 @@ from itertools import count, pairwise, permutations, product
 import pytest
 
 from lossycoll.runtime.swarm.directory import LEASE, Directory
-from lossycoll.runtime.swarm.lookout import ANSWER_SECONDS
-from lossycoll.runtime.swarm.protocol import (
-    PLACES,
-    VERSION,
-    Averages,
-    Here,
-    Join,
-    Joined,
-    Refused,
-    Rival,
-)
-from lossycoll.runtime.swarm.reunion import (
+from lossycoll.runtime.swarm.partition_merge import (
+    ANSWER_SECONDS,
     ASK_SECONDS,
     BOUND_SECONDS,
     HEARD_SECONDS,
@@ -31,13 +21,23 @@ from lossycoll.runtime.swarm.reunion import (
     MOST_KNOWN,
     MOST_PATIENCE,
     PATIENCE_SECONDS,
-    Reunion,
+    PartitionMerge,
     takes,
     yields,
 )
+from lossycoll.runtime.swarm.protocol import (
+    MOST_PEERS,
+    VERSION,
+    Averages,
+    DirectoryStatus,
+    Here,
+    Join,
+    Joined,
+    Refused,
+)
 
 SESSION, SCHEMA = "5" * 16, "5c" * 16
-RIVAL = Rival(SESSION, "a" * 32, 0, 3, 100, 7, SCHEMA, "same", "10.0.0.1", 7000, 0)
+STATUS = DirectoryStatus(SESSION, "a" * 32, 0, 3, 100, 7, SCHEMA, "same", "10.0.0.1", 7000, 0)
 
 
 def place_of(number: int) -> tuple[str, int]:
@@ -49,10 +49,12 @@ class Site:
 
     def __init__(self, clock: Callable[[], float], number: int, session: str = SESSION) -> None:
         self.directory = Directory(clock, session=session)
-        self.reunion = Reunion(clock, self.directory, name=f"{number:032x}")
+        self.merge = PartitionMerge(clock, self.directory, name=f"{number:032x}")
         self.own = place_of(number)
 
-    def come(self, name: str, number: int = PLACES, round: int = 0, epoch: int = 0) -> int | None:
+    def come(
+        self, name: str, number: int = MOST_PEERS, round: int = 0, epoch: int = 0
+    ) -> int | None:
         """Returns the peer's number; None: it is refused."""
         coming = random.Random(name).randbytes(16).hex()
         wanted = Join(VERSION, name, coming, number, self.directory.session, round, epoch)
@@ -64,8 +66,8 @@ class Site:
         assert not self.directory.averages(answer.number, Averages(SCHEMA, "")).reason
         return answer.number
 
-    def rival(self) -> Rival:
-        return self.reunion.stands(self.own)
+    def status(self) -> DirectoryStatus:
+        return self.merge.status(self.own)
 
 
 class Clock:
@@ -88,21 +90,21 @@ def pair(own: int, other: int) -> tuple[Clock, Site, Site]:
 
 def meet(one: Site, other: Site) -> bool:
     """Whether the one, which asks, has yielded to the other."""
-    asked = one.rival()
-    answer = other.reunion.asked(asked, other.own)
-    return one.reunion.answered(asked, answer, other.own)
+    asked = one.status()
+    answer = other.merge.asked(asked, other.own)
+    return one.merge.answered(asked, answer, other.own)
 
 
 def test_the_rule_is_an_order_whoever_looks() -> None:
     rivals = [
-        dataclasses.replace(RIVAL, peers=peers, epoch=epoch, id=name * 32)
+        dataclasses.replace(STATUS, peers=peers, epoch=epoch, id=name * 32)
         for peers, epoch, name in product((1, 2, 5), (0, 3), "ab")
     ]
     for one, other in permutations(rivals, 2):
         assert yields(one, other) != yields(other, one)
     for one, other, third in permutations(rivals, 3):
         assert not (yields(one, other) and yields(other, third) and yields(third, one))
-    assert not yields(RIVAL, RIVAL)
+    assert not yields(STATUS, STATUS)
     ordered = sorted(rivals, key=lambda one: sum(yields(one, other) for other in rivals))
     assert [(one.peers, one.epoch, one.id[0]) for one in ordered] == [
         (peers, epoch, name) for peers, epoch, name in product((5, 2, 1), (0, 3), "ab")
@@ -126,17 +128,17 @@ def test_the_rule_is_an_order_whoever_looks() -> None:
     ],
 )
 def test_whose_peers_are_taken(changes: dict[str, object], may: bool) -> None:
-    other = dataclasses.replace(RIVAL, **{"id": "b" * 32, "peers": 2, **changes})  # type: ignore[arg-type]
-    assert takes(RIVAL, other) is may
-    assert not takes(dataclasses.replace(RIVAL, free=1), other)  # no room for two
-    assert not takes(dataclasses.replace(RIVAL, peers=0), other)
+    other = dataclasses.replace(STATUS, **{"id": "b" * 32, "peers": 2, **changes})  # type: ignore[arg-type]
+    assert takes(STATUS, other) is may
+    assert not takes(dataclasses.replace(STATUS, free=1), other)  # no room for two
+    assert not takes(dataclasses.replace(STATUS, peers=0), other)
 
 
 def test_the_smaller_part_turns_and_the_larger_is_bound() -> None:
     clock, small, large = pair(2, 3)
     assert not meet(large, small)
     assert meet(small, large)
-    assert small.reunion.to == large.own
+    assert small.merge.to == large.own
     assert all(peer.told for peer in small.directory.peers.values())
     for peer in range(5):
         small.come(f"grows {peer}")
@@ -154,12 +156,12 @@ def test_the_smaller_part_turns_and_the_larger_is_bound() -> None:
 
 def both_ask(one: Site, other: Site, changes: Callable[[], object]) -> list[bool]:
     """Each asks before it has heard of the other's question. Returns who has yielded."""
-    asked = one.rival(), other.rival()
+    asked = one.status(), other.status()
     changes()
-    answers = other.reunion.asked(asked[0], other.own), one.reunion.asked(asked[1], one.own)
+    answers = other.merge.asked(asked[0], other.own), one.merge.asked(asked[1], one.own)
     return [
-        one.reunion.answered(asked[0], answers[0], other.own),
-        other.reunion.answered(asked[1], answers[1], one.own),
+        one.merge.answered(asked[0], answers[0], other.own),
+        other.merge.answered(asked[1], answers[1], one.own),
     ]
 
 
@@ -189,12 +191,12 @@ def test_who_has_not_been_heard_from_counts_nothing() -> None:
 
 def test_an_answer_that_the_rule_does_not_bear_out_is_not_followed() -> None:
     _, small, large = pair(2, 3)
-    asked = small.rival()
-    answer = large.reunion.asked(asked, large.own)
+    asked = small.status()
+    answer = large.merge.asked(asked, large.own)
     for changes in ({"peers": 1}, {"session": "6" * 16}, {"takes": 0}, {"free": 1}):
         claimed = dataclasses.replace(answer, **changes)  # type: ignore[arg-type]
-        assert not small.reunion.answered(asked, claimed, large.own)
-    assert small.reunion.answered(asked, answer, large.own)
+        assert not small.merge.answered(asked, claimed, large.own)
+    assert small.merge.answered(asked, answer, large.own)
 
 
 def test_rounds_go_on_from_the_higher_ones() -> None:
@@ -222,8 +224,8 @@ def test_who_was_told_is_in_no_round_and_may_come_back() -> None:
     assert small.directory.form() == []
     assert small.directory.lost(0) == []
     wanted = Join(VERSION, "10.0.0.1 0", "7" * 32, 0, SESSION, 0)
-    assert small.reunion.elsewhere(wanted) is None
-    assert small.reunion.elsewhere(dataclasses.replace(wanted, name="new")) == large.own
+    assert small.merge.redirect(wanted) is None
+    assert small.merge.redirect(dataclasses.replace(wanted, name="new")) == large.own
     assert small.come("10.0.0.1 0", number=0) == 0
     small.directory.ready(0, 1.0)
     (group,) = small.directory.form()  # by itself: those that were told aren't waited for
@@ -243,12 +245,12 @@ def test_a_directory_that_some_come_back_to_is_patient() -> None:
         for number, peer in list(small.directory.peers.items()):
             small.directory.lost(number)
             small.come(peer.name, number=number)
-        assert not small.reunion.ends()
+        assert not small.merge.ends()
         clock.now += HOLD_SECONDS
-        assert small.reunion.to is not None
+        assert small.merge.to is not None
         clock.now += 0.1
-        assert not small.reunion.ends()
-        assert small.reunion.to is None
+        assert not small.merge.ends()
+        assert small.merge.to is None
         for seconds, yielded in ((patience - 0.2, False), (0.3, True)):
             clock.now += seconds
             for site in (small, large):
@@ -264,51 +266,51 @@ def test_a_directory_that_all_have_left_stands_by_and_knows_where_they_are() -> 
     assert meet(small, large)
     for number in list(small.directory.peers):
         clock.now += 30.0  # of a long round
-        assert not small.reunion.ends()
+        assert not small.merge.ends()
         small.directory.lost(number)
-    assert not small.reunion.ends()
+    assert not small.merge.ends()
     clock.now += HOLD_SECONDS
-    assert small.reunion.ends()
-    wanted = Join(VERSION, "new", "7" * 32, PLACES, "0" * 16, 0)
-    assert small.reunion.elsewhere(wanted) == large.own
+    assert small.merge.ends()
+    wanted = Join(VERSION, "new", "7" * 32, MOST_PEERS, "0" * 16, 0)
+    assert small.merge.redirect(wanted) == large.own
     clock.now += LEASE + 0.1
-    assert small.reunion.elsewhere(wanted) is None
+    assert small.merge.redirect(wanted) is None
     for number in large.directory.peers:
         large.directory.beat(number)
-    small.reunion.asked(large.rival(), small.own)
-    assert small.reunion.elsewhere(wanted) == large.own
+    small.merge.asked(large.status(), small.own)
+    assert small.merge.redirect(wanted) == large.own
     other = dataclasses.replace(wanted, number=3, session="8" * 16)
-    assert small.reunion.elsewhere(other) is None  # of another swarm
+    assert small.merge.redirect(other) is None  # of another swarm
 
 
 def test_whom_a_directory_asks_and_when() -> None:
     clock = Clock()
     site = Site(clock, 1)
     for number in range(2, 60):
-        site.reunion.learn(place_of(number))
+        site.merge.learn(place_of(number))
     clock.now += 2 * ASK_SECONDS
-    assert site.reunion.due(site.own) == []  # without peers it looks for nobody
+    assert site.merge.due(site.own) == []  # without peers it looks for nobody
     number = site.come("a")
     assert number is not None
-    site.reunion.learn(site.own)
+    site.merge.learn(site.own)
     site.directory.serves(number, place_of(59))
     site.directory.spare(number, place_of(58))
     asked = []
     for _ in range(1000):
         clock.now += 0.1
-        found = site.reunion.due(site.own)
+        found = site.merge.due(site.own)
         if found:
             asked.append(clock.now)
             assert found == [place_of(n) for n in range(59 - MOST_KNOWN + 2, 58)]
     clock.now += 2 * ASK_SECONDS
-    assert site.reunion.due(site.own, [place_of(59), place_of(99)])[-1] == place_of(99)
+    assert site.merge.due(site.own, [place_of(59), place_of(99)])[-1] == place_of(99)
     gaps = [b - a for a, b in pairwise(asked)]
     assert 0.74 * ASK_SECONDS < min(gaps) < max(gaps) < 1.3 * ASK_SECONDS
     assert len(set(gaps)) > 3
-    rival = dataclasses.replace(RIVAL, host=place_of(59)[0])
-    site.reunion.asked(rival, site.own)  # it has peers, though its own is here
+    status = dataclasses.replace(STATUS, host=place_of(59)[0])
+    site.merge.asked(status, site.own)  # it has peers, though its own is here
     clock.now += 1.3 * ASK_SECONDS
-    assert place_of(59) in site.reunion.due(site.own)
+    assert place_of(59) in site.merge.due(site.own)
 
 
 # ---- many of them, at random ----
@@ -330,10 +332,10 @@ class World:
         self.yielded = Counter[int]()
         self.busy = True
         for peer in range(peers):
-            self.join(f"peer {peer}", self.draw.randrange(sites), PLACES)
+            self.join(f"peer {peer}", self.draw.randrange(sites), MOST_PEERS)
         for site in self.sites:
             for other in self.sites:
-                site.reunion.learn(other.own)
+                site.merge.learn(other.own)
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.clock.now + seconds, next(self.order), what))
@@ -341,7 +343,7 @@ class World:
     def join(self, name: str, at: int, number: int) -> None:
         site = self.sites[at]
         wanted = Join(VERSION, name, "7" * 32, number, SESSION, 0)
-        place = site.reunion.elsewhere(wanted)
+        place = site.merge.redirect(wanted)
         if place is not None:
             self.after(0.5, lambda: self.join(name, self.at[place], number))
             return
@@ -359,20 +361,22 @@ class World:
     def ask(self, one: int, other: int) -> None:
         """Takes up to 1.5 times as long as there is time for."""
         site, there = self.sites[one], self.sites[other]
-        asked = site.rival()
+        asked = site.status()
         scale = 1.5 * ANSWER_SECONDS / 2 if self.busy else 0.01
         out, back = (scale * self.draw.random() for _ in range(2))
 
         def arrives() -> None:
-            answer = there.reunion.asked(asked, there.own)
+            answer = there.merge.asked(asked, there.own)
             if out + back <= ANSWER_SECONDS:
                 self.after(back, lambda: self.answered(one, asked, answer, there.own))
 
         self.after(out, arrives)
 
-    def answered(self, one: int, asked: Rival, answer: Rival, place: tuple[str, int]) -> None:
+    def answered(
+        self, one: int, asked: DirectoryStatus, answer: DirectoryStatus, place: tuple[str, int]
+    ) -> None:
         site = self.sites[one]
-        if not site.reunion.answered(asked, answer, place):
+        if not site.merge.answered(asked, answer, place):
             return
         self.yielded[one] += 1
         for name, (at, _) in self.peers.items():
@@ -384,7 +388,7 @@ class World:
         """Some peers can reach but one directory."""
         at = self.draw.randrange(len(self.sites))
         names = [name for name in sorted(self.peers) if self.draw.random() < 0.4]
-        for name in names if self.sites[at].reunion.to is None else []:
+        for name in names if self.sites[at].merge.to is None else []:
             was, number = self.peers.pop(name)
             self.sites[was].directory.lost(number)
             got = self.sites[at].come(name, number)
@@ -399,7 +403,7 @@ class World:
             at, number = self.peers.pop(name)
             self.sites[at].directory.lost(number)
         else:
-            self.join(f"newcomer {turn}", self.draw.randrange(len(self.sites)), PLACES)
+            self.join(f"newcomer {turn}", self.draw.randrange(len(self.sites)), MOST_PEERS)
 
     def go(self, seconds: float) -> None:
         for turn in range(int(seconds / 0.1)):
@@ -409,9 +413,9 @@ class World:
             if self.busy and self.draw.random() < 0.05:
                 self.change(turn)
             for number, site in enumerate(self.sites):
-                for place in site.reunion.due(site.own):
+                for place in site.merge.due(site.own):
                     self.ask(number, self.at[place])
-                if site.reunion.ends():
+                if site.merge.ends():
                     site.directory.adopt(SESSION)
             while self.events and self.events[0][0] <= self.clock.now:
                 heapq.heappop(self.events)[2]()
@@ -419,7 +423,7 @@ class World:
 
     def check(self) -> None:
         """Whoever follows those that have yielded comes to one that hasn't."""
-        to = {site.own: site.reunion.to for site in self.sites}
+        to = {site.own: site.merge.to for site in self.sites}
         for site in self.sites:
             way = [site.own]
             while (following := to[way[-1]]) is not None:

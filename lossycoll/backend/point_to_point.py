@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,11 +19,12 @@ from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.p2p.messages import Messages, Tolerance
 from lossycoll.runtime.p2p.transfer import Transfer
 
-from . import checks
+from . import checks, spans
 from .coalescing import Coalescing
 from .devices import ServedDevices
 from .on_device import Lanes
 from .resource_limits import not_submitted
+from .spans import Span
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
 
@@ -62,17 +64,18 @@ class PointToPoint:
         way = self._bounce(call, source)
         if way is not None:
             source = way.source
-        transfer = messages.send(
-            call,
-            address(source),
-            source.element_size(),
-            peer,
-            tag,
-            keep=source,
-            timeout=self._endpoint.timeout,
-            tolerance=tolerance,
-        )
-        return self._posted(transfer, tensors, way)
+        with self._span(call, tensors) as span:
+            transfer = messages.send(
+                call,
+                address(source),
+                source.element_size(),
+                peer,
+                tag,
+                keep=source,
+                timeout=self._endpoint.timeout,
+                tolerance=tolerance,
+            )
+        return self._posted(transfer, tensors, way, span)
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
@@ -86,18 +89,27 @@ class PointToPoint:
         way = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
         if way is not None:
             target, finish = way.target, partial(way.finish, ())
-        transfer = messages.receive(
-            call,
-            address(target),
-            target.element_size(),
-            peer,
-            tag,
-            keep=target,
-            timeout=self._endpoint.timeout,
-            finish=finish,
-            tolerance=tolerance,
-        )
-        return self._posted(transfer, tensors, way)
+        with self._span(call, tensors) as span:
+            transfer = messages.receive(
+                call,
+                address(target),
+                target.element_size(),
+                peer,
+                tag,
+                keep=target,
+                timeout=self._endpoint.timeout,
+                finish=finish,
+                tolerance=tolerance,
+            )
+        return self._posted(transfer, tensors, way, span)
+
+    def _span(
+        self, call: Collective, tensors: list[Tensor]
+    ) -> contextlib.AbstractContextManager[Span | None]:
+        """The message's span in torch's profiler, if that runs."""
+        if not spans.are_wanted():
+            return contextlib.nullcontext()
+        return spans.of_message(self._endpoint.health.where.group, call, tensors)
 
     def _bounce(
         self,
@@ -125,7 +137,11 @@ class PointToPoint:
             raise not_submitted(self._endpoint, call, error) from error
         return way
 
-    def _posted(self, transfer: Transfer, tensors: list[Tensor], way: Bounce | None) -> dist.Work:
+    def _posted(
+        self, transfer: Transfer, tensors: list[Tensor], way: Bounce | None, span: Span | None
+    ) -> dist.Work:
+        if span is not None:
+            span.ends_with(transfer)
         work = MessageWork(self._endpoint, transfer, tensors)
         if way is not None:
             work.streams = way

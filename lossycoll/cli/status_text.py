@@ -33,6 +33,25 @@ def _job(job: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def swarm_as_text(swarm: Mapping[str, Any]) -> str:
+    """A swarm, as this machine's peers tell of it."""
+    here = sum(peer["state"] != DEAD for peer in swarm["peers"])
+    lines = [
+        f"swarm {swarm['session']}: {here} peers here, {swarm['peers_in_all']} in all, "
+        f"{swarm['rounds']} rounds"
+    ]
+    lines += [f"  {line}" for line in swarm["trouble"]]
+    for peer in swarm["peers"]:
+        text = f"peer {peer['name']} {peer['host']}/{peer['pid']}: {peer['state']}"
+        doing = "waits for a round" if peer["doing"] == "waits" else "computes"
+        text += f", {doing} for {in_words(peer['since_seconds'])}"
+        if peer["round"] >= 0:
+            took = in_words(peer["waited_seconds"] + peer["round_seconds"])
+            text += f"; round {peer['round']} of {len(peer['members'])} peers took {took}"
+        lines.append(text)
+    return "\n".join(lines)
+
+
 def culprits(job: Mapping[str, Any]) -> list[str]:
     """What to look at first: ranks that others wait for or that aren't well, and bad links."""
     by_rank = {rank["rank"]: rank for rank in job["ranks"]}

@@ -58,6 +58,7 @@ class GroupRecord:
         absent_of: ``op`` of the operation that ``absent`` is of; 0: of none.
         absent: Ranks of the group whose call the engine hasn't heard of.
         step_seconds: Seconds between repetitions of the same calls; -1: none are repeated.
+        calls: The latest calls, the oldest first, where they were asked for.
     """
 
     number: int
@@ -74,6 +75,7 @@ class GroupRecord:
     absent_of: int
     absent: tuple[int, ...]
     step_seconds: float
+    calls: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ Observer = Callable[[Report, Sequence[Stream]], None]
 """Takes a finished operation's report and its streams."""
 
 
-class Terms(NamedTuple):
-    """How an operation is to be done.
+class CallOptions(NamedTuple):
+    """Options of one call.
 
     ``options``: the group's, as the caller's scope changes them. ``mean`` or sum. ``timeout`` in
     seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
@@ -144,7 +144,7 @@ class LongWait:
 
 
 class Submitter(Protocol):
-    """What an operation needs of the endpoint that submitted it."""
+    """Endpoint as an operation that it submitted needs it."""
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
     def wait_result(self, operation: Operation, seconds: float) -> int: ...
@@ -188,11 +188,13 @@ class Operation:
         "timeout",
     )
 
-    def __init__(self, endpoint: Submitter, call: Collective, terms: Terms, timeout: float) -> None:
+    def __init__(
+        self, endpoint: Submitter, call: Collective, call_options: CallOptions, timeout: float
+    ) -> None:
         self._endpoint = endpoint
-        self._epilogue = terms.epilogue
-        self._among = terms.among
-        self._keep = terms.keep
+        self._epilogue = call_options.epilogue
+        self._among = call_options.among
+        self._keep = call_options.keep
         self._lock = threading.RLock()  # a signal's handler may come on top of who has it
         self._completing = False
         self._callbacks: list[Callable[[], None]] = []
@@ -213,9 +215,9 @@ class Operation:
         self.members: Sequence[int] = (0,)
         self.shown = False
         """Whether the result is there, though the operation need not be done."""
-        self.gated = bool(terms.gate)
+        self.gated = bool(call_options.gate)
         """Whether it waits behind a gate."""
-        self.observe = terms.observe
+        self.observe = call_options.observe
         self.done = False
         self.error: LossyError | None = None
 

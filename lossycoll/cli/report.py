@@ -196,7 +196,7 @@ def charts_of(job: Job) -> list[Chart]:
     for number, rank in job.ranks.items():
         for at, told in zip(rank.times, rank.told, strict=True):
             for link in told["link"]:
-                loss.setdefault(f"{link['rank']} to {number}", []).append((at, float(link["loss"])))
+                loss.setdefault(f"{number} to {link['rank']}", []).append((at, float(link["loss"])))
     missing = {f"rank {n}": _shares(rank) for n, rank in job.ranks.items()}
     charts = [
         Chart("Loss of links, before recovery", "", _worst(loss), is_share=True),
@@ -254,7 +254,7 @@ def findings(job: Job) -> list[str]:
         for peer, losses in sorted(links.items()):
             mean = sum(losses) / len(losses)
             if mean >= 0.05:
-                found.append(f"link from rank {peer} to rank {number}: lost {mean:.1%} on average")
+                found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
     waited: dict[int, float] = {}
     for rank in job.ranks.values():
         for told in rank.told:
@@ -303,7 +303,7 @@ def _ranks(job: Job) -> str:
 def _links(job: Job) -> str:
     rows = [
         (
-            f"{link['rank']} to {number}",
+            f"{number} to {link['rank']}",
             str(link["by"]),
             f"{link['loss']:.2%}",
             f"{link['missing']:.3%}",

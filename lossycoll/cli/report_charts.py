@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from .report import Chart
 
 COLUMNS = 2
+LINES = ("-", "--", ":")
 
 
 def draw(charts: Sequence[Chart], figures: list[str], image: str = "svg") -> None:
@@ -34,11 +35,12 @@ def draw(charts: Sequence[Chart], figures: list[str], image: str = "svg") -> Non
     places = [place for row in axes for place in row]
     for place in places[len(charts) :]:
         place.set_axis_off()
-    colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    colours = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
     for place, chart in zip(places, charts, strict=False):
         for number, (name, points) in enumerate(chart.series.items()):
             colour = colours[number % len(colours)]
             style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
+            style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
             place.plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.4, **style)
         place.set_title(chart.title, fontsize=10)
         place.set_xlabel("seconds", fontsize=8)

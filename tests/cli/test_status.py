@@ -38,7 +38,7 @@ def rank_waits(rank: int, world: int) -> str:
 
     from lossycoll.errors import LossyError
 
-    init()
+    init(float(os.environ.get("PATIENCE", "60")))
     t = torch.ones(20_000)
     for _ in range(5):
         dist.all_reduce(t)

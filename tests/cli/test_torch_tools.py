@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -19,20 +18,23 @@ from tests.cli.test_status import LATE, WORLD, Watched, own_folder  # noqa: F401
 from tests.support.harness import free_port, init, run_good
 from tests.support.waiting import until
 
-READER = "torch.distributed.flight_recorder.fr_trace"
 HAS_SERVER = all(
     map(importlib.util.find_spec, ("torch.distributed.debug", "jinja2", "tabulate", "requests"))
 )
 
 
-def _read(folder: Path) -> str:
-    """What torch's reader says of a folder."""
-    said = subprocess.run(
-        [sys.executable, "-m", READER, str(folder)],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    return said.stdout + said.stderr
+def _read(folder: Path) -> Any:
+    """What torch's reader makes of a folder (torch.distributed.flight_recorder.fr_trace)."""
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+    from torch.distributed.flight_recorder.components.loader import read_dir
+
+    options: Any = JobConfig().parse_args([str(folder)])
+    try:
+        details, version = read_dir(options)
+    finally:
+        gc.enable()  # it is switched off there
+    return build_db(details, options, version)
 
 
 def test_torchs_reader_names_the_rank_that_has_not_made_the_call(
@@ -40,17 +42,23 @@ def test_torchs_reader_names_the_rank_that_has_not_made_the_call(
 ) -> None:
     watched = Watched(tmp_path, LOSSYCOLL_LIVENESS="60")
     with watched.ranks:
-        job = watched.waits()
-        place = job["ranks"][0]["control"]
+        place = watched.waits()["ranks"][0]["control"]
         for number, where in enumerate(([place], [])):
             folder = tmp_path / f"calls{number}"
             assert main(["status", *where, "--flight-recorder", str(folder)]) == 0
             assert f"{WORLD} ranks written" in capsys.readouterr().out
-            said = _read(folder)
-            assert "Not all ranks joining" in said
-            assert f"missing ranks: {{{LATE}}}" in said.replace("missing_ranks", "missing ranks")
-            assert "all_reduce" in said
         assert watched.end() == [""] * WORLD
+    for number in range(2):
+        found = _read(tmp_path / f"calls{number}")
+        assert [(group.id[0], group.size) for group in found.groups] == [("0", WORLD)]
+        *whole, last = found.collectives
+        assert [one.collective_name for one in whole] == ["gloo:all_reduce"] * 5 + ["gloo:barrier"]
+        assert all(one.pass_check for one in whole)
+        assert last.missing_ranks == {LATE}
+        assert (last.collective_name, last.input_sizes) == ("gloo:all_reduce", [[20_000]])
+    # Neither a folder without a job, nor one that can't be written.
+    assert main(["status", "--flight-recorder", str(tmp_path / "none")]) == 1
+    assert "0 jobs" in capsys.readouterr().err
 
 
 def rank_is_profiled(rank: int, world: int) -> tuple[list[tuple[str, int]], list[Any], list[str]]:

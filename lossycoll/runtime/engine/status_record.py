@@ -94,7 +94,7 @@ class PeerRecord:
         rtt: Round trip, in seconds.
         queue: How long packets wait in queues on the way, in seconds.
         rate: What may be sent, in bytes/s.
-        loss: Share of packets that the link loses, before anything is brought back.
+        loss: Share of packets there that the link loses, before anything is brought back.
         burst: Mean length of its losses.
     """
 

@@ -43,11 +43,14 @@ COUNTERS: Final = {
 }
 """Names in the engine's statistics, and what they count."""
 LINKS: Final = {
-    "loss": ("lossycoll_link_loss_ratio", "Share of packets that a link loses before recovery."),
-    "missing": ("lossycoll_link_missing_ratio", "Share of packets that stayed missing."),
+    "loss": (
+        "lossycoll_link_loss_ratio",
+        "Share of packets to peer that the link loses, before recovery.",
+    ),
+    "missing": ("lossycoll_link_missing_ratio", "Share of packets from peer that stayed missing."),
     "rtt_seconds": ("lossycoll_link_rtt_seconds", "Round trip."),
     "queue_seconds": ("lossycoll_link_queue_seconds", "Wait in queues on the way."),
-    "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent."),
+    "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent to peer."),
 }
 """Fields of a link, their names as metrics, and what they are."""
 

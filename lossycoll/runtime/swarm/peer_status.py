@@ -46,7 +46,7 @@ class PeerFile:
             "pid_space": processes.space(),
         }
         self._path: Path | None = None
-        self._rounds = 0
+        self._rounds, self._latest = 0, -1
         with contextlib.suppress(OSError):
             self._path = status_folder.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
 
@@ -66,7 +66,8 @@ class PeerFile:
             number: This peer's.
             report: Fields of its report.
         """
-        self._rounds += 1
+        self._rounds += report["round"] != self._latest  # it may be told again, with more
+        self._latest = report["round"]
         self._write({"doing": "trains", "peers": peers, "number": number, "last": report})
 
     def _write(self, told: Mapping[str, Any]) -> None:
@@ -99,7 +100,7 @@ def swarms() -> list[dict[str, Any]]:
         return []
     by_session: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(where.glob(f"*{SUFFIX}")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             session, peer = _read(path)
             if peer["state"] == "dead" and peer["since_seconds"] > KEPT_SECONDS:
                 path.unlink()
@@ -141,6 +142,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _swarm(session: str, peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    peers = sorted(peers, key=lambda one: (one["name"], one["pid"]))
     living = [peer for peer in peers if peer["state"] != "dead"]
     return {
         "session": session,

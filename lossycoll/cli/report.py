@@ -18,6 +18,7 @@ from lossycoll.runtime.membership.job_status import ALIVE, in_words
 
 from .launcher import EXIT_FAILED, Unwritable, must_be_writable
 from .plotting import drawn
+from .status_text import BAD_LOSS
 
 Series = dict[str, list[tuple[float, float]]]
 """(seconds since the job's first line, value) by name."""
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_FAILED
     must_be_writable(options.output)
     figures: list[str] = []
-    drawn("lossycoll.cli.report_charts", Console(stderr=True), charts_of(job), figures)
+    drawn("lossycoll.cli.report_charts", Console(stderr=True), charts_of(job), job.seconds, figures)
     try:
         options.output.write_text(page_of(job, figures), encoding="utf-8")
     except OSError as error:
@@ -252,8 +253,9 @@ def findings(job: Job) -> list[str]:
             for link in told["link"]:
                 links.setdefault(int(link["rank"]), []).append(float(link["loss"]))
         for peer, losses in sorted(links.items()):
-            mean = sum(losses) / len(losses)
-            if mean >= 0.05:
+            known = [loss for loss in losses if loss]
+            mean = sum(known) / len(known) if known else 0.0
+            if mean >= BAD_LOSS:
                 found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
     waited: dict[int, float] = {}
     for rank in job.ranks.values():

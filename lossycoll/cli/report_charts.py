@@ -18,13 +18,13 @@ COLUMNS = 2
 LINES = ("-", "--", ":")
 
 
-def draw(charts: Sequence[Chart], figures: list[str], image: str = "svg") -> None:
+def draw(charts: Sequence[Chart], seconds: float, figures: list[str]) -> None:
     """Adds one picture with all charts.
 
     Args:
         charts: What to draw.
+        seconds: What they begin and end with: 0 and this.
         figures: Takes the picture's text.
-        image: Its format.
     """
     if not charts:
         return
@@ -46,13 +46,14 @@ def draw(charts: Sequence[Chart], figures: list[str], image: str = "svg") -> Non
         place.set_xlabel("seconds", fontsize=8)
         place.set_ylabel(chart.unit, fontsize=8)
         place.set_ylim(bottom=0)
+        place.set_xlim(0, seconds or 1)
         place.tick_params(labelsize=8)
         place.grid(alpha=0.3)
         if chart.is_share:
             place.yaxis.set_major_formatter(PercentFormatter(1.0))
         place.legend(fontsize=7, ncols=2 if len(chart.series) > 6 else 1, loc="best")
     text = io.BytesIO()
-    figure.savefig(text, format=image)
+    figure.savefig(text, format="svg")
     plt.close(figure)
     picture = text.getvalue().decode()
     figures.append(picture[picture.find("<svg") :])

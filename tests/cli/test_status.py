@@ -316,4 +316,4 @@ def test_what_is_no_place_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["status"]) == 0
     assert "no job of this user" in capsys.readouterr().out
     assert main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"jobs": []}
+    assert json.loads(capsys.readouterr().out) == {"jobs": [], "swarms": []}

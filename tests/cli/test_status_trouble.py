@@ -94,7 +94,7 @@ def test_four_troubles_at_once_are_found_by_the_page(tmp_path: Path) -> None:
     env = {
         "XDG_RUNTIME_DIR": str(tmp_path),
         "GO": str(go),
-        "LOSSYCOLL_LIVENESS": "60",
+        "LOSSYCOLL_LIVENESS": "300",
         "LOSSYCOLL_INJECT": "seed=7,link=0-3:0.2",
     }
     with Ranks(rank_in_trouble, WORLD, env) as ranks:

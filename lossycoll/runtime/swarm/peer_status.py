@@ -73,7 +73,8 @@ class PeerFile:
     def _write(self, told: Mapping[str, Any]) -> None:
         if self._path is None or os.getpid() != self._pid:
             return
-        found = self._fixed | {"rounds": self._rounds, "since_ns": time.monotonic_ns()} | told
+        now = {"rounds": self._rounds, "since_ns": time.monotonic_ns()}
+        found = {**self._fixed, **now, **told}
         with contextlib.suppress(OSError):
             new = self._path.with_suffix(".new")
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

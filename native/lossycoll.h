@@ -664,6 +664,14 @@ void lc_group_close(lc_group *group);
 /* Hands an operation to the group. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
  * belong to the engine until the ticket is done. Operation numbers are given in submit order. */
 int64_t lc_group_submit(lc_group *group, lc_call *call);
+/* What one of several equal calls has of its own; buffers and gate as addresses. */
+typedef struct {
+    uintptr_t in, out, gate;
+    int64_t seq;
+    int64_t ticket; /* as lc_call's */
+} lc_call_case;
+/* As lc_group_submit, of a call that is kept and may be submitted by several threads. */
+int64_t lc_group_submit_case(lc_group *group, const lc_call *call, lc_call_case *own);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_group_wait(lc_group *group, int64_t ticket, uint64_t timeout_ns);
 /* As lc_group_wait, but LC_OK as soon as the result is there, whatever becomes of the operation

@@ -394,8 +394,8 @@ class Options:
         "",
         text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
         "Where Prometheus finds figures of the ranks of a machine: a port, or a file that is "
-        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status` "
-        "(operate.md).",
+        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status`. To a "
+        "path that ends in `.jsonl`, lines for `lossycoll report` are appended (operate.md).",
         enters=Enters.PYTHON,
     )
     log: str = option(

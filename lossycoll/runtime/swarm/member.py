@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -40,6 +40,7 @@ from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
 from .means import Means, Round
 from .nat_agent import KEEPALIVE_SECONDS, NatAgent, NatAgentCounts
 from .paths import Floats, Paths, outcome
+from .peer_status import PeerFile
 from .protocol import (
     MOST_PEERS,
     WHY_ABSENT,
@@ -179,9 +180,12 @@ class SwarmMember:
         """By the number that it has now; None: it isn't open yet, or not any more."""
         self._former: list[Endpoint] = []
         """By numbers that it had before: others may still ask for packets."""
+        self._file: PeerFile | None = None
         try:
             joined = self._client.connect(timeout)
             self.session = joined.session
+            if self._options.status == "on":
+                self._file = PeerFile(self.session, name)
             # The directory of this very peer says nothing of the way to others.
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
@@ -282,6 +286,8 @@ class SwarmMember:
             # Before others hear that this peer has gone: then they wait for no packet of it.
             self._endpoint.paths.flush()
         self._client.close()
+        if self._file is not None:
+            self._file.close()
         with self._lock:
             engine = self._group[0] if self._group else None
             endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
@@ -544,13 +550,21 @@ class SwarmMember:
         with self._rounds:
             self._close_former()
             try:
+                if self._file is not None:
+                    self._file.waits(self.peers)
                 group, waited = self._group_of(weight, timeout)
                 left = max(LEAST_SECONDS, timeout - waited)
                 if reference is None and self._max_norm:
                     reference = np.zeros_like(values)
-                return self._average(values, group, waited, left, reference)
+                return self.show(self._average(values, group, waited, left, reference))
             finally:
                 self._client.round_over()
+
+    def show(self, report: RoundReport) -> RoundReport:
+        """Has `lossycoll status` show what a round did; returns it."""
+        if self._file is not None:
+            self._file.averaged(self.peers, self.number, asdict(report))
+        return report
 
     def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
         """The next round's group, and the seconds until it had formed."""

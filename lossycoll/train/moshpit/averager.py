@@ -235,7 +235,7 @@ class MoshpitAverager:
                 tensor.copy_(part)
             if reference is not None and report.kept < 1:
                 reference[:] = self._values
-        return replace(report, left_out=sick)
+        return self._member.show(replace(report, left_out=sick)) if sick else report
 
     def _fill(self, tensors: Sequence[Tensor]) -> None:
         for part, tensor in zip(self._parts, tensors, strict=True):

@@ -1,4 +1,4 @@
-"""What a group hands to parts of torch that ask it for the backend of a device."""
+"""Backend of a device, for parts of torch that ask a group for one."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
-docs/backend.md says which call takes which way; ``ways.py`` chooses it.
+docs/backend.md says which call takes which way; ``routes.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
 ``describe.py`` make the description.
@@ -29,21 +29,21 @@ from lossycoll.runtime.engine.reports import Stats
 
 from . import checks, describe, sparse
 from .bootstrap import Group
-from .cohorts import Parent
+from .builder import GroupSpec
+from .delegates import DelegateBackends, delegating
 from .description import Description
 from .device_backend import DeviceBackend, placeholder
 from .devices import SERVED, ServedDevices
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
-from .elsewhere import OtherBackends, handing_on
 from .extensions import Extensions
-from .making import Place
 from .monitored_barrier import monitored_barrier
 from .overloads import overloaded
 from .point_to_point import PointToPoint
 from .thread_scopes import ByTorch
 from .totals import Counted, total
 from .work import ManyWork
+from .worlds import Parent
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
@@ -75,7 +75,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             backend_options.global_ranks_in_group or range(backend_options.group_size)
         )
         self._group = Group(
-            Place(
+            GroupSpec(
                 store=backend_options.store,
                 rank=backend_options.group_rank,
                 size=backend_options.group_size,
@@ -91,7 +91,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._where = self._health.where
         self._topology = self._group.topology
         self._rekey = self._group.rekey
-        self._others = OtherBackends(self._where, backend_options.store, backend_options.timeout)
+        self._others = DelegateBackends(self._where, backend_options.store, backend_options.timeout)
         given = getattr(backend_options, "configured", "")
         told = _configured(self) if not given else lambda: given
         served = ServedDevices(self._where, told, self._others)
@@ -679,7 +679,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
 
 overloaded(LossyProcessGroup)
-handing_on(LossyProcessGroup)
+delegating(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
 

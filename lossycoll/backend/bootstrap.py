@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,17 +56,23 @@ from .status import watch
 class Group:
     """``endpoint``, ``topology`` and a ``store`` without stale keys, for one rank of one group.
 
-    Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
+    Raises the errors of :mod:`lossycoll.errors`, on every rank that can know. ``failure``: nobody
+    meets, and every call raises this.
     """
 
-    def __init__(self, place: Place, pg_options: object) -> None:
+    def __init__(self, place: Place, pg_options: object, failure: LossyError | None = None) -> None:
         place = replace(place, timeout=bounded(place.timeout))
         self._host: Host | None = None
         self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
         """What groups of some of this one's ranks are made by; None in a world of one."""
+        self.abort_hooks: Mapping[int, Callable[[], object]] = {}
+        """What is called when the group fails; it may change."""
         try:
-            if place.size == 1:
+            if failure is not None:
+                self._stay_alone(place, pg_options)
+                self.endpoint.health.failure = failure
+            elif place.size == 1:
                 self._stay_alone(place, pg_options)
             else:
                 with contextlib.ExitStack() as undo:
@@ -79,16 +85,16 @@ class Group:
         close_at_exit(self.close)
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
-        """A world of one: nothing to send."""
+        """No connections: a world of one, or nobody has met."""
         find_secret()
-        check_device(place.store, place.rank, 1)
+        check_device(place.store, place.rank, place.size)
         options = Options.resolve(pg_options)
-        check_links(options, 1)
+        check_links(options, place.size)
         logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
-        self.topology = Topology.flat(1)
-        self.endpoint = self._make_endpoint(place, options, ["this process"])
+        self.topology = Topology.flat(place.size)
+        self.endpoint = self._make_endpoint(place, options, ["this process"] * place.size)
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
         secret, unusable = usable_secret(pg_options)
@@ -186,6 +192,13 @@ class Group:
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer."""
+        for hook in list(self.abort_hooks.values()):
+            try:
+                hook()
+            except Exception as raised:  # it is somebody else's
+                logfmt.log.warning(
+                    "%s: an abort hook raised %r", self.endpoint.health.where, raised
+                )
         self.endpoint.operations.abort(error)
 
     def close(self) -> None:

@@ -23,7 +23,8 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
-        conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions clean
+        conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
+        wheels release clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
@@ -47,6 +48,8 @@ help:
 	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
 	@echo "make rdma      two processes over soft-RoCE, in a guest (root, QEMU; 3 minutes on an idle machine)"
 	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
+	@echo "make wheels    sdist and wheels for x86-64 and aarch64 into dist/, each checked (6 minutes)"
+	@echo "make release   check everything and build what would be uploaded; uploads nothing"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
 demo: $(VENV)/.built
@@ -56,7 +59,7 @@ demo: $(VENV)/.built
 test: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) -m "not long" $(ARGS)
 
-test-all: $(VENV)/.built $(VENV)/.long benchmarks/build/raw_udp
+test-all: $(VENV)/.built $(VENV)/.long $(VENV)/.release benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 # The extension is of the stable ABI and knows no torch, so both environments share the one built.
@@ -133,8 +136,20 @@ rdma: $(VENV)/.built
 versions: $(VENV)/.packages
 	$(BIN)/python -m tools.check_versions $(ARGS)
 
+wheels: $(VENV)/.built $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m tools.wheels $(ARGS)
+
+# Nothing is uploaded: docs/release.md says what to do with dist/.
+release:
+	git diff --quiet HEAD || { echo "commit first: a release is made of a commit" >&2; exit 1; }
+	$(MAKE) lint
+	$(MAKE) test-all
+	$(MAKE) wheels
+	cd dist && sha256sum * | tee SHA256SUMS
+
 clean:
-	rm -rf build benchmarks/build *.egg-info lossycoll/_*.abi3.so
+	rm -rf build dist benchmarks/build *.egg-info lossycoll/_*.abi3.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
 	rm -f $(VENV)/.built
 
@@ -148,6 +163,10 @@ $(VENV)/.packages: requirements-dev.txt
 
 $(VENV)/.long: requirements-long.txt $(VENV)/.packages
 	$(BIN)/python -m pip install --requirement requirements-long.txt
+	touch $@
+
+$(VENV)/.release: requirements-release.txt $(VENV)/.packages
+	$(BIN)/python -m pip install --requirement requirements-release.txt
 	touch $@
 
 # Without isolation the build uses the pinned setuptools and cffi, and needs no second copy.

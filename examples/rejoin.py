@@ -31,11 +31,11 @@ def launch() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("step", "0")
 
-    def start(seat: int) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "SEAT": str(seat), "STORE_PORT": str(store.port)}
+    def start(slot: int) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "SEAT": str(slot), "STORE_PORT": str(store.port)}
         return subprocess.Popen([sys.executable, __file__], env=env)
 
-    ranks = [start(seat) for seat in range(SEATS)]
+    ranks = [start(slot) for slot in range(SEATS)]
     end, killed = time.monotonic() + SECONDS, False
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -44,10 +44,10 @@ def launch() -> None:
             if not killed and int(store.get("step")) >= KILLED_AFTER:
                 ranks[VICTIM].kill()
                 killed = True
-            for seat, rank in enumerate(ranks):
+            for slot, rank in enumerate(ranks):
                 if (rank.poll() or 0) < 0:
-                    print(f"rejoin: seat {seat} ended by {signal.Signals(-rank.returncode).name}")
-                    ranks[seat] = start(seat)
+                    print(f"rejoin: slot {slot} ended by {signal.Signals(-rank.returncode).name}")
+                    ranks[slot] = start(slot)
             time.sleep(0.05)
     finally:
         for rank in ranks:
@@ -58,12 +58,12 @@ def launch() -> None:
         raise SystemExit(f"rejoin: ranks ended with {[rank.returncode for rank in ranks]}")
 
 
-def train(seat: int, port: int) -> None:
+def train(slot: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    with lossycoll.ElasticWorld(store, seat, SEATS) as world:
+    with lossycoll.ElasticWorld(store, slot, SEATS) as world:
         model = common.network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        task, losses, changes = common.Task(seed=seat), [], []
+        task, losses, changes = common.Task(seed=slot), [], []
         began = -1
         whole = step = 0  # whole: the step at which all were together again; 0: not yet
         while not whole or step < whole + AFTER:
@@ -75,7 +75,7 @@ def train(seat: int, port: int) -> None:
                 while not whole or step < whole + AFTER:
                     losses.append(common.step(ddp, optimizer, task.batch()))
                     step += 1
-                    if seat == 0:
+                    if slot == 0:
                         store.set("step", str(step))
                     time.sleep(PAUSE)
                     if change := world.boundary(step):
@@ -85,18 +85,18 @@ def train(seat: int, port: int) -> None:
                 changes.append(world.recover(error, step))
         assert losses[-1] < losses[0], losses
         dropped = common.dropped()
-        if seat == VICTIM:
+        if slot == VICTIM:
             assert began > KILLED_AFTER, began
             print(
-                f"rejoin: seat {seat} came back before step {began}, loss {losses[-1]:.3f}",
+                f"rejoin: slot {slot} came back before step {began}, loss {losses[-1]:.3f}",
                 flush=True,
             )
-        elif seat == 0:
+        elif slot == 0:
             assert changes, "nobody came back"
-            assert changes[-1].seats == tuple(range(SEATS))
+            assert changes[-1].slots == tuple(range(SEATS))
             pause = sum(change.seconds for change in changes)
             print(
-                f"rejoin: seat 0 had {step} steps and paused {pause:.2f} s, loss "
+                f"rejoin: slot 0 had {step} steps and paused {pause:.2f} s, loss "
                 f"{losses[-1]:.3f}, {dropped}",
                 flush=True,
             )

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from .train.moshpit.averager import MoshpitAverager
     from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
     from .train.sharded.backup import ShardBackup
-    from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
+    from .train.sharded.stats import ShardedStats
 
 __version__ = "0.1.0"
 
@@ -87,7 +87,7 @@ _HOME: Final = {
     "CatchUpReport": "train.moshpit.sgd",
     "MoshpitSGD": "train.moshpit.sgd",
     "ShardBackup": "train.sharded.backup",
-    "ShardedFigures": "train.sharded.figures",
+    "ShardedStats": "train.sharded.stats",
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
     "wire_allreduce_": "backend.wire_all_reduce",
@@ -130,8 +130,8 @@ __all__ = [
     "Report",
     "RoundReport",
     "ShardBackup",
-    "ShardedFigures",
     "ShardedOptimizer",
+    "ShardedStats",
     "Stats",
     "Swarm",
     "Topology",

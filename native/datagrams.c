@@ -164,8 +164,8 @@ static const uint8_t *opened(lc_host *h, const lc_interface *via, const lc_arriv
 
 static void one_datagram(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
                          const uint8_t *data, uint32_t n) {
-    if (h->asides && via->link->ops->source && lc_asides_has(data, n)) {
-        lc_asides_put(h->asides, via->link, arrival, data, n);
+    if (h->oob && via->link->ops->source && lc_oob_has(data, n)) {
+        lc_oob_put(h->oob, via->link, arrival, data, n);
         return;
     }
     h->came_bytes = n;

@@ -78,7 +78,7 @@ void lc_host_free(lc_host *h) {
     free(h->late_fins);
     free(h->restorer);
     free(h->unsealed);
-    lc_asides_close(h->asides);
+    lc_oob_close(h->oob);
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pool_lock);

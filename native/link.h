@@ -60,7 +60,7 @@ typedef struct {
     uint64_t overflow; /* packets that the system dropped because the receive buffer was full */
     uint64_t refused;  /* times that a fast path was refused */
     uint64_t failed;   /* times that sending failed and was put off */
-} lc_link_figures;
+} lc_link_stats;
 
 typedef struct lc_link_ops {
     const char *name;
@@ -76,10 +76,10 @@ typedef struct lc_link_ops {
     int (*descriptors)(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
     int (*watch)(lc_link *link); /* NULL: no peer has to know who sleeps */
     int (*event)(lc_link *link, lc_event *event);
-    void (*figures)(const lc_link *link, lc_link_figures *figures);
-    /* of datagrams aside; NULL: it has none */
+    void (*stats)(const lc_link *link, lc_link_stats *stats);
+    /* of out-of-band datagrams; NULL: it has none */
     int (*say)(lc_link *link, const lc_address *to, const uint8_t *data, uint32_t n);
-    void (*source)(const lc_link *link, const lc_arrival *arrival, lc_aside *aside);
+    void (*source)(const lc_link *link, const lc_arrival *arrival, lc_oob_datagram *datagram);
 } lc_link_ops;
 
 /* What all kinds begin with. */
@@ -186,15 +186,15 @@ static inline int lc_link_event(lc_link *link, lc_event *event) {
     return link->ops->event(link, event);
 }
 
-/* Sends a datagram aside to any address. From any thread. LC_OK, LC_E_ARGUMENT for an address that
- * it can't use, or LC_E_SYSTEM. */
+/* Sends an out-of-band datagram to any address. From any thread. LC_OK, LC_E_ARGUMENT for an
+ * address that it can't use, or LC_E_SYSTEM. */
 static inline int lc_link_say(lc_link *link, const lc_address *to, const uint8_t *data,
                               uint32_t n) {
     return link->ops->say(link, to, data, n);
 }
 
-static inline void lc_link_figures_of(const lc_link *link, lc_link_figures *figures) {
-    link->ops->figures(link, figures);
+static inline void lc_link_stats_of(const lc_link *link, lc_link_stats *stats) {
+    link->ops->stats(link, stats);
 }
 
 #endif

@@ -215,8 +215,8 @@ static int event(lc_link *link, lc_event *event) {
     return event->kind != 0;
 }
 
-static void figures(const lc_link *link, lc_link_figures *figures) {
-    *figures = lc_shm_of_const(link)->figures;
+static void stats(const lc_link *link, lc_link_stats *stats) {
+    *stats = lc_shm_of_const(link)->stats;
 }
 
 /* ---- opening ---- */
@@ -251,7 +251,7 @@ static const lc_link_ops shm_ops = {.name = "shm",
                                     .descriptors = lc_shm_descriptors,
                                     .watch = lc_shm_watch,
                                     .event = event,
-                                    .figures = figures};
+                                    .stats = stats};
 
 /* Ascending, this process among them. Returns its index, or -1. */
 static int own_index(const lc_host_config *config, const uint16_t *processes, uint16_t n) {

@@ -117,7 +117,7 @@ typedef struct {
     uint32_t naps;
     int drains; /* the pipe may hold something */
     _Alignas(64) uint8_t heads[LC_RECEIVE_BUFFERS][LC_SHM_ENTRY_BYTES];
-    lc_link_figures figures;
+    lc_link_stats stats;
     lc_event event; /* kind 0: none */
 } lc_shm;
 

@@ -130,7 +130,7 @@ static void wake(lc_shm *s, lc_shm_peer *p) {
     uint32_t naps = atomic_load(&there->naps);
     if (!(naps & 1) || naps == p->woken)
         return;
-    s->figures.send_calls++;
+    s->stats.send_calls++;
     if (write(p->wake_fd, "", 1) > 0 || errno == EAGAIN) /* a full pipe wakes as well */
         p->woken = naps;
 }
@@ -156,7 +156,7 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
         if (is_there(p))
             take_back(s, p);
         for (uint32_t k = 0; k < run->n_packets; k++)
-            s->figures.overflow += !is_there(p) || !put(s, p, run, k);
+            s->stats.overflow += !is_there(p) || !put(s, p, run, k);
         packets += (int)run->n_packets;
     }
     wake_all(s, runs, n_runs);
@@ -256,7 +256,7 @@ static void drain(lc_shm *s) {
     char drained[2 * LC_SHM_PROCESSES]; /* each peer writes one byte for a nap */
     if (!s->drains)
         return;
-    s->figures.receive_calls++;
+    s->stats.receive_calls++;
     (void)!read(s->wake_fds[0], drained, sizeof drained);
 }
 

@@ -175,7 +175,7 @@ static void close_udp(lc_link *link) {
     free(u);
 }
 
-/* ---- datagrams aside ---- */
+/* ---- out-of-band datagrams ---- */
 
 /* Reads nothing of the link that changes after it was opened, so any thread may call it. */
 static int say(lc_link *link, const lc_address *to, const uint8_t *data, uint32_t n) {
@@ -191,16 +191,16 @@ static int say(lc_link *link, const lc_address *to, const uint8_t *data, uint32_
     return u->calls.sendmsg(u->fd, &m, MSG_DONTWAIT) == (ssize_t)n ? LC_OK : LC_E_SYSTEM;
 }
 
-static void source(const lc_link *link, const lc_arrival *arrival, lc_aside *aside) {
+static void source(const lc_link *link, const lc_arrival *arrival, lc_oob_datagram *datagram) {
     const lc_udp_address *from = arrival->from;
     static const uint8_t mapped[12] = {[10] = 0xFF, [11] = 0xFF};
     if (lc_udp_of_const(link)->family == AF_INET) {
-        memcpy(aside->address, mapped, sizeof mapped);
-        memcpy(aside->address + sizeof mapped, &from->v4.sin_addr, 4);
-        aside->port = ntohs(from->v4.sin_port);
+        memcpy(datagram->address, mapped, sizeof mapped);
+        memcpy(datagram->address + sizeof mapped, &from->v4.sin_addr, 4);
+        datagram->port = ntohs(from->v4.sin_port);
     } else {
-        memcpy(aside->address, &from->v6.sin6_addr, sizeof aside->address);
-        aside->port = ntohs(from->v6.sin6_port);
+        memcpy(datagram->address, &from->v6.sin6_addr, sizeof datagram->address);
+        datagram->port = ntohs(from->v6.sin6_port);
     }
 }
 
@@ -253,8 +253,8 @@ static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t 
     return 1;
 }
 
-static void figures(const lc_link *link, lc_link_figures *figures) {
-    *figures = lc_udp_of_const(link)->figures;
+static void stats(const lc_link *link, lc_link_stats *stats) {
+    *stats = lc_udp_of_const(link)->stats;
 }
 
 static int event(lc_link *link, lc_event *event) {
@@ -278,7 +278,7 @@ static const lc_link_ops udp_ops = {.name = "udp",
                                     .is_from = lc_udp_is_from,
                                     .descriptors = descriptors,
                                     .event = event,
-                                    .figures = figures,
+                                    .stats = stats,
                                     .say = say,
                                     .source = source};
 

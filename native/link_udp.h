@@ -62,7 +62,7 @@ typedef struct {
     uint32_t n_refused; /* those of them with whom segmentation offload is off */
     lc_udp_peer *peers;
     lc_udp_calls calls;
-    lc_link_figures figures;
+    lc_link_stats stats;
     lc_event events[LC_UDP_EVENTS]; /* a ring */
     uint32_t events_in, events_out;
     /* the socket as a whole has failed */

@@ -27,7 +27,7 @@ int lc_udp_batches(lc_udp *u) {
 void lc_udp_refuse_batching(lc_udp *u) {
     lc_backoff_failed(&u->batching, lc_clock_now(u->link.clock), 60 * SECOND, 3600 * SECOND);
     set_active(u, LC_MMSG, 0);
-    u->figures.refused++;
+    u->stats.refused++;
     lc_udp_note(
         u, (lc_event){
                .kind = LC_EVENT_REFUSED, .sys_errno = ENOSYS, .peer = -1, .fast_path = LC_MMSG});
@@ -45,7 +45,7 @@ void lc_udp_refuse_segments(lc_udp *u, uint16_t peer, int error) {
         u->n_refused++;
     lc_backoff_failed(b, lc_clock_now(u->link.clock), SECOND, 300 * SECOND);
     set_active(u, LC_GSO, 0);
-    u->figures.refused++;
+    u->stats.refused++;
     lc_udp_note(
         u, (lc_event){
                .kind = LC_EVENT_REFUSED, .sys_errno = error, .peer = peer, .fast_path = LC_GSO});

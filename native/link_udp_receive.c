@@ -21,7 +21,7 @@ void lc_udp_prepare_receive(lc_udp *u) {
 }
 
 static void count_overflow(lc_udp *u, uint32_t seen) {
-    u->figures.overflow += (uint32_t)(seen - u->overflow_seen);
+    u->stats.overflow += (uint32_t)(seen - u->overflow_seen);
     u->overflow_seen = seen;
 }
 
@@ -63,7 +63,7 @@ static void arm_receive(lc_udp *u, int n) {
 }
 
 static int receive_messages(lc_udp *u, int max) {
-    u->figures.receive_calls++;
+    u->stats.receive_calls++;
     if (lc_udp_batches(u)) {
         int n = u->calls.recvmmsg(u->fd, u->in, (unsigned)max, MSG_DONTWAIT, NULL);
         if (n >= 0 || errno != ENOSYS)

@@ -77,7 +77,7 @@ static void put_off(lc_udp *u, int error) {
     lc_event event;
     if (lc_trouble_begins(&u->failing, error, lc_clock_now(u->link.clock), &event))
         lc_udp_note(u, event);
-    u->figures.failed++;
+    u->stats.failed++;
 }
 
 static void works(lc_udp *u, uint16_t peer) {
@@ -107,7 +107,7 @@ static void segment_message(struct msghdr *m, char *control, uint16_t bytes) {
 
 /* Sends messages [0, n) in one call or one by one. Returns how many went; 0 with errno set. */
 static int send_messages(lc_udp *u, struct mmsghdr *messages, int n) {
-    u->figures.send_calls++;
+    u->stats.send_calls++;
     if (lc_udp_batches(u)) {
         int sent = u->calls.sendmmsg(u->fd, messages, (unsigned)n, 0);
         if (sent >= 0 || errno != ENOSYS)

@@ -257,8 +257,8 @@ static uint64_t dropped(const lc_verbs *v) {
     return comes && takes && came > taken ? came - taken : 0;
 }
 
-static void figures(const lc_link *link, lc_link_figures *figures) {
-    *figures = lc_verbs_of_const(link)->figures;
+static void stats(const lc_link *link, lc_link_stats *stats) {
+    *stats = lc_verbs_of_const(link)->stats;
 }
 
 /* Those of other ports of the device, and of what others do with it, are nobody's here. */
@@ -296,7 +296,7 @@ static int event(lc_link *link, lc_event *event) {
     }
     if (v->counters && now - v->counted_ns >= COUNT_NS) {
         uint64_t all = dropped(v);
-        v->figures.overflow = all > v->dropped_before ? all - v->dropped_before : 0;
+        v->stats.overflow = all > v->dropped_before ? all - v->dropped_before : 0;
         v->counted_ns = now;
     }
     if (v->events_in == v->events_out)
@@ -317,7 +317,7 @@ static const lc_link_ops verbs_ops = {.name = "verbs",
                                       .descriptors = lc_verbs_descriptors,
                                       .watch = lc_verbs_watch,
                                       .event = event,
-                                      .figures = figures};
+                                      .stats = stats};
 
 /* ---- opening ---- */
 

@@ -81,7 +81,7 @@ typedef struct {
     vb_recv_wr returns[LC_VERBS_RETURN];
     vb_sge return_pieces[LC_VERBS_RETURN];
     /* telling */
-    lc_link_figures figures;
+    lc_link_stats stats;
     uint64_t dropped_before;          /* what the counters said when it was opened, */
     uint64_t counted_ns;              /* and when they were last read */
     uint64_t looked_ns;               /* for asynchronous events */

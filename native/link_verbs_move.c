@@ -138,13 +138,13 @@ static void put_off(lc_verbs *v, int error) {
     lc_event event;
     if (lc_trouble_begins(&v->failing, error, lc_clock_now(v->link.clock), &event))
         lc_verbs_note(v, event);
-    v->figures.failed++;
+    v->stats.failed++;
 }
 
 /* Posts the first n requests. Returns how many the device took. */
 static uint32_t post(lc_verbs *v, uint32_t n) {
     vb_send_wr *bad = NULL;
-    v->figures.send_calls++;
+    v->stats.send_calls++;
     int error = v->context->post_send(v->qp, v->requests, &bad);
     uint32_t taken = error && bad ? (uint32_t)(bad - v->requests) : error ? 0 : n;
     for (uint32_t i = taken; i < n; i++)
@@ -185,7 +185,7 @@ static uint32_t send_run(lc_verbs *v, const lc_run *run) {
             if (p && !is_too_large(v, &run->iov[2 * k]))
                 write_request(v, run, k, p, n++);
             else
-                v->figures.failed++; /* nobody is there, or it can't be sent: it is lost */
+                v->stats.failed++; /* nobody is there, or it can't be sent: it is lost */
         if (n && post(v, n) < n)
             return gone; /* some of these may have gone: they come twice, and are told apart */
         gone = k;
@@ -260,7 +260,7 @@ int lc_verbs_receive(lc_link *link, lc_arrival *arrivals, int max) {
     lc_verbs *v = lc_verbs_of(link);
     uint32_t most = max < LC_RECEIVE_BUFFERS ? (uint32_t)max : LC_RECEIVE_BUFFERS;
     give_back(v);
-    v->figures.receive_calls++;
+    v->stats.receive_calls++;
     look(v);
     uint32_t n = v->n_arrived < most ? v->n_arrived : most;
     for (uint32_t i = 0; i < n; i++) {

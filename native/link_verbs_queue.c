@@ -128,7 +128,7 @@ static void drain(lc_verbs *v, vb_cq *cq, uint32_t most) {
 void lc_verbs_begin_anew(lc_verbs *v) {
     vb_qp_attr reset = {.qp_state = VB_QPS_RESET};
     lc_event told;
-    v->figures.failed++;
+    v->stats.failed++;
     if (lc_trouble_begins(&v->failing, EIO, lc_clock_now(v->link.clock), &told))
         lc_verbs_note(v, told);
     int is_reset = !v->api->modify_qp(v->qp, &reset, VB_QP_STATE);

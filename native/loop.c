@@ -204,7 +204,7 @@ static void show_silence(lc_peer_stats *to, const lc_group *g, const lc_member *
                                                                   : m->silent_from_ns);
 }
 
-static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
+static lc_peer_stats stats_of(const lc_group *g, const lc_member *m) {
     uint64_t total = m->packets_received + m->packets_missing;
     lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
                        .max_missing = -1};
@@ -257,10 +257,10 @@ static void take_events(lc_host *h) {
 }
 
 static void take_figures(lc_host *h) {
-    lc_link_figures all = {.send_calls = 0};
+    lc_link_stats all = {.send_calls = 0};
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
-        lc_link_figures of_one;
-        lc_link_figures_of(h->interfaces[i].link, &of_one);
+        lc_link_stats of_one;
+        lc_link_stats_of(h->interfaces[i].link, &of_one);
         all.overflow += of_one.overflow;
         all.send_calls += of_one.send_calls;
         all.receive_calls += of_one.receive_calls;
@@ -283,7 +283,7 @@ static void publish(lc_host *h) {
     for (lc_group *g = h->groups; g; g = g->next) {
         g->stats = g->live;
         for (uint16_t i = 0; i < g->config.size; i++)
-            g->peer_stats[i] = figures_of(g, &g->members[i]);
+            g->peer_stats[i] = stats_of(g, &g->members[i]);
     }
     lc_page_publish(h);
     pthread_mutex_unlock(&h->lock);

@@ -292,15 +292,15 @@ typedef struct {
     uint64_t messages_sent, messages_received; /* done; their packets are among those above */
 } lc_stats;
 
-/* ---- datagrams aside: by the host's socket, and no packets of the engine ---- */
-enum { LC_ASIDE_BYTES = 128, LC_ASIDE_MARK_BYTES = 4 };
+/* ---- out-of-band datagrams: by the host's socket, and no packets of the engine ---- */
+enum { LC_OOB_BYTES = 128, LC_OOB_MARK_BYTES = 4 };
 
 typedef struct {
     uint8_t address[16]; /* where it came from; of IPv4 as IPv6 maps it (::ffff:a.b.c.d) */
     uint16_t port;
     uint16_t length;
     uint8_t data[128];
-} lc_aside;
+} lc_oob_datagram;
 
 /* Which direction between two processes that live is dead. */
 enum lc_silence {
@@ -382,8 +382,8 @@ typedef struct {
 } lc_page_group;
 
 typedef struct {
-    uint64_t heard_ns; /* when the engine last heard it; 0: never, */
-    uint64_t beat_ns;  /* and the control plane */
+    uint64_t heard_ns;     /* when the engine last heard it; 0: never, */
+    uint64_t heartbeat_ns; /* and the control plane */
     uint64_t packets_sent, packets_received, packets_missing; /* of all groups here now */
     uint64_t rtt_ns, queue_ns;
     double rate; /* bytes/s */
@@ -628,19 +628,19 @@ int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);
  * a member. */
 int lc_host_admit(lc_host *host, uint16_t process, const lc_address *address,
                   const uint8_t *secrets);
-/* Takes datagrams aside from now on: those that come by the host's socket and begin with
- * LC_ASIDE_MARK. They are no packets, and the engine believes nothing of them. Before
+/* Takes out-of-band datagrams from now on: those that come by the host's socket and begin with
+ * LC_OOB_MARK. They are no packets, and the engine believes nothing of them. Before
  * lc_host_start. Returns a descriptor, which is the host's and an eventfd: readable when one has
  * come where none waited. LC_E_ARGUMENT also where its first link has none; LC_E_MEMORY. */
-int lc_host_asides(lc_host *host);
-/* Sends a datagram aside, of LC_ASIDE_BYTES at most and with the mark, by the host's socket, to any
- * address of the socket's family. It may be lost like any other. Any thread may call it. LC_OK,
- * LC_E_ARGUMENT, or LC_E_SYSTEM if the system didn't take it. */
+int lc_host_oob(lc_host *host);
+/* Sends an out-of-band datagram, of LC_OOB_BYTES at most and with the mark, by the host's socket,
+ * to any address of the socket's family. It may be lost like any other. Any thread may call it.
+ * LC_OK, LC_E_ARGUMENT, or LC_E_SYSTEM if the system didn't take it. */
 int lc_host_say(lc_host *host, const lc_address *to, const uint8_t *data, uint16_t n);
 /* Takes the oldest one that has come. Returns whether there was one. By one thread at a time. */
-int lc_host_heard(lc_host *host, lc_aside *aside);
+int lc_host_heard(lc_host *host, lc_oob_datagram *datagram);
 /* How many were too long, or found no room. Any thread may call it. */
-uint64_t lc_host_asides_dropped(lc_host *host);
+uint64_t lc_host_oob_dropped(lc_host *host);
 /* Stops and joins the thread, closes the links and frees the host. Its groups are closed before. */
 void lc_host_close(lc_host *host);
 /* What a link says of itself; LC_E_ARGUMENT if there is none of that number. */
@@ -799,6 +799,6 @@ uint32_t lc_probe(void);
 
 /* cdef end */
 
-/* What a datagram aside begins with: no packet does (wire.h). */
-#define LC_ASIDE_MARK {'A', 'S', 'I', 'D'}
+/* What an out-of-band datagram begins with: no packet does (wire.h). */
+#define LC_OOB_MARK {'A', 'S', 'I', 'D'}
 #endif

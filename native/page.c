@@ -88,7 +88,7 @@ void lc_host_page_peer(lc_host *h, uint16_t process, int state, uint64_t heard_n
         lc_page_peer *p = &peers_of(h->page)[process];
         write_begin(h->page);
         p->state = (uint8_t)state;
-        p->beat_ns = lc_later(p->beat_ns, heard_ns);
+        p->heartbeat_ns = lc_later(p->heartbeat_ns, heard_ns);
         write_end(h->page);
     }
     pthread_mutex_unlock(&h->lock);

@@ -37,7 +37,7 @@ GROUPS: Final = {
         "measure_drift",
         "Drift",
         "ShardedOptimizer",
-        "ShardedFigures",
+        "ShardedStats",
         "DropCompute",
         "DropStep",
         "DropReport",
@@ -51,7 +51,7 @@ GROUPS: Final = {
     "Swarms": ("Swarm", "MoshpitAverager", "MoshpitSGD", "RoundReport", "CatchUpReport"),
     "Inference": ("wire_allreduce_",),
     "Options and scopes": ("Options", "lossy", "reliable"),
-    "Figures": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
+    "Stats": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
     "Hosts and sites": ("topology", "Topology"),
     "Keys": ("rekey",),
 }

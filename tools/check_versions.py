@@ -2,6 +2,7 @@
 
     python tools/check_versions.py python3.10:2.13.0 python3.13:2.14.1
     python tools/check_versions.py .venv/bin/python:installed --no-isolation
+    python tools/check_versions.py --wheel dist/lossycoll-*x86_64.whl python3.13:none
 
 Each argument is PYTHON:TORCH. PYTHON is an interpreter. TORCH is a version, which pip then installs
 in full (a CUDA build takes gigabytes); "installed" for the torch that PYTHON already has, which is
@@ -12,6 +13,8 @@ borrowed and not touched; or "none", to check no more than the engine. For each 
 3. torch    the wheel that the first pair built, with torch: tools/smoke_torch.py on 2 ranks under
             torchrun with 5% of packets dropped, and the command line
 4. removal  after pip uninstall, torch still imports
+
+With --wheel nothing is built: that wheel is installed, and no environment finds a compiler.
 
 A pair counts as claimed when the package's own requirements admit it; what works without being
 claimed is no failure. Exit code 1: something claimed doesn't work; 2: an argument makes no sense.
@@ -116,9 +119,10 @@ class Environment:
 class Checker:
     """Checks pairs in ``folder``; wheels are kept by Python version."""
 
-    def __init__(self, folder: Path, *, isolation: bool) -> None:
+    def __init__(self, folder: Path, *, isolation: bool, wheel: Path | None = None) -> None:
         self._folder = folder
         self._isolation = isolation
+        self._given = wheel
         self._wheels: dict[str, Path] = {}
 
     def check(self, pair: Pair) -> Result:
@@ -129,14 +133,18 @@ class Checker:
         step = ""
         try:
             borrow = pair.torch == "installed"
-            step = progress(result, "build")
-            wheel = self._build(pair.python, result.python, folder / "build", borrow=borrow)
-            result.steps[step] = OK
+            if self._given is None:
+                step = progress(result, "build")
+                wheel = self._build(pair.python, result.python, folder / "build", borrow=borrow)
+                result.steps[step] = OK
+            else:
+                wheel = self._given
 
             step = progress(result, "engine")
             environment = Environment(pair.python, folder / "env", borrow=borrow)
+            only_binary = ["--only-binary=:all:"] if self._given else []
             if not borrow:
-                environment.pip("install", "--quiet", *requirements(wheel))
+                environment.pip("install", "--quiet", *only_binary, *requirements(wheel))
             environment.pip("install", "--quiet", "--no-deps", wheel)
             result.said.append(outside(environment, TOOLS / "smoke_engine.py"))
             result.steps[step] = OK
@@ -147,7 +155,7 @@ class Checker:
             step = progress(result, "torch")
             if not borrow:
                 environment.pip("install", "--quiet", f"torch=={pair.torch}")
-            first = next(iter(self._wheels.values()))
+            first = next(iter(self._wheels.values()), wheel)
             environment.pip("install", "--quiet", "--no-deps", "--force-reinstall", first)
             result.wheel = first.name
             result.torch = environment.ask("import torch; print(torch.__version__)")
@@ -328,14 +336,20 @@ def main() -> int:
         action="store_true",
         help='build with the packages of PYTHON (needs ":installed"), without an index',
     )
+    parser.add_argument("--wheel", type=Path, metavar="FILE", help="install this; build nothing")
     parser.add_argument("--out", type=Path, help="keep the wheels and sdists in this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args()
     if options.no_isolation and any(pair.torch != "installed" for pair in options.pairs):
         parser.error('--no-isolation needs pairs whose torch is "installed"')
+    if options.wheel and options.out:
+        parser.error("--out keeps what was built; with --wheel nothing is")
+    if options.wheel:
+        os.environ.update(dict.fromkeys(("CC", "CXX"), "/bin/false"))
 
     with tempfile.TemporaryDirectory(prefix="lossycoll-versions-") as folder:
-        checker = Checker(Path(folder), isolation=not options.no_isolation)
+        isolation, wheel = not options.no_isolation, options.wheel and options.wheel.absolute()
+        checker = Checker(Path(folder), isolation=isolation, wheel=wheel)
         results = [checker.check(pair) for pair in options.pairs]
         if options.out:
             shutil.copytree(Path(folder) / "dist", options.out, dirs_exist_ok=True)

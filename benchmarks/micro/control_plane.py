@@ -2,9 +2,9 @@
 
 Processes without torch, one plane each, forked from this one, with one group of all and maybe some
 smaller ones. First the CPU time of all of them together while nothing happens, then the time from
-the kill of one (the hub, and another) until the last of the others has been told. Clock: the
-machine's own, the same for all. CPU time: what the kernel counts for the processes, without their
-start.
+the kill of one (the coordinator, and another) until the last of the others has been told. Clock:
+the machine's own, the same for all. CPU time: what the kernel counts for the processes, without
+their start.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def hear(pipe: int, what: int, count: int, seconds: float) -> list[float]:
 
 
 def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[str, Any]:
-    """One cohort, from its making to its end."""
+    """One world, from its making to its end."""
     read, write = os.pipe()
     go, gone_off = os.pipe()
     ports = free_ports(members)
@@ -139,13 +139,13 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
             raise RuntimeError(f"only {len(met)} of {members} have met")
         time.sleep(2)
         before, since = sum(map(cpu_seconds, pids)), time.monotonic()
-        hub_before = cpu_seconds(pids[0])
+        coordinator_before = cpu_seconds(pids[0])
         time.sleep(seconds)
         spent = time.monotonic() - since
         share = (sum(map(cpu_seconds, pids)) - before) / spent
-        hub_share = (cpu_seconds(pids[0]) - hub_before) / spent
+        coordinator_share = (cpu_seconds(pids[0]) - coordinator_before) / spent
         noticed = {}
-        for gone, (name, victim) in enumerate((("other", members - 1), ("hub", 0)), 1):
+        for gone, (name, victim) in enumerate((("other", members - 1), ("coordinator", 0)), 1):
             killed = time.monotonic()
             os.kill(pids[victim], signal.SIGKILL)
             told = hear(read, victim, members - gone, 3 * liveness)
@@ -170,7 +170,7 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
         "liveness_s": liveness,
         "met_s": round(max(met) - begin, 2),
         "cores": round(share, 4),
-        "hub_cores": round(hub_share, 4),
+        "coordinator_cores": round(coordinator_share, 4),
         "killed": noticed,
     }
 

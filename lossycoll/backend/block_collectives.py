@@ -164,12 +164,16 @@ def _all_gather(s: Submission) -> Operation:
     start, where = address(s.target), s.health.where
     chunk = nbytes(s.target) // where.world
     buffers = (start + where.rank * chunk, start)
-    return s.endpoint.all_gather_blocks(s.call, buffers, chunk, s.description.argument, s.terms)
+    return s.endpoint.all_gather_blocks(
+        s.call, buffers, chunk, s.description.argument, s.call_options
+    )
 
 
 def _reduce_scatter(s: Submission) -> Operation:
     buffers, dtype = (address(s.source), address(s.target)), DTYPES[s.source.dtype]
-    return s.endpoint.reduce_scatter_blocks(s.call, buffers, s.target.numel(), dtype, s.terms)
+    return s.endpoint.reduce_scatter_blocks(
+        s.call, buffers, s.target.numel(), dtype, s.call_options
+    )
 
 
 ALL_GATHER_BLOCKS: Final = CollectiveKind(

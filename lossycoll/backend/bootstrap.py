@@ -21,7 +21,7 @@ from lossycoll.errors import InterfaceError, LossyError, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.parts import Parts
+from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.core.exits import close_at_exit
@@ -35,7 +35,7 @@ from lossycoll.runtime.membership.probe import answers
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.p2p.messages import Messages
 
-from .cohorts import COHORTS, Parent
+from .builder import GroupBuilder, GroupSpec, Met
 from .connected import connected
 from .devices import check_device
 from .group_steps import (
@@ -47,10 +47,10 @@ from .group_steps import (
     open_engine,
     tell_ready,
 )
-from .making import Making, Met, Place
 from .resource_limits import refused
 from .sealing import usable_secret
 from .status import watch
+from .worlds import WORLDS, Parent
 
 
 class Group:
@@ -60,8 +60,10 @@ class Group:
     meets, and every call raises this.
     """
 
-    def __init__(self, place: Place, pg_options: object, failure: LossyError | None = None) -> None:
-        place = replace(place, timeout=bounded(place.timeout))
+    def __init__(
+        self, spec: GroupSpec, pg_options: object, failure: LossyError | None = None
+    ) -> None:
+        spec = replace(spec, timeout=bounded(spec.timeout))
         self._host: Host | None = None
         self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
@@ -70,73 +72,73 @@ class Group:
         """What is called when the group fails; it may change."""
         try:
             if failure is not None:
-                self._stay_alone(place, pg_options)
+                self._stay_alone(spec, pg_options)
                 self.endpoint.health.failure = failure
-            elif place.size == 1:
-                self._stay_alone(place, pg_options)
+            elif spec.size == 1:
+                self._stay_alone(spec, pg_options)
             else:
                 with contextlib.ExitStack() as undo:
-                    self._meet(place, pg_options, undo)
+                    self._meet(spec, pg_options, undo)
                     undo.pop_all()
         except (OptionError, InterfaceError) as error:
             # Options and interfaces don't know whose they are, or only the rank in the job.
             reason = error.reason if isinstance(error, OptionError) else error
-            raise type(error)(f"rank {place.rank}/{place.size}: {reason}") from error
+            raise type(error)(f"rank {spec.rank}/{spec.size}: {reason}") from error
         close_at_exit(self.close)
 
-    def _stay_alone(self, place: Place, pg_options: object) -> None:
+    def _stay_alone(self, spec: GroupSpec, pg_options: object) -> None:
         """No connections: a world of one, or nobody has met."""
         find_secret()
-        check_device(place.store, place.rank, place.size)
+        check_device(spec.store, spec.rank, spec.size)
         options = Options.resolve(pg_options)
-        check_links(options, place.size)
+        check_links(options, spec.size)
         logfmt.show(options)
         self.messages: Messages | None = None
-        self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
-        self.topology = Topology.flat(place.size)
-        self.endpoint = self._make_endpoint(place, options, ["this process"] * place.size)
+        self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", spec.store)
+        self.topology = Topology.flat(spec.size)
+        self.endpoint = self._make_endpoint(spec, options, ["this process"] * spec.size)
 
-    def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
+    def _meet(self, spec: GroupSpec, pg_options: object, undo: contextlib.ExitStack) -> None:
         secret, unusable = usable_secret(pg_options)
         rendezvous = Rendezvous(
-            PrefixStore("lossy", place.store),
-            place.rank,
-            place.size,
-            place.timeout.total_seconds(),
+            PrefixStore("lossy", spec.store),
+            spec.rank,
+            spec.size,
+            spec.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
-            alive=lambda hello: _alive(hello, place.size, secret),
+            alive=lambda hello: _alive(hello, spec.size, secret),
             secret=secret,
         )
         try:
-            with connected(place, pg_options, undo, secret is not None, unusable) as met:
+            with connected(spec, pg_options, undo, secret is not None, unusable) as met:
                 if met is not None:
-                    self._assemble(place, Making(place, rendezvous, undo, (), secret), met)
+                    self._assemble(spec, GroupBuilder(spec, rendezvous, undo, (), secret), met)
                     return
-            check_device(place.store, place.rank, place.size)
-            with COHORTS.holding(place.global_ranks) as cohorts:
+            check_device(spec.store, spec.rank, spec.size)
+            with WORLDS.holding(spec.global_ranks) as worlds:
                 # Never in clear where there is a secret by now, nor on some ranks alone.
-                alike = [one for one in cohorts if one.host.is_sealed == (secret is not None)]
-                making = Making(place, rendezvous, undo, alike, secret, unusable)
-                self._assemble(place, making, meet(making, pg_options))
+                alike = [one for one in worlds if one.host.is_sealed == (secret is not None)]
+                builder = GroupBuilder(spec, rendezvous, undo, alike, secret, unusable)
+                self._assemble(spec, builder, meet(builder, pg_options))
         except LossyError as error:
             rendezvous.part(error)
             raise
         except Exception as error:
-            failure = refused(place.rank, place.size, error)
+            failure = refused(spec.rank, spec.size, error)
             rendezvous.part(failure)
             raise failure from error
 
-    def _assemble(self, place: Place, making: Making, met: Met) -> None:
+    def _assemble(self, spec: GroupSpec, builder: GroupBuilder, met: Met) -> None:
         """The order is the protocol: where ranks meet in the store, all exchange the same keys one
         after the other."""
-        membership = become_member(making, met)
-        data = open_engine(making, met)
+        membership = become_member(builder, met)
+        data = open_engine(builder, met)
         self._host, self._plane = data.host, met.plane
         self.topology = data.topology
-        self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
-        joined = join(making, met, data.host, membership)
+        self.store = PrefixStore(f"lossy/s/{met.session}", spec.store)
+        joined = join(builder, met, data.host, membership)
         self.endpoint = self._make_endpoint(
-            place,
+            spec,
             met.options,
             data.addresses,
             number=met.number,
@@ -149,17 +151,17 @@ class Group:
             met.options,
             self.endpoint.operations.group_failure,
         )
-        watch(making, met, self.endpoint.health, data.host, data.engine.number)
-        enter(making, met, joined, self.endpoint)
-        cohort = joined.founded or met.cohort
-        assert cohort is not None
-        numbers = dict(zip(place.global_ranks, met.members, strict=True))
-        self.as_parent = Parent(cohort, numbers)
-        tell_ready(self.endpoint.health, met, data, place.global_ranks)
+        watch(builder, met, self.endpoint.health, data.host, data.engine.number)
+        enter(builder, met, joined, self.endpoint)
+        world = joined.founded or met.world
+        assert world is not None
+        numbers = dict(zip(spec.global_ranks, met.members, strict=True))
+        self.as_parent = Parent(world, numbers)
+        tell_ready(self.endpoint.health, met, data, spec.global_ranks)
 
     def _make_endpoint(
         self,
-        place: Place,
+        spec: GroupSpec,
         options: Options,
         addresses: Sequence[str],
         *,
@@ -168,17 +170,17 @@ class Group:
         control: Membership | None = None,
     ) -> Endpoint:
         health = Health(
-            place.rank,
-            place.size,
+            spec.rank,
+            spec.size,
             addresses=addresses,
             liveness=options.liveness,
             control=control,
             on_failure=self._end,
             outlive=options.continues,
-            group=place.name,
+            group=spec.name,
         )
-        parts = Parts(health, options, number, engine, control, self.topology)
-        return Endpoint(parts, timeout=place.timeout.total_seconds())
+        context = GroupContext(health, options, number, engine, control, self.topology)
+        return Endpoint(context, timeout=spec.timeout.total_seconds())
 
     @property
     def socket(self) -> object:
@@ -186,9 +188,9 @@ class Group:
         return self._host
 
     def rekey(self) -> None:
-        """New keys for all that the processes of this one's cohort send from now on."""
+        """New keys for all that the processes of this one's world send from now on."""
         if self._plane is not None:
-            self._plane.renew_keys()
+            self._plane.rekey()
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer."""

@@ -1,4 +1,4 @@
-"""What is refused, before a call gets its number: the group continues as if it had not been made.
+"""Checks that refuse a call before it gets a number: the group continues as if it was never made.
 
 Each function raises UnsupportedError. ``where`` says whose call it is, ``name`` which.
 """

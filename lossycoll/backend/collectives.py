@@ -39,7 +39,7 @@ def _root(s: Submission) -> int:
 def _submit_all_reduce(s: Submission) -> Operation:
     target = s.target
     return s.endpoint.all_reduce(
-        s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.terms
+        s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.call_options
     )
 
 
@@ -48,33 +48,37 @@ def _submit_reduce_scatter(s: Submission) -> Operation:
     if s.description.sizes is not None:
         floats = 2 if s.description.writes[0].is_complex() else 1
         elements = tuple(size * floats for size in s.description.sizes)
-    return s.endpoint.reduce_scatter(s.call, _buffers(s), elements, DTYPES[s.source.dtype], s.terms)
+    return s.endpoint.reduce_scatter(
+        s.call, _buffers(s), elements, DTYPES[s.source.dtype], s.call_options
+    )
 
 
 def _gather_chunks(s: Submission) -> Operation:
     """Brings each rank the contributions to its chunk of a reduce-scatter."""
     sizes, own = s.description.sizes, nbytes(s.description.writes[0])
     if sizes is None:
-        return s.endpoint.all_to_all(s.call, _buffers(s), own, s.terms)
+        return s.endpoint.all_to_all(s.call, _buffers(s), own, s.call_options)
     send = [size * s.source.element_size() for size in sizes]
-    return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.terms)
+    return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.call_options)
 
 
 def _submit_broadcast(s: Submission) -> Operation:
-    return s.endpoint.broadcast(s.call, s.target.data_ptr(), nbytes(s.target), _root(s), s.terms)
+    return s.endpoint.broadcast(
+        s.call, s.target.data_ptr(), nbytes(s.target), _root(s), s.call_options
+    )
 
 
 def _submit_all_gather(s: Submission) -> Operation:
-    return s.endpoint.all_gather(s.call, _buffers(s), _part_bytes(s), s.terms)
+    return s.endpoint.all_gather(s.call, _buffers(s), _part_bytes(s), s.call_options)
 
 
 def _submit_gather(s: Submission) -> Operation:
-    return s.endpoint.gather(s.call, _buffers(s), nbytes(s.source), _root(s), s.terms)
+    return s.endpoint.gather(s.call, _buffers(s), nbytes(s.source), _root(s), s.call_options)
 
 
 def _submit_scatter(s: Submission) -> Operation:
     part = nbytes(s.description.writes[0])
-    return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.terms)
+    return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.call_options)
 
 
 def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
@@ -99,23 +103,25 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
                 health.fail(error, tell=True)
                 raise error
 
-    terms = s.terms._replace(
+    call_options = s.call_options._replace(
         keep=(sent, table), epilogue=compare, among=None, encoding="same", gate=0, on_device=False
     )
-    sizes = s.endpoint.all_gather(s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), terms)
-    data = s.endpoint.exchange(s.call, _buffers(s), *splits.in_buffers(), s.terms)
+    sizes = s.endpoint.all_gather(
+        s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), call_options
+    )
+    data = s.endpoint.exchange(s.call, _buffers(s), *splits.in_buffers(), s.call_options)
     return sizes, data
 
 
 def _submit_all_to_all_even(s: Submission) -> Operation:
     return s.endpoint.all_to_all(
-        s.call, _buffers(s), nbytes(s.source) // s.health.where.world, s.terms
+        s.call, _buffers(s), nbytes(s.source) // s.health.where.world, s.call_options
     )
 
 
 def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
-    return s.endpoint.barrier(s.call, s.terms)
+    return s.endpoint.barrier(s.call, s.call_options)
 
 
 # ---- the table ----

@@ -20,21 +20,21 @@ from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.view_agreement import View
 
-from .cohorts import COHORTS, Cohort, Parent
+from .builder import GroupSpec, Met
 from .group_listener import HealthListener
 from .group_steps import fault_group, member_of, read_options
-from .making import Met, Place
+from .worlds import WORLDS, Parent, World
 
 
 @contextlib.contextmanager
 def connected(
-    place: Place,
+    spec: GroupSpec,
     pg_options: object,
     undo: contextlib.ExitStack,
     has_secret: bool,
     unusable: Exception | None,
 ) -> Iterator[Met | None]:
-    """What the ranks of a group know without meeting; the cohort lasts as long as the context.
+    """What the ranks of a group know without meeting; the world lasts as long as the context.
 
     None: they meet in the store. Either they have no parent here, or all of them ask for a host
     of their own; whether a rank does, the others hear from it.
@@ -42,116 +42,116 @@ def connected(
     Raises:
         LossyError: This rank or another one can't take part; whoever doesn't know yet is told.
     """
-    parent = place.parent
-    if parent is None or not parent.cohort.hold():
+    parent = spec.parent
+    if parent is None or not parent.world.hold():
         yield None
         return
     try:
-        yield _met(parent, place, pg_options, undo, has_secret, unusable)
+        yield _met(parent, spec, pg_options, undo, has_secret, unusable)
     finally:
-        parent.cohort.release()
+        parent.world.release()
 
 
 def _met(
     parent: Parent,
-    place: Place,
+    spec: GroupSpec,
     pg_options: object,
     undo: contextlib.ExitStack,
     has_secret: bool,
     unusable: Exception | None,
 ) -> Met | None:
-    cohort = parent.cohort
-    members = tuple(parent.numbers[rank] for rank in place.global_ranks)
-    session = _session(cohort, place.name)
+    world = parent.world
+    members = tuple(parent.numbers[rank] for rank in spec.global_ranks)
+    session = _session(world, spec.name)
     try:
         if unusable is not None:
             raise unusable
-        options = read_options(place, pg_options, [cohort], sealed=cohort.host.is_sealed)
-        asked = _own_host(options, pg_options, cohort)
-        if has_secret and not (cohort.host.is_sealed or asked):
+        options = read_options(spec, pg_options, [world], sealed=world.host.is_sealed)
+        asked = _own_host(options, pg_options, world)
+        if has_secret and not (world.host.is_sealed or asked):
             raise OptionError(
-                f"rank {place.rank}/{place.size}: a secret is set now, and was not when the group "
+                f"rank {spec.rank}/{spec.size}: a secret is set now, and was not when the group "
                 f"was made whose part this is: set it before init_process_group"
             )
     except Exception:
-        member_of(undo, cohort.plane, session, members)  # it tells the others
+        member_of(undo, world.plane, session, members)  # it tells the others
         raise
     if asked:
-        _await_others_that_ask(place, cohort, session, members, asked)
+        _await_others_that_ask(spec, world, session, members, asked)
         return None
     return Met(
         session=session,
         options=options,
-        network=cohort.network,
-        definition=place.defined(options),
-        number=fault_group(place.name),
+        network=world.network,
+        definition=spec.defined(options),
+        number=fault_group(spec.name),
         token="",
-        cohort=cohort,
+        world=world,
         shares=True,
         members=members,
-        plane=cohort.plane,
+        plane=world.plane,
     )
 
 
-def _session(cohort: Cohort, name: str) -> str:
+def _session(world: World, name: str) -> str:
     """The number of this rank's next group of that name: 16 hex digits, the same on all ranks."""
-    text = f"{cohort.session}/{COHORTS.use(cohort, name)}/{name}"
+    text = f"{world.session}/{WORLDS.use(world, name)}/{name}"
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _own_host(options: Options, pg_options: object, cohort: Cohort) -> dict[str, Any]:
-    """The options by which a group asks for a host of its own; empty: the cohort's will do.
+def _own_host(options: Options, pg_options: object, world: World) -> dict[str, Any]:
+    """The options by which a group asks for a host of its own; empty: the world's will do.
 
-    What is written for this group counts also where it is the cohort's already: on other ranks,
+    What is written for this group counts also where it is the world's already: on other ranks,
     whose environments differ, it may not be.
     """
     written: Any = pg_options.given if isinstance(pg_options, Options) else pg_options or ()
     return {
         name: getattr(options, name)
-        for name, of_cohort in zip(HOST_OPTIONS, cohort.host.options, strict=True)
-        if name in written or getattr(options, name) != of_cohort
+        for name, of_world in zip(HOST_OPTIONS, world.host.options, strict=True)
+        if name in written or getattr(options, name) != of_world
     }
 
 
 def _await_others_that_ask(
-    place: Place, cohort: Cohort, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
+    spec: GroupSpec, world: World, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
 ) -> None:
     """Returns when all ranks have said that they ask for a host of the group's own.
 
     A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of this one.
     """
     with contextlib.ExitStack() as stack:
-        membership = member_of(stack, cohort.plane, session, members)
-        listener = _Askers(place, cohort, members)
+        membership = member_of(stack, world.plane, session, members)
+        listener = _Askers(spec, world, members)
         membership.open(listener)
         membership.own_host(asked)
-        listener.wait(place.timeout.total_seconds())
+        listener.wait(spec.timeout.total_seconds())
 
 
 class _Askers(HealthListener):
-    """What the control plane tells of the ranks that ask for a host of their own.
+    """Listener for ranks that ask for a host of their own.
 
     The group has no calls yet, and doesn't outlive a rank.
     """
 
-    def __init__(self, place: Place, cohort: Cohort, members: tuple[int, ...]) -> None:
+    def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
-        self._missing = set(range(place.size)) - {place.rank}
+        self._missing = set(range(spec.size)) - {spec.rank}
         self._health = Health(
-            place.rank,
-            place.size,
-            addresses=[cohort.host.addresses[member] for member in members],
-            liveness=cohort.plane.liveness,
+            spec.rank,
+            spec.size,
+            addresses=[world.host.addresses[member] for member in members],
+            liveness=world.plane.liveness,
             control=None,
             on_failure=self._failed,
         )
         super().__init__(self._health)
         self.on_bye = self._health.on_bye
 
-    def on_beat(self) -> None:
+    def on_round(self) -> None:
         pass
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return {}
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:

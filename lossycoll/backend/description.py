@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.membership.group_state import Health
 
 from .reduction import Reduction
@@ -26,7 +26,7 @@ from .work import EngineWork
 
 
 class Loss(Enum):
-    """When packets of a collective may be lost."""
+    """Condition under which packets of a collective may be lost."""
 
     NEVER = auto()
     REDUCTION = auto()
@@ -39,7 +39,7 @@ class Loss(Enum):
 
 
 class Rounding(Enum):
-    """When floats of a collective are rounded on their way (option ``wire``)."""
+    """Points at which floats of a collective are rounded in transit (option ``wire``)."""
 
     NEVER = auto()
     GROUP = auto()
@@ -52,7 +52,7 @@ class Rounding(Enum):
 
 
 class Filled(Enum):
-    """Which ranks' tensors a collective fills."""
+    """Ranks whose tensors a collective fills."""
 
     ALL = auto()
     ROOT = auto()
@@ -77,7 +77,7 @@ class Staged(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """What ``submit`` gets: a call that was checked, numbered and staged.
+    """Argument of ``submit``: a call that was checked, numbered and staged.
 
     Attributes:
         endpoint: Runs operations; ``submit`` calls one of its methods (or several).
@@ -85,7 +85,7 @@ class Submission(NamedTuple):
         description: What was asked for.
         source: The buffer that is read; contiguous.
         target: The buffer that is written; contiguous. May be ``source``.
-        terms: Options, timeout, and what happens when the operation is done.
+        call_options: Options, timeout, and what happens when the operation is done.
         health: The group's state, for what ``submit`` finds to be wrong.
     """
 
@@ -94,7 +94,7 @@ class Submission(NamedTuple):
     description: Description
     source: Tensor
     target: Tensor
-    terms: Terms
+    call_options: CallOptions
     health: Health
 
 
@@ -106,7 +106,7 @@ Submit = Callable[[Submission], "Operation | tuple[Operation, ...]"]
 
 @dataclass(frozen=True, eq=False)
 class CollectiveKind:
-    """What all calls of one collective have in common.
+    """Properties that all calls of one collective share.
 
     Attributes:
         name: Its name in errors, in logs, and in what ranks compare.

@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from lossycoll.errors import ClosedError
 
-from .elsewhere import HANDED_ON, NEWER
+from .delegates import DELEGATED, NEWER
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
@@ -31,7 +31,7 @@ HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
 """Whether Python can make a backend: torch 2.14 and later."""
 
 FORWARDED: Final = (
-    *HANDED_ON,
+    *DELEGATED,
     *NEWER,
     "barrier",
     "monitored_barrier",

@@ -106,7 +106,7 @@ def _packets(elements: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Tables:
-    """What is encoded and decoded in a call of one size, at one rank.
+    """Tables of what one rank encodes and decodes in a call of one size.
 
     Attributes:
         parts: The parts.
@@ -207,7 +207,7 @@ class After:
 
 
 class DeviceWire:
-    """One group's.
+    """Low-bit transport of one group's tensors on devices.
 
     Args:
         endpoint: The group's endpoint.

@@ -1,4 +1,4 @@
-"""Which devices a group was asked to serve, and whether a call's tensors lie on one of them.
+"""Devices that a group was asked to serve, and whether a call's tensors lie on one of them.
 
 When a group is made, torch says so only in the keys of its store; later its table has the text.
 """
@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .elsewhere import Elsewhere, OtherBackends
+from .delegates import DelegateBackends, Delegated
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
@@ -54,7 +54,7 @@ class ServedDevices:
     """
 
     def __init__(
-        self, where: Where, configured: Callable[[], str], others: OtherBackends | None = None
+        self, where: Where, configured: Callable[[], str], others: DelegateBackends | None = None
     ) -> None:
         self._where = where
         self._configured = configured
@@ -75,7 +75,7 @@ class ServedDevices:
 
         Raises:
             UnsupportedError: They lie on several devices, or on one of a backend that can't be had.
-            Elsewhere: They lie on a device of another backend, which is to serve the call.
+            Delegated: They lie on a device of another backend, which is to serve the call.
         """
         if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
             return
@@ -110,7 +110,7 @@ class ServedDevices:
         other = _other_of(device, configured)
         if other is not None:
             assert self._others is not None
-            raise Elsewhere(self._where, name, self._others.of(other, configured))
+            raise Delegated(self._where, name, self._others.of(other, configured))
         if configured:
             self._known.add(device)
 

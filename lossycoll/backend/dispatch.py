@@ -1,4 +1,4 @@
-"""The one pipeline of a collective: checks the description, chooses the way once, submits."""
+"""The one pipeline of a collective: checks the description, chooses the route once, submits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
-from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
+from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
 
 from . import checks
@@ -29,9 +29,9 @@ from .devices import ServedDevices
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
+from .routes import ChosenRoute, Route, adds_activations, choose, determined, reliable_version
 from .staging import NOTHING, gathered
 from .tensors import WIDER
-from .ways import ChosenWay, Way, adds_activations, choose, determined, reliable_version
 from .widening import then, widened
 from .work import EngineWork, ManyWork
 
@@ -42,7 +42,7 @@ BY_OPTION: Final = "deterministic=1"
 
 
 class Recovered(NamedTuple):
-    """What is asked for of a group: rounds of resending, and the share that may be missing."""
+    """Recovery asked of a group: rounds of resending, and the share that may be missing."""
 
     repair: int | None = None
     max_missing: float | None = None
@@ -136,19 +136,19 @@ class Dispatcher:
         around, options = scope(), self._asked_options()
         if around is None:
             choice = choose(call, reduction, options, None)
-            if choice.way is Way.LOSSY and self._is_exact(call):
+            if choice.route is Route.LOSSY and self._is_exact(call):
                 exact = reliable_version(options)
                 choice = choose(call, reduction, exact, None)
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around)
-        if choice.encoding != "same" and choice.way is Way.RELIABLE and call.kind is ALL_REDUCE:
+        if choice.encoding != "same" and choice.route is Route.RELIABLE and call.kind is ALL_REDUCE:
             work = self._encoded_there(call, choice.encoding, reduction, opts)
             if work is not None:
                 return work
-        if choice.options.deterministic and choice.way is Way.LOSSY:
+        if choice.options.deterministic and choice.route is Route.LOSSY:
             by_torch = torch.are_deterministic_algorithms_enabled()
-            self._endpoint.figures.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
+            self._endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
         numbered = self.named(call, choice)
         if self._endpoint.one_host and choice.encoding != "same":
             asked = choice.options.wire
@@ -288,7 +288,7 @@ class Dispatcher:
         text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
         self.fail(call, AbortedError(text, peer=self.where.rank))
 
-    def named(self, call: Description, choice: ChosenWay | None = None) -> Collective:
+    def named(self, call: Description, choice: ChosenRoute | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.
 
         Args:
@@ -301,11 +301,11 @@ class Dispatcher:
         else:
             named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
         named.operations = call.kind.operations
-        if call.on_device:  # a rank whose tensors aren't takes other ways
+        if call.on_device:  # a rank whose tensors aren't takes other routes
             named.delivery = "on a device"
         if choice is None:
             return named
-        if choice.way is Way.LOSSY:
+        if choice.route is Route.LOSSY:
             repair, missing = choice.options.repair, choice.options.max_missing
             before = f"{named.delivery}, " if named.delivery else ""
             named.delivery = f"{before}lossy, repair {repair}" if repair else f"{before}lossy"
@@ -321,7 +321,7 @@ class Dispatcher:
         numbered: Collective,
         call: Description,
         opts: Any,
-        choice: ChosenWay,
+        choice: ChosenRoute,
         reduction: Reduction | None,
     ) -> dist.Work:
         submit, carried, narrow = call.kind.submit, call, None
@@ -330,25 +330,27 @@ class Dispatcher:
             reduction = self._reduction(carried)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
-            choice = ChosenWay(Way.RELIABLE, reliable_version(choice.options))
-        elif choice.way is Way.GATHERED:
+            choice = ChosenRoute(Route.RELIABLE, reliable_version(choice.options))
+        elif choice.route is Route.GATHERED:
             assert reduction is not None
             submit = call.kind.gathering
             staged = gathered(carried, reduction, self.where.rank, self.where.world)
         else:
-            staged = call.kind.stage(carried, reduction, choice.way is Way.LOSSY)
+            staged = call.kind.stage(carried, reduction, choice.route is Route.LOSSY)
         assert submit is not None
-        fills = choice.way is not Way.GATHERED or call.root in (None, self.where.rank)
+        fills = choice.route is not Route.GATHERED or call.root in (None, self.where.rank)
         if narrow is not None and fills:
             staged = then(staged, narrow)
         moves = call.nbytes or call.splits is not None
-        ways = OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
+        on_device = (
+            OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
+        )
         try:
-            if ways is not None:
-                keeps = choice.way is Way.LOSSY or choice.options.continues
+            if on_device is not None:
+                keeps = choice.route is Route.LOSSY or choice.options.continues
                 divides = call.kind.divides and staged.among is None
-                staged = ways.begin(staged, keeps=keeps, divides=divides)
-            terms = self._terms(
+                staged = on_device.begin(staged, keeps=keeps, divides=divides)
+            call_options = self._call_options(
                 choice.options,
                 opts,
                 staged,
@@ -356,27 +358,36 @@ class Dispatcher:
                 encoding=choice.encoding,
             )
             s = Submission(
-                *(self._collectives, numbered, carried, staged.source, staged.target, terms),
+                *(self._collectives, numbered, carried, staged.source, staged.target, call_options),
                 self.health,
             )
-            if ways is not None:
-                numbered.operations *= ways.pieces
+            if on_device is not None:
+                numbered.operations *= on_device.pieces
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
-            return self._work(call, submit(s) if ways is None else ways.submit(submit, s), ways)
+            return self._work(
+                call, submit(s) if on_device is None else on_device.submit(submit, s), on_device
+            )
         except BaseException:
-            if ways is not None:
-                ways.give_up(submitted=numbered.submitted == numbered.operations)
+            if on_device is not None:
+                on_device.give_up(submitted=numbered.submitted == numbered.operations)
             raise
 
     def _work(
-        self, call: Description, submitted: Operation | tuple[Operation, ...], ways: OnDevice | None
+        self,
+        call: Description,
+        submitted: Operation | tuple[Operation, ...],
+        on_device: OnDevice | None,
     ) -> dist.Work:
         """What torch gets for the operations of a call."""
         if isinstance(submitted, Operation):
             work = call.kind.work(self._endpoint, submitted, call.filled)
-            return work if ways is None else ways.submitted([work], (submitted,))
+            return work if on_device is None else on_device.submitted([work], (submitted,))
         works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
-        return ManyWork(works, call.writes) if ways is None else ways.submitted(works, submitted)
+        return (
+            ManyWork(works, call.writes)
+            if on_device is None
+            else on_device.submitted(works, submitted)
+        )
 
     def issue(self, call: Collective) -> None:
         """Numbers a call that no operation serves. The engine may have failed by one that was done
@@ -389,7 +400,7 @@ class Dispatcher:
             raise cause.again(call.numbered)
         self.health.issue(call)
 
-    def _terms(
+    def _call_options(
         self,
         options: Options,
         opts: Any,
@@ -397,10 +408,10 @@ class Dispatcher:
         *,
         mean: bool = True,
         encoding: str = "same",
-    ) -> Terms:
+    ) -> CallOptions:
         """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
         timeout = opts.timeout
-        return Terms(
+        return CallOptions(
             options=options,
             mean=mean,
             timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,

@@ -1,4 +1,4 @@
-"""What a lossy group has beside torch's interface: figures, options, collectives of its own."""
+"""Extensions of torch's interface by a lossy group: stats, options, collectives of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Extensions:
 
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
-        found = self._endpoint.figures.stats()
+        found = self._endpoint.stats.stats()
         return replace(
             found,
             nan_groups=found.nan_groups + self._dispatcher.device_wire.nan_groups(),
@@ -107,7 +107,7 @@ class Extensions:
 
     def lossy_made_up_for(self) -> None:
         """A method looks after what is missing in this group, which needn't be warned of."""
-        self._endpoint.figures.made_up_for = True
+        self._endpoint.stats.made_up_for = True
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""
@@ -127,11 +127,11 @@ class Extensions:
 
     def lossy_last_report(self) -> Report | None:
         """What the engine's last finished operation did here; None before the first."""
-        return self._endpoint.figures.last_report()
+        return self._endpoint.stats.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """Every rank's counters, by rank, which are asked now (``lossycoll.group_stats``)."""
-        return self._endpoint.figures.of_all_ranks()
+        return self._endpoint.stats.of_all_ranks()
 
     # ---- a collective as data ----
 

@@ -1,4 +1,4 @@
-"""Where the control plane's word on a group goes."""
+"""Listeners of a group to its control plane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lossycoll.runtime.membership.group_state import Health
 
 
 class HealthListener:
-    """What every group's health is told, whatever else listens."""
+    """Base listener, which tells a group's health."""
 
     def __init__(self, health: Health) -> None:
         self.on_dead = health.on_dead
@@ -22,14 +22,14 @@ class HealthListener:
 
 
 class GroupListener(HealthListener):
-    """What the control plane talks to: the health, and the endpoint's figures."""
+    """Listener of a complete group: its health, and the endpoint's stats."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint.health)
         self._endpoint = endpoint
         self.on_own_host = endpoint.health.on_own_host
-        self.figures = endpoint.figures.own
-        self.on_beat = endpoint.look
+        self.stats = endpoint.stats.own
+        self.on_round = endpoint.look
         self.on_views = endpoint.go_on
 
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:

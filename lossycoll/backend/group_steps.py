@@ -1,7 +1,7 @@
 """The steps by which a group is made: each returns what it has made, and what it is made of.
 
 A step that needs the other ranks goes through the rendezvous, in the same order on all of them.
-What a step has opened is closed by ``Making.undo`` if a later one fails.
+What a step has opened is closed by ``GroupBuilder.undo`` if a later one fails.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from lossycoll.runtime.membership.reachability import common_version, compare_ma
 from lossycoll.runtime.net.cores import core_limit
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 
-from .cohorts import COHORTS, Cohort, with_liveness_of
+from .builder import DataPath, Ends, GroupBuilder, GroupSpec, Joined, Met, PreparedRank
 from .group_listener import GroupListener, MeetingListener
-from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
 from .meeting import Meeting
 from .packet_size import attachment
 from .rdma import Reach, agree, open_rdma
@@ -50,95 +49,96 @@ from .sealing import fields_of_seal, warn_of_clear
 from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
 from .status import show, tell
+from .worlds import WORLDS, World, with_liveness_of
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def prepare(making: Making, pg_options: object) -> PreparedRank:
+def prepare(builder: GroupBuilder, pg_options: object) -> PreparedRank:
     """What can be wrong with this rank alone is found first, so that the others hear of it."""
-    place = making.place
-    if making.unusable is not None:
-        raise making.unusable
-    options = read_options(place, pg_options, making.cohorts, sealed=making.secret is not None)
+    spec = builder.spec
+    if builder.unusable is not None:
+        raise builder.unusable
+    options = read_options(spec, pg_options, builder.worlds, sealed=builder.secret is not None)
     wanted = host_options(options)
-    shared = [cohort.network for cohort in making.cohorts if cohort.host.options == wanted]
+    shared = [world.network for world in builder.worlds if world.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
         return PreparedRank(options, shared[0], None, interfaces=[shared[0].interface])
-    check_descriptors(place.rank, place.size)
-    found = candidates(options.interface, _master(place.store))
+    check_descriptors(spec.rank, spec.size)
+    found = candidates(options.interface, _master(spec.store))
     interface = found[0]
-    network = attachment(making.place, options, interface)
+    network = attachment(builder.spec, options, interface)
     mine = PreparedRank(options, network, None, interfaces=found)
-    if making.cohorts:
+    if builder.worlds:
         return mine
     rdma = open_rdma(options, interface)
-    making.undo.callback(rdma.close)
-    return replace(mine, ends=_open_ends(making, mine, mine.network.payload), rdma=rdma)
+    builder.undo.callback(rdma.close)
+    return replace(mine, ends=_open_ends(builder, mine, mine.network.payload), rdma=rdma)
 
 
 def read_options(
-    place: Place, pg_options: object, cohorts: Sequence[Cohort], *, sealed: bool
+    spec: GroupSpec, pg_options: object, worlds: Sequence[World], *, sealed: bool
 ) -> Options:
-    """The options of a group whose ranks may meet in one of ``cohorts``.
+    """The options of a group whose ranks may meet in one of ``worlds``.
 
     ``sealed``: what it sends will be.
 
     Raises:
         OptionError: They can't be this group's.
     """
-    options = with_liveness_of(Options.resolve(pg_options), cohorts)
-    check_links(options, place.size)
+    options = with_liveness_of(Options.resolve(pg_options), worlds)
+    check_links(options, spec.size)
     logfmt.show(options)
     return options
 
 
-def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
-    place, address = making.place, mine.network.interface.address
-    plane = ControlPlane(place.rank, place.size, mine.options.liveness, secret=making.secret)
-    making.undo.callback(plane.close)
+def _open_ends(builder: GroupBuilder, mine: PreparedRank, payload: int) -> Ends:
+    spec, address = builder.spec, mine.network.interface.address
+    plane = ControlPlane(spec.rank, spec.size, mine.options.liveness, secret=builder.secret)
+    builder.undo.callback(plane.close)
     port = plane.open(address, mine.options.ports)
-    host = Host(place.rank, place.size, address, payload_bytes=payload, options=mine.options)
-    making.undo.callback(host.close)
-    sharing = open_sharing(mine.options, place.size)
-    making.undo.callback(sharing.close)
+    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=mine.options)
+    builder.undo.callback(host.close)
+    sharing = open_sharing(mine.options, spec.size)
+    builder.undo.callback(sharing.close)
     device = mine.network.interface.name
     return Ends(plane, host, (address, port), (address, host.link().port), sharing, device)
 
 
-def meet(making: Making, pg_options: object) -> Met:
+def meet(builder: GroupBuilder, pg_options: object) -> Met:
     """All ranks tell one another what they are and have, or why they can't take part."""
-    place, rendezvous = making.place, making.rendezvous
-    here = Where(place.rank, place.size)
+    spec, rendezvous = builder.spec, builder.rendezvous
+    here = Where(spec.rank, spec.size)
     hello: dict[str, Any] = {}
     failure: LossyError | None = None
     try:
-        mine = prepare(making, pg_options)
-        hello = _hello(making, mine)
+        mine = prepare(builder, pg_options)
+        hello = _hello(builder, mine)
     except LossyError as error:
         failure = error
     except Exception as error:
-        failure = refused(place.rank, place.size, error)
+        failure = refused(spec.rank, spec.size, error)
     ranks = rendezvous.meet(hello, failure)
-    compare_versions(place.rank, [entry.get("version") for entry in ranks])
-    compare_options(place.rank, [entry["options"] for entry in ranks])
+    compare_versions(spec.rank, [entry.get("version") for entry in ranks])
+    compare_options(spec.rank, [entry["options"] for entry in ranks])
     compare_sites(here, [entry["site"] for entry in ranks])
-    mine = _on_the_network_of(making, mine, ranks)
-    cohort, members = _common_cohort(making.cohorts, [entry["roots"] for entry in ranks])
-    reach = Reach() if cohort is not None else agree(here, rendezvous, mine.rdma, ranks)
-    ends, all_ends = (None, []) if cohort is not None else _ends_of_all(making, mine, ranks, reach)
-    if cohort is None:
+    mine = _on_the_network_of(builder, mine, ranks)
+    world, members = _common_world(builder.worlds, [entry["roots"] for entry in ranks])
+    reach = Reach() if world is not None else agree(here, rendezvous, mine.rdma, ranks)
+    ends, all_ends = (None, []) if world is not None else _ends_of_all(builder, mine, ranks, reach)
+    if world is None:
         _compare_machines(here, all_ends)
-    plane = ends.plane if ends is not None else cohort.plane if cohort is not None else None
+    plane = ends.plane if ends is not None else world.plane if world is not None else None
     assert plane is not None
     return Met(
         session=rendezvous.session,
         options=mine.options,
         network=mine.network,
-        definition=place.defined(mine.options),
+        definition=spec.defined(mine.options),
         number=ranks[0]["group"],
         token=ranks[0]["token"],
-        cohort=cohort,
-        shares=cohort is not None and all(cohort.session in entry["hosts"] for entry in ranks),
+        world=world,
+        shares=world is not None and all(world.session in entry["hosts"] for entry in ranks),
         members=members,
         plane=plane,
         host=None if ends is None else ends.host,
@@ -153,17 +153,17 @@ def meet(making: Making, pg_options: object) -> Met:
 
 
 def _ends_of_all(
-    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]], reach: Reach
+    builder: GroupBuilder, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]], reach: Reach
 ) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
-    """A new cohort's sockets here, and where those of all ranks are; open already in most cases."""
+    """A new world's sockets here, and where those of all ranks are; open already in most cases."""
     payloads = {entry["payload"] for entry in ranks}
     if reach.payload is not None:
         payloads.add(reach.payload)
     alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
     if mine.ends is not None and alike and all("link" in entry for entry in ranks):
         return mine.ends, ranks
-    # Some had another cohort to offer, have taken another address by now, or can't send so much.
-    rendezvous = making.rendezvous
+    # Some had another world to offer, have taken another address by now, or can't send so much.
+    rendezvous = builder.rendezvous
     payload = reach.payload or min(rendezvous.exchange("payload", mine.network.payload))
     ends = mine.ends
     if ends is not None and not (
@@ -172,7 +172,7 @@ def _ends_of_all(
     ):
         ends.close()
         ends = None
-    ends = ends or _open_ends(making, mine, payload)
+    ends = ends or _open_ends(builder, mine, payload)
     return ends, rendezvous.exchange("ends", ends.to_json())
 
 
@@ -181,7 +181,7 @@ def _place(said: Sequence[Any]) -> tuple[str, int]:
     return str(said[0]), int(said[1])
 
 
-def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
+def _hello(builder: GroupBuilder, mine: PreparedRank) -> dict[str, Any]:
     """What the other ranks have to know of this one."""
     wanted = host_options(mine.options)
     hello: dict[str, Any] = {
@@ -189,24 +189,24 @@ def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
         "addresses": [one.address for one in mine.interfaces],
         "options": mine.options.shared(),
         "version": [version(), wire_version()],
-        "roots": {cohort.session: cohort.rank for cohort in making.cohorts},
-        "hosts": [one.session for one in making.cohorts if one.host.options == wanted],
+        "roots": {world.session: world.rank for world in builder.worlds},
+        "hosts": [one.session for one in builder.worlds if one.host.options == wanted],
         "payload": mine.network.payload,
         "site": mine.options.site,
     }
     if mine.ends is not None:
         hello |= mine.ends.to_json()
     hello["rdma"] = None if mine.rdma is None else mine.rdma.to_json()
-    if making.place.rank == 0:
-        hello |= {"token": secrets.token_hex(16), "group": fault_group(making.place.name)}
+    if builder.spec.rank == 0:
+        hello |= {"token": secrets.token_hex(16), "group": fault_group(builder.spec.name)}
     return hello
 
 
-def _common_cohort(
-    cohorts: Sequence[Cohort], offers: Sequence[Mapping[str, int]]
-) -> tuple[Cohort | None, tuple[int, ...]]:
-    """The first cohort that every rank offers, and their ranks in it; else None, for a new one."""
-    mine = {cohort.session: cohort for cohort in cohorts}
+def _common_world(
+    worlds: Sequence[World], offers: Sequence[Mapping[str, int]]
+) -> tuple[World | None, tuple[int, ...]]:
+    """The first world that every rank offers, and their ranks in it; else None, for a new one."""
+    mine = {world.session: world for world in worlds}
     for session in offers[0]:
         members = tuple(offer.get(session, -1) for offer in offers)
         if session in mine and -1 not in members and len(set(members)) == len(members):
@@ -214,41 +214,41 @@ def _common_cohort(
     return None, tuple(range(len(offers)))
 
 
-def open_engine(making: Making, met: Met) -> DataPath:
-    """The group's engine: on the cohort's host, where all can; else on a host of its own."""
-    place = making.place
-    host = _started(making, met) or _shared_host(making, met) or _own_host(making, met)
-    members = met.members if met.shares else tuple(range(place.size))
+def open_engine(builder: GroupBuilder, met: Met) -> DataPath:
+    """The group's engine: on the world's host, where all can; else on a host of its own."""
+    spec = builder.spec
+    host = _started(builder, met) or _shared_host(builder, met) or _own_host(builder, met)
+    members = met.members if met.shares else tuple(range(spec.size))
     engine = EngineGroup(
         host,
-        place.rank,
-        place.size,
+        spec.rank,
+        spec.size,
         number=_wire_number(met.session),
         fault_group=met.number,
         options=met.options,
         members=members,
         # Others may be a step behind, and then have no group for what comes early. All of a new
-        # cohort have it when their planes have met.
-        met=met.cohort is None,
+        # world have it when their planes have met.
+        met=met.world is None,
         definition=met.definition.digest,
-        name=place.name,
+        name=spec.name,
     )
-    making.undo.callback(engine.close)
+    builder.undo.callback(engine.close)
     addresses = [host.addresses[member] for member in members]
-    where = Where(place.rank, place.size)
+    where = Where(spec.rank, spec.size)
     topology = topology_of(where, host, members, met.options)
     return DataPath(host, engine, host.link(), addresses, topology)
 
 
-def _started(making: Making, met: Met) -> Host | None:
+def _started(builder: GroupBuilder, met: Met) -> Host | None:
     if met.host is not None:
         assert met.sharing is not None
-        _start(making, met, met.host, met.sharing, met.links, met.offers, met.endpoints)
+        _start(builder, met, met.host, met.sharing, met.links, met.offers, met.endpoints)
     return met.host
 
 
 def _start(
-    making: Making,
+    builder: GroupBuilder,
     met: Met,
     host: Host,
     sharing: Sharing,
@@ -257,23 +257,23 @@ def _start(
     listeners: Sequence[tuple[str, int]],
 ) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    where = Where(making.place.rank, making.place.size)
+    where = Where(builder.spec.rank, builder.spec.size)
     with contextlib.closing(sharing):
-        shared = share(where, making.rendezvous, host, sharing, offers, met.token)
+        shared = share(where, builder.rendezvous, host, sharing, offers, met.token)
         topology = shared.topology
         found = met.reach.addresses if met.reach is not None else {}
         reached = {rank: one for rank, one in found.items() if rank not in shared.descriptors}
         if met.rdma is not None:
             met.rdma.hand_over(host, is_used=bool(reached))
         if met.options.site == LEARNT:
-            topology = learn_sites(where, making.rendezvous, topology, listeners)
+            topology = learn_sites(where, builder.rendezvous, topology, listeners)
         crowded = is_crowded(where.rank, offers, core_limit())
-        if making.secret is not None:
-            meeting = making.rendezvous.transcript
-            keys = making.secret.path_secrets(meeting, where.rank, where.world)
-            host.seal(keys, making.secret.filter(meeting))
+        if builder.secret is not None:
+            meeting = builder.rendezvous.transcript
+            keys = builder.secret.path_secrets(meeting, where.rank, where.world)
+            host.seal(keys, builder.secret.filter(meeting))
             met.plane.sealed.add(host)
-        show(making.place, met, host, listeners)
+        show(builder.spec, met, host, listeners)
         host.start(
             int(met.session, 16),
             links,
@@ -284,31 +284,31 @@ def _start(
         )
 
 
-def _shared_host(making: Making, met: Met) -> Host | None:
-    if not met.shares or met.cohort is None:
+def _shared_host(builder: GroupBuilder, met: Met) -> Host | None:
+    if not met.shares or met.world is None:
         return None
-    host = met.cohort.host
-    held = host.hold()  # the making holds it as well, so it can't be closed by now
+    host = met.world.host
+    held = host.hold()  # the builder holds it as well, so it can't be closed by now
     assert held
-    making.undo.callback(host.release)
+    builder.undo.callback(host.release)
     return host
 
 
-def _own_host(making: Making, met: Met) -> Host:
-    """Of a group whose cohort's host isn't what it asks for."""
-    place, rendezvous = making.place, making.rendezvous
+def _own_host(builder: GroupBuilder, met: Met) -> Host:
+    """Of a group whose world's host isn't what it asks for."""
+    spec, rendezvous = builder.spec, builder.rendezvous
     payload = min(rendezvous.exchange("payload", met.network.payload))
     address = met.network.interface.address
-    host = Host(place.rank, place.size, address, payload_bytes=payload, options=met.options)
-    making.undo.callback(host.release)
-    sharing = open_sharing(met.options, place.size)
-    making.undo.callback(sharing.close)
+    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=met.options)
+    builder.undo.callback(host.release)
+    sharing = open_sharing(met.options, spec.size)
+    builder.undo.callback(sharing.close)
     mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
     said = rendezvous.exchange("links", mine)
     links = [_place(one["link"]) for one in said]
     offers = [Offer.from_json(one["offer"]) for one in said]
     listeners = [met.plane.place_of(member) for member in met.members]
-    _start(making, met, host, sharing, links, offers, listeners)
+    _start(builder, met, host, sharing, links, offers, listeners)
     return host
 
 
@@ -317,13 +317,13 @@ def _wire_number(session: str) -> int:
     return int(session, 16) % (2**32 - 1) + 1
 
 
-def become_member(making: Making, met: Met) -> Membership:
-    """A membership of the cohort's plane, which tells the others if this rank fails from now on.
+def become_member(builder: GroupBuilder, met: Met) -> Membership:
+    """A membership of the world's plane, which tells the others if this rank fails from now on.
 
     They have met this rank, so nothing in the store would keep them from waiting for it.
     """
     return member_of(
-        making.undo,
+        builder.undo,
         met.plane,
         met.session,
         met.members,
@@ -355,31 +355,31 @@ def member_of(
     return membership
 
 
-def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined:
-    """Starts a new cohort's plane, now that this rank has the group's engine."""
-    if met.cohort is not None:
+def join(builder: GroupBuilder, met: Met, host: Host, membership: Membership) -> Joined:
+    """Starts a new world's plane, now that this rank has the group's engine."""
+    if met.world is not None:
         return Joined(membership, None)
-    met.plane.cohort.pulse = host.pulse
+    met.plane.protocol.pulse = host.pulse
     met.plane.start(met.token, met.endpoints)
     tell(met.plane, met, host)
-    place = making.place
-    founded = Cohort(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
+    spec = builder.spec
+    founded = World(met.session, spec.rank, spec.global_ranks, met.plane, host, met.network)
     return Joined(membership, founded)
 
 
-def enter(making: Making, met: Met, joined: Joined, endpoint: Endpoint) -> None:
-    """From now on the group hears of what happens. All ranks of a new cohort have met then.
+def enter(builder: GroupBuilder, met: Met, joined: Joined, endpoint: Endpoint) -> None:
+    """From now on the group hears of what happens. All ranks of a new world have met then.
 
     Raises:
         LossyError: The group's failure, where a rank died meanwhile.
         RendezvousError: The ranks can't reach one another.
     """
-    cohort = joined.founded
-    if cohort is not None:
-        listener = MeetingListener(endpoint, lambda: cohort.plane.has_met)
+    world = joined.founded
+    if world is not None:
+        listener = MeetingListener(endpoint, lambda: world.plane.has_met)
         joined.membership.open(listener)
-        Meeting(making, met, cohort.plane, endpoint.health, listener.unmet).wait()
-        COHORTS.add(cohort)
+        Meeting(builder, met, world.plane, endpoint.health, listener.unmet).wait()
+        WORLDS.add(world)
         return
     joined.membership.open(GroupListener(endpoint), wait=not met.all_here)
     if endpoint.health.failure is not None:
@@ -452,7 +452,7 @@ def _is_mixed(addresses: Sequence[str]) -> bool:
 
 
 def _on_the_network_of(
-    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
+    builder: GroupBuilder, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
 ) -> PreparedRank:
     """This rank with an address of the family that all have, and that the others can reach.
 
@@ -461,7 +461,7 @@ def _on_the_network_of(
     the address that routes to a peer's.
     """
     offered = [entry.get("addresses") or [entry["address"]] for entry in ranks]
-    version = common_version(making.who, offered)
+    version = common_version(builder.who, offered)
     alike = [
         one
         for one in (Interface("", address, 0) for addresses in offered for address in addresses)
@@ -473,7 +473,7 @@ def _on_the_network_of(
         interface = choose("auto", alike[0].address)
     if interface is None or interface == mine.network.interface:
         return mine
-    return replace(mine, network=attachment(making.place, mine.options, interface))
+    return replace(mine, network=attachment(builder.spec, mine.options, interface))
 
 
 def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:

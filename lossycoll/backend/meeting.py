@@ -1,4 +1,4 @@
-"""How a rank waits for the control plane of a new cohort, and why that fails where it does.
+"""Wait of a rank for the control plane of a new world, and the cause where it fails.
 
 The ranks have met in the store by now. So a rank that can't be reached can still say there that it
 lives, and what has become of its own attempts: that tells a blocked port from a process that ended.
@@ -16,30 +16,30 @@ from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.probe import answers
 from lossycoll.runtime.membership.reachability import (
     Side,
-    said_beat,
+    heartbeat_of,
     said_trouble,
     translated,
     unreached,
 )
 
-from .making import Making, Met
+from .builder import GroupBuilder, Met
 
 SLICE_SECONDS: Final = 0.5
 """How often a rank that waits says that it lives, and looks what the others say."""
 SIGN_SHARE: Final = 0.3
 """Of the liveness time: how long a rank that can't be reached has for a sign of life."""
-VISIT_SECONDS: Final = 3.0
+PROBE_SECONDS: Final = 3.0
 """How long a rank whose address seems to be translated has to answer."""
-HUB: Final = 0
+COORDINATOR: Final = 0
 
 
 class Meeting:
     """One rank's wait.
 
     Args:
-        making: The group's.
+        builder: The group's.
         met: What the ranks have said.
-        plane: The new cohort's.
+        plane: The new world's.
         health: The group's.
         unmet: The ranks that the plane has given up before all had met: seconds of silence, and
             whether connections are refused.
@@ -47,19 +47,19 @@ class Meeting:
 
     def __init__(
         self,
-        making: Making,
+        builder: GroupBuilder,
         met: Met,
         plane: ControlPlane,
         health: Health,
         unmet: Mapping[int, tuple[float, bool]],
     ) -> None:
-        self._making = making
+        self._builder = builder
         self._met = met
         self._plane = plane
         self._health = health
         self._unmet = unmet
-        self._rank = making.place.rank
-        self._beat = 0
+        self._rank = builder.spec.rank
+        self._heartbeat = 0
 
     def wait(self) -> None:
         """Returns when all have met.
@@ -67,36 +67,36 @@ class Meeting:
         Raises:
             LossyError: They can't reach one another, one has died, or another one has failed.
         """
-        seconds = self._making.place.timeout.total_seconds()
+        seconds = self._builder.spec.timeout.total_seconds()
         end = time.monotonic() + seconds
         while not self._plane.meet(min(SLICE_SECONDS, seconds)):
             # Whoever has followed another rank 0 doesn't come; that is the reason, also of a loss.
-            self._making.rendezvous.check_followed()
+            self._builder.rendezvous.check_followed()
             if self._plane.has_met_or_failed or time.monotonic() > end:
                 raise self._why()
             self._say_alive()
-            if (parted := self._making.rendezvous.parted()) is not None:
+            if (parted := self._builder.rendezvous.parted()) is not None:
                 raise parted
-        if self._rank == HUB:
+        if self._rank == COORDINATOR:
             self._check_translated()
 
     def _say_alive(self) -> None:
-        self._beat += 1
-        trouble = self._plane.trouble_with(HUB) if self._rank != HUB else ""
-        self._making.rendezvous.tell("alive", {"beat": self._beat, "trouble": trouble})
+        self._heartbeat += 1
+        trouble = self._plane.trouble_with(COORDINATOR) if self._rank != COORDINATOR else ""
+        self._builder.rendezvous.tell("alive", {"heartbeat": self._heartbeat, "trouble": trouble})
 
     def _why(self) -> LossyError:
         """The reason why the ranks haven't met."""
         if self._health.failure is not None:
             return self._health.failure
-        if not self._unmet and HUB in self._plane.cohort.welcomed:
+        if not self._unmet and COORDINATOR in self._plane.protocol.welcomed:
             text = "rank 0 hasn't heard all other ranks within the group's timeout"
-            return RendezvousError(f"{self._making.who}: {text}", peer=HUB)
+            return RendezvousError(f"{self._builder.who}: {text}", peer=COORDINATOR)
         peer = min(self._unmet, default=self._plane.missing()[0])
         silent, ended = self._unmet.get(peer, (self._plane.liveness, False))
-        # The connection that isn't there is one with the hub.
-        far = self._rank if peer == HUB else peer
-        other = HUB if far == self._rank else far
+        # The connection that isn't there is one with the coordinator.
+        far = self._rank if peer == COORDINATOR else peer
+        other = COORDINATOR if far == self._rank else far
         found = self._sign_of(other)
         if isinstance(found, LossyError):
             return found
@@ -105,13 +105,13 @@ class Meeting:
             assert self._health.failure is not None
             return self._health.failure
         ports = self._met.options.port_range
-        return unreached(self._making.who, self._far(far, found), self._hub(far), ports)
+        return unreached(self._builder.who, self._far(far, found), self._coordinator(far), ports)
 
     def _sign_of(self, rank: int) -> Any:
         """What ``rank`` says in the store from now on, or the error by which another one has ended
         the rendezvous; None: nothing."""
-        rendezvous = self._making.rendezvous
-        before = said_beat(rendezvous.told("alive", rank))
+        rendezvous = self._builder.rendezvous
+        before = heartbeat_of(rendezvous.told("alive", rank))
         seconds = max(3 * SLICE_SECONDS, SIGN_SHARE * self._plane.liveness)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -119,17 +119,21 @@ class Meeting:
             if (parted := rendezvous.parted()) is not None:
                 return parted
             told = rendezvous.told("alive", rank)
-            if said_beat(told) > before:
+            if heartbeat_of(told) > before:
                 return told
             time.sleep(SLICE_SECONDS / 5)
         return None
 
     def _far(self, rank: int, told: Any) -> Side:
         own = rank == self._rank
-        return self._side(rank, self._plane.trouble_with(HUB) if own else said_trouble(told))
+        return self._side(
+            rank, self._plane.trouble_with(COORDINATOR) if own else said_trouble(told)
+        )
 
-    def _hub(self, far: int) -> Side:
-        return self._side(HUB, self._plane.trouble_with(far) if self._rank == HUB else "")
+    def _coordinator(self, far: int) -> Side:
+        return self._side(
+            COORDINATOR, self._plane.trouble_with(far) if self._rank == COORDINATOR else ""
+        )
 
     def _side(self, rank: int, trouble: str = "") -> Side:
         return Side(rank, *self._met.endpoints[rank], self._met.devices[rank], trouble)
@@ -137,9 +141,9 @@ class Meeting:
     def _check_translated(self) -> None:
         """Raises RendezvousError where a rank's connection comes from an address that isn't its
         own, and its own can't be reached."""
-        place, secret = self._making.place, self._making.secret
+        spec, secret = self._builder.spec, self._builder.secret
         for rank, source in sorted(self._plane.sources().items()):
             address, port = self._plane.place_of(rank)
-            if not answers(address, port, rank, self._met.token, place.size, VISIT_SECONDS, secret):
+            if not answers(address, port, rank, self._met.token, spec.size, PROBE_SECONDS, secret):
                 side = self._side(rank)
-                raise translated(self._making.who, side, source, self._side(HUB))
+                raise translated(self._builder.who, side, source, self._side(COORDINATOR))

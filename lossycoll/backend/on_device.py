@@ -18,7 +18,7 @@ from lossycoll.devices.retirement import abandon
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Operation
 
 from .description import Description, Filled, Loss, Staged, Submission, Submit
 from .tensors import address
@@ -32,7 +32,7 @@ bring back."""
 
 
 class Lanes:
-    """One group's lanes on the devices that its tensors have lain on."""
+    """Lanes of one group on the devices that its tensors have lain on."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -108,7 +108,7 @@ class OnDevice:
             raise DeviceError(str(error), errno=error.errno) from error
         lane = self._lanes.on(device, "calls")
         device.retirement.wait_for_room(lane)
-        way = self._bounce = Bounce(
+        bounce = self._bounce = Bounce(
             *(device.layer, lane, device.pool, staged.source, staged.target),
             wakers=wakers,
             cuts=_cuts(staged.target, endpoint.world) if divides else (),
@@ -120,10 +120,10 @@ class OnDevice:
             epilogue=staged.epilogue,
             among=staged.among,
         )
-        way.fill()
+        bounce.fill()
         if staged.among is not None:
-            return Staged(way.source, way.target, among=way.finish)
-        return Staged(way.source, way.target)
+            return Staged(bounce.source, bounce.target, among=bounce.finish)
+        return Staged(bounce.source, bounce.target)
 
     def _fills(self) -> bool:
         """Whether the call fills tensors of this rank."""
@@ -142,24 +142,26 @@ class OnDevice:
             submit: The kind's.
             s: As of an operation on host memory.
         """
-        way = self._bounce
-        if way is None:
-            return submit(s._replace(terms=s.terms._replace(on_device=True)))
-        for number, piece in enumerate(way.pieces):
-            terms = self._terms(s.terms, way, number)
-            made = submit(s._replace(source=piece.source, target=piece.target, terms=terms))
-            if len(way.pieces) == 1:
+        bounce = self._bounce
+        if bounce is None:
+            return submit(s._replace(call_options=s.call_options._replace(on_device=True)))
+        for number, piece in enumerate(bounce.pieces):
+            call_options = self._call_options(s.call_options, bounce, number)
+            made = submit(
+                s._replace(source=piece.source, target=piece.target, call_options=call_options)
+            )
+            if len(bounce.pieces) == 1:
                 return made
             assert isinstance(made, Operation)
             self._submitted.append(made)
         return tuple(self._submitted)
 
-    def _terms(self, terms: Terms, way: Bounce, number: int) -> Terms:
+    def _call_options(self, call_options: CallOptions, bounce: Bounce, number: int) -> CallOptions:
         # Nobody waits for it at once: the engine doesn't count on the caller's thread.
-        terms = terms._replace(gate=way.pieces[number].gate, future=True)
-        if way.ahead or terms.among is not None:
-            return terms
-        return terms._replace(epilogue=lambda: way.finish((), number))
+        call_options = call_options._replace(gate=bounce.pieces[number].gate, future=True)
+        if bounce.ahead or call_options.among is not None:
+            return call_options
+        return call_options._replace(epilogue=lambda: bounce.finish((), number))
 
     def submitted(self, works: Sequence[EngineWork], operations: Sequence[Operation]) -> dist.Work:
         """Queues the way back.
@@ -171,20 +173,20 @@ class OnDevice:
         Returns:
             The call's, which orders streams.
         """
-        way, last = self._bounce, works[-1]
-        if way is None:
+        bounce, last = self._bounce, works[-1]
+        if bounce is None:
             last.streams = _Settled(self._device.layer)
             return last
         # What comes before the data of an undivided call is waited for by the device's thread: if
         # it fails, so does the group, and with it the data. Pieces may end in any order.
-        each = works if len(way.pieces) > 1 else [last]
+        each = works if len(bounce.pieces) > 1 else [last]
         for work in each:
-            work.streams = way
+            work.streams = bounce
         try:
-            self._come_back(way)
+            self._come_back(bounce)
         finally:
             self._bounce = None  # it is the thread's, which waits for its end
-            self._device.retirement.add(way, operations)
+            self._device.retirement.add(bounce, operations)
         return last if len(each) == 1 else ManyWork(each, last.result())
 
     def give_up(self, *, submitted: bool) -> None:
@@ -195,28 +197,28 @@ class OnDevice:
                 goes on then, and its memory, of which nobody hears the end, stays its own. So does
                 that of a call of which the engine has some pieces.
         """
-        way = self._bounce
-        if way is None:
+        bounce = self._bounce
+        if bounce is None:
             return
         if submitted or self._submitted:
-            abandon(way)
+            abandon(bounce)
             if submitted:
-                self._come_back(way)
+                self._come_back(bounce)
         else:
-            self._device.retirement.add(way, ())
+            self._device.retirement.add(bounce, ())
 
-    def _come_back(self, way: Bounce) -> None:
+    def _come_back(self, bounce: Bounce) -> None:
         """Also where Ctrl-C comes meanwhile: the call goes on."""
         try:
-            way.come_back()
+            bounce.come_back()
         except KeyboardInterrupt:
-            if not way.is_coming_back:
-                way.come_back()
+            if not bounce.is_coming_back:
+                bounce.come_back()
             raise
 
 
 class _Settled:
-    """Of a call that was done where the caller's kernels are queued."""
+    """Outcome of a call that was done where the caller's kernels are queued."""
 
     ahead = False
 

@@ -1,4 +1,4 @@
-"""What packets suit a rank: by its interface's MTU, and by what its receive buffer holds."""
+"""Packet size of a rank: by its interface's MTU, and by what its receive buffer holds."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from lossycoll.runtime.engine.payload import AUTO_MTU_MAX, payload_bytes
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface
 
-from .cohorts import Attachment
-from .making import Place
+from .builder import GroupSpec
+from .worlds import Attachment
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def attachment(place: Place, options: Options, interface: Interface) -> Attachment:
+def attachment(spec: GroupSpec, options: Options, interface: Interface) -> Attachment:
     """How a rank is attached to the network: by what interface, with packets of what size."""
-    mtu = _mtu(place, options, interface)
-    return Attachment(interface, mtu, _payload(place, options, interface, mtu))
+    mtu = _mtu(spec, options, interface)
+    return Attachment(interface, mtu, _payload(spec, options, interface, mtu))
 
 
-def _mtu(place: Place, options: Options, interface: Interface) -> int:
+def _mtu(spec: GroupSpec, options: Options, interface: Interface) -> int:
     mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
     if mtu > interface.mtu:
         log.warning(
             "%s: option mtu is %d, but that of %s is %d: larger packets are "
             "refused; lower LOSSYCOLL_MTU, or raise that of the interface",
-            f"rank {place.rank}/{place.size}",
+            f"rank {spec.rank}/{spec.size}",
             mtu,
             interface,
             interface.mtu,
@@ -36,19 +36,19 @@ def _mtu(place: Place, options: Options, interface: Interface) -> int:
     return mtu
 
 
-def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:
+def _payload(spec: GroupSpec, options: Options, interface: Interface, mtu: int) -> int:
     """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
     largest = payload_bytes(mtu, interface.version)
     buffer = receive_buffer(options.socket_buffer, interface.version)
-    payload = fitting_payload(largest, buffer, place.size)
-    if packets_per_peer(payload, buffer, place.size) < 1:
+    payload = fitting_payload(largest, buffer, spec.size)
+    if packets_per_peer(payload, buffer, spec.size) < 1:
         log.warning(
             "rank %d/%d: the receive buffer of %d bytes can't hold one packet of each of the %d "
             "other ranks, so some will be lost; raise sysctl net.core.rmem_max, and "
             "LOSSYCOLL_SOCKET_BUFFER if that is set",
-            place.rank,
-            place.size,
+            spec.rank,
+            spec.size,
             buffer,
-            place.size - 1,
+            spec.size - 1,
         )
     return payload

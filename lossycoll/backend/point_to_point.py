@@ -59,9 +59,9 @@ class PointToPoint:
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         tolerance = self._tolerance(source)
-        way = self._bounce(call, source)
-        if way is not None:
-            source = way.source
+        bounce = self._bounce(call, source)
+        if bounce is not None:
+            source = bounce.source
         transfer = messages.send(
             call,
             address(source),
@@ -72,7 +72,7 @@ class PointToPoint:
             timeout=self._endpoint.timeout,
             tolerance=tolerance,
         )
-        return self._posted(transfer, tensors, way)
+        return self._posted(transfer, tensors, bounce)
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
@@ -83,9 +83,9 @@ class PointToPoint:
         tolerance = self._tolerance(target)
         finish = copy_back(target, tensors[0])
         # Where packets may be missing, what doesn't come stays as it is.
-        way = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
-        if way is not None:
-            target, finish = way.target, partial(way.finish, ())
+        bounce = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
+        if bounce is not None:
+            target, finish = bounce.target, partial(bounce.finish, ())
         transfer = messages.receive(
             call,
             address(target),
@@ -97,7 +97,7 @@ class PointToPoint:
             finish=finish,
             tolerance=tolerance,
         )
-        return self._posted(transfer, tensors, way)
+        return self._posted(transfer, tensors, bounce)
 
     def _bounce(
         self,
@@ -112,24 +112,26 @@ class PointToPoint:
             return None
         try:
             device = device_of(tensor)
-            way = Bounce(
+            bounce = Bounce(
                 *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
                 reads=reads,
                 may_be_ahead=False,
                 epilogue=epilogue,
             )
-            way.fill()
+            bounce.fill()
             if reads:  # a message can't be gated
-                way.wait_until_copied()
+                bounce.wait_until_copied()
         except Exception as error:
             raise not_submitted(self._endpoint, call, error) from error
-        return way
+        return bounce
 
-    def _posted(self, transfer: Transfer, tensors: list[Tensor], way: Bounce | None) -> dist.Work:
+    def _posted(
+        self, transfer: Transfer, tensors: list[Tensor], bounce: Bounce | None
+    ) -> dist.Work:
         work = MessageWork(self._endpoint, transfer, tensors)
-        if way is not None:
-            work.streams = way
-            device_of(tensors[0]).retirement.add(way, (transfer,))
+        if bounce is not None:
+            work.streams = bounce
+            device_of(tensors[0]).retirement.add(bounce, (transfer,))
         return self._coalescing.add(work)
 
     def _tolerance(self, tensor: Tensor) -> Tolerance | None:

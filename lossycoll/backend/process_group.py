@@ -2,7 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
-docs/backend.md says which call takes which way; ``ways.py`` chooses it.
+docs/backend.md says which call takes which way; ``routes.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
 ``describe.py`` make the description.
@@ -29,15 +29,14 @@ from lossycoll.runtime.engine.reports import Stats
 
 from . import checks, describe, sparse
 from .bootstrap import Group
-from .cohorts import Parent
+from .builder import GroupSpec
+from .delegates import DelegateBackends, delegating
 from .description import Description
 from .device_backend import HAS_BACKENDS, backend_of
 from .devices import SERVED, ServedDevices
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
-from .elsewhere import OtherBackends, handing_on
 from .extensions import Extensions
-from .making import Place
 from .monitored_barrier import monitored_barrier
 from .overloads import overloaded
 from .point_to_point import PointToPoint
@@ -46,6 +45,7 @@ from .reconfiguration import Reconfiguration
 from .thread_scopes import ByTorch
 from .totals import Counted, total
 from .work import ManyWork
+from .worlds import Parent
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
@@ -73,7 +73,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
         super().__init__(backend_options.group_rank, backend_options.group_size)
-        place = Place(
+        spec = GroupSpec(
             store=backend_options.store,
             rank=backend_options.group_rank,
             size=backend_options.group_size,
@@ -86,7 +86,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             parent=_parent(backend_options),
         )
         self._pg_options = pg_options
-        self._timeout = place.timeout
+        self._timeout = spec.timeout
         self._serial = next(_serials)
         self._splits = 0
         self._name, self._description = "", "undefined"  # as torch has it
@@ -95,11 +95,11 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._configured = (lambda: given) if given else _configured(self)
         self._reconfiguration: Reconfiguration | None = None
         if getattr(backend_options, "enable_reconfigure", False):
-            self._reconfiguration = Reconfiguration(place)
+            self._reconfiguration = Reconfiguration(spec)
             failure = self._reconfiguration.no_members()
-            self._take(place, Group(place, pg_options, failure))
+            self._take(spec, Group(spec, pg_options, failure))
         else:
-            self._take(place, Group(place, pg_options))
+            self._take(spec, Group(spec, pg_options))
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
         self._backend = backend_of(self)
@@ -108,9 +108,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if torch.version.cuda is not None:
             self._register_backend(torch.device("cuda"), custom, registered)
 
-    def _take(self, place: Place, group: Group) -> None:
+    def _take(self, spec: GroupSpec, group: Group) -> None:
         """From now on calls are ``group``'s."""
-        self._global_ranks = place.global_ranks
+        self._global_ranks = spec.global_ranks
         self._group = group
         self._endpoint = group.endpoint
         self._endpoint.timeout = bounded(self._timeout).total_seconds()
@@ -118,7 +118,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._where = self._health.where
         self._topology = group.topology
         self._rekey = group.rekey
-        self._others = OtherBackends(self._where, place.store, place.timeout)
+        self._others = DelegateBackends(self._where, spec.store, spec.timeout)
         served = ServedDevices(self._where, self._configured, self._others)
         self._dispatcher = Dispatcher(self._endpoint, served)
         self._coalescing = self._dispatcher.coalescing
@@ -710,7 +710,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
 
 overloaded(LossyProcessGroup)
-handing_on(LossyProcessGroup)
+delegating(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
 

@@ -1,4 +1,4 @@
-"""Which ranks reach each other by RDMA: found out as they meet, so that all of them know it alike.
+"""Ranks that reach each other by RDMA: found out as they meet, so that all of them know it alike.
 
 Each rank that has a port opens a queue pair and says so; those that have one greet each other; and
 two of them use it if each has heard the other. All else goes by UDP. docs/rdma.md has the steps.
@@ -34,7 +34,7 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class Meeting(Protocol):
-    """As much of a rendezvous as is used here."""
+    """Part of a rendezvous that is used here."""
 
     session: str
 
@@ -73,7 +73,7 @@ class Rdma:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Who is reached by RDMA.
+    """Ranks reached by RDMA.
 
     Attributes:
         addresses: Of those, by rank.
@@ -122,7 +122,7 @@ def agree(
     Args:
         where: This rank.
         meeting: The rendezvous.
-        own: This rank's end; None: it had another cohort to offer, and opened none.
+        own: This rank's end; None: it had another world to offer, and opened none.
         hellos: What every rank has said: ``rdma`` is :meth:`Rdma.to_json`, ``payload`` what its
             packets carry by UDP.
 

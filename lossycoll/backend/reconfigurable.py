@@ -24,9 +24,9 @@ from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.membership.group_state import Health
 
 from .bootstrap import Group
+from .builder import GroupSpec
+from .delegates import DelegateBackends
 from .dynamo_skip import opaque
-from .elsewhere import OtherBackends
-from .making import Place
 from .reconfiguration import Reconfiguration
 from .work import ManyWork
 
@@ -44,9 +44,9 @@ class Reconfigurable:
     _endpoint: Endpoint
     _health: Health
     _where: Where
-    _others: OtherBackends
+    _others: DelegateBackends
 
-    def _take(self, place: Place, group: Group) -> None:
+    def _take(self, spec: GroupSpec, group: Group) -> None:
         raise NotImplementedError
 
     def get_error(self) -> Any:
@@ -116,19 +116,19 @@ class Reconfigurable:
         """
         steps = self._steps()
         with steps.lock:
-            place = steps.next_place(opts.uuid, opts.handles, opts.timeout)
+            spec = steps.next_spec(opts.uuid, opts.handles, opts.timeout)
             left = self._group
             if any(not one.done for one in list(self._endpoint.operations.unfinished.values())):
                 text = f"{self._where}: the group was reconfigured while calls were in flight"
                 self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
             self._others.close()
             try:
-                group = Group(place, self._pg_options)
+                group = Group(spec, self._pg_options)
             except LossyError as error:
-                self._take(place, Group(place, self._pg_options, steps.failed(error)))
+                self._take(spec, Group(spec, self._pg_options, steps.failed(error)))
                 raise
             else:
-                self._take(place, group)
+                self._take(spec, group)
             finally:
                 # Not before: what members still owe each other goes on, and so do their sockets.
                 start_thread(left.close, "lossycoll-left")

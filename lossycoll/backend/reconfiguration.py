@@ -27,7 +27,7 @@ from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.membership.polled_store import PolledStore
 
-from .making import Place
+from .builder import GroupSpec
 
 _FORM: Final = re.compile(
     r"lossy:(?P<job>[0-9a-f]{16}):(?P<incarnation>[0-9a-f]{16}):(?P<process>\S{1,300})"
@@ -62,13 +62,13 @@ class Reconfiguration:
     """One process's way from group to group.
 
     Args:
-        place: Where torch has put this process, and the store in which all meet.
+        spec: The group as torch asks for it: this process, and the store in which all meet.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, spec: GroupSpec) -> None:
         self.lock: Final = threading.Lock()
         """Held by who reconfigures."""
-        self._place = place
+        self._spec = spec
         self._used: set[int] = set()
         secret = find_secret()
         self._values = None if secret is None else SealedValues(secret)
@@ -102,7 +102,7 @@ class Reconfiguration:
             f"yet; call torch.distributed._reconfigure with the handles of its members first"
         )
 
-    def next_place(self, uuid: int, handles: Any, timeout: timedelta | None) -> Place:
+    def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
         """Where this process stands in the next group.
 
         Args:
@@ -138,11 +138,11 @@ class Reconfiguration:
         with_values = self._store(str(uuid))
         with_values.set(own.incarnation, json.dumps(self._digest))
         return replace(
-            self._place,
-            store=PrefixStore(f"reconfigure/{uuid}/{self._digest}", self._place.store),
+            self._spec,
+            store=PrefixStore(f"reconfigure/{uuid}/{self._digest}", self._spec.store),
             rank=rank,
             size=len(members),
-            timeout=self._place.timeout if timeout is None else timeout,
+            timeout=self._spec.timeout if timeout is None else timeout,
             global_ranks=tuple(range(len(members))),
             parent=None,
         )
@@ -191,11 +191,11 @@ class Reconfiguration:
 
     @property
     def _who(self) -> str:
-        return f"rank {self._place.rank}/{self._place.size}"
+        return f"rank {self._spec.rank}/{self._spec.size}"
 
     def _wrong(self, what: str) -> OptionError:
         return OptionError(f"{self._who}: reconfigure: {what}")
 
     def _store(self, name: str) -> PolledStore:
-        prefix = PrefixStore(f"reconfigure/{name}", self._place.store)
+        prefix = PrefixStore(f"reconfigure/{name}", self._spec.store)
         return PolledStore(prefix, self._who, self._values)

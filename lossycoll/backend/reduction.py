@@ -1,4 +1,4 @@
-"""What torch's reduce operations mean here, and how they are formed without the engine.
+"""Meaning of torch's reduce operations, and their forming without the engine.
 
 The engine forms SUM, AVG and PREMUL_SUM of floats, and of complex numbers as pairs of floats. All
 other reductions are gathered and formed on each rank by the functions below, in the order of the

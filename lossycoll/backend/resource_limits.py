@@ -1,4 +1,4 @@
-"""What the system refuses a process, descriptors and memory, as errors that reach all ranks.
+"""System limits of a process, descriptors and memory, as errors that reach all ranks.
 
 Some libraries end the process that is refused a descriptor, so a group looks before it is made
 whether there are enough.

@@ -1,4 +1,4 @@
-"""Which ranks share a host: found out as the ranks meet, so that all of them know it alike.
+"""Ranks that share a host: found out as the ranks meet, so that all of them know it alike.
 
 Ranks whose machines look the same try to hand one another their memory. What became of it goes
 round once more, and a host is a set of ranks of which each has every other one's. docs/control.md
@@ -28,14 +28,14 @@ FLAT: Final = "inject is set, so that each rank counts as a host of its own"
 
 
 class Meeting(Protocol):
-    """As much of a rendezvous as is used here."""
+    """Part of a rendezvous that is used here."""
 
     def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank tells the others of its host.
+    """Description of a rank's host for the other ranks.
 
     Attributes:
         machine: Where it is; None: it doesn't know.
@@ -87,7 +87,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What has come of it: the topology, and the descriptors of each process of this host."""
+    """Result of sharing: the topology, and the descriptors of each process of this host."""
 
     topology: Topology
     descriptors: Mapping[int, tuple[int, int]]

@@ -110,7 +110,7 @@ def _submit(s: Submission) -> Operation:
     call: SparseSum = s.description.argument
     counts = torch.empty(s.health.where.world, dtype=torch.int64)
     gathered = _gather(s, torch.tensor([nbytes(s.source) // call.entry_bytes]), counts)
-    if s.terms.options.continues:
+    if s.call_options.options.continues:
         _all_or_none(s, gathered)
     else:
         gathered.wait()
@@ -121,13 +121,13 @@ def _submit(s: Submission) -> Operation:
         found = [call.entries(part) for part in torch.split(target, list(sizes))]
         _store(found, call.reduction, call.tensor)
 
-    terms = s.terms._replace(keep=(s.source, target), epilogue=finish)
-    return s.endpoint.all_gather(s.call, (address(s.source), address(target)), sizes, terms)
+    call_options = s.call_options._replace(keep=(s.source, target), epilogue=finish)
+    return s.endpoint.all_gather(s.call, (address(s.source), address(target)), sizes, call_options)
 
 
 def _gather(s: Submission, own: Tensor, rows: Tensor) -> Operation:
-    terms = s.terms._replace(keep=(own, rows))
-    return s.endpoint.all_gather(s.call, (address(own), address(rows)), nbytes(own), terms)
+    call_options = s.call_options._replace(keep=(own, rows))
+    return s.endpoint.all_gather(s.call, (address(own), address(rows)), nbytes(own), call_options)
 
 
 def _all_or_none(s: Submission, counted: Operation) -> None:

@@ -1,4 +1,4 @@
-"""What a rank shows of its job: its engine's status page, and answers at its control plane."""
+"""Status of a job at one rank: its engine's status page, and answers at its control plane."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hang_log import HangLog
 from lossycoll.runtime.membership.status_query import ask_rank
 
-from .making import Making, Met, Place
+from .builder import GroupBuilder, GroupSpec, Met
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def show(place: Place, met: Met, host: Host, listeners: Sequence[tuple[str, int]]) -> None:
+def show(spec: GroupSpec, met: Met, host: Host, listeners: Sequence[tuple[str, int]]) -> None:
     """Has a host's status page written, before it starts. Without one the job runs as well."""
     if met.options.status == "off":
         return
-    address, port = listeners[place.rank]
+    address, port = listeners[spec.rank]
     job = status_page.Job(
         session=int(met.session, 16),
-        ranks=place.global_ranks,
+        ranks=spec.global_ranks,
         liveness=met.options.liveness,
         control=f"{address}:{port}",
         sealed=host.is_sealed,
@@ -36,13 +36,13 @@ def show(place: Place, met: Met, host: Host, listeners: Sequence[tuple[str, int]
     try:
         host.show(job)
     except OSError as error:
-        where = Where(place.rank, place.size)
+        where = Where(spec.rank, spec.size)
         log.warning("%s: `lossycoll status` can't show this rank: %s", where, error)
 
 
 def tell(plane: ControlPlane, met: Met, host: Host) -> None:
     """Has a started plane answer those that ask, and note on the host's page whom it hears."""
-    plane.cohort.note = host.note_peer
+    plane.protocol.note = host.note_peer
     session = int(met.session, 16)
     shown = met.options.status == "on"
 
@@ -60,18 +60,18 @@ def tell(plane: ControlPlane, met: Met, host: Host) -> None:
         )
 
 
-def watch(making: Making, met: Met, health: Health, host: Host, number: int) -> None:
+def watch(builder: GroupBuilder, met: Met, health: Health, host: Host, number: int) -> None:
     """Has calls that take long explained in the log."""
     page = host.page
     if page is None:
         return
-    session, plane, secret = int(met.session, 16), met.plane, making.secret
-    if met.cohort is not None and met.shares:
-        session = int(met.cohort.session, 16)
+    session, plane, secret = int(met.session, 16), met.plane, builder.secret
+    if met.world is not None and met.shares:
+        session = int(met.world.session, 16)
 
     def ask(process: int) -> tuple[Record | None, str | None]:
-        """Of a host that groups share, processes are numbered as in the cohort."""
-        rank = process if met.shares or met.cohort is None else met.members[process]
+        """Of a host that groups share, processes are numbered as in the world."""
+        rank = process if met.shares or met.world is None else met.members[process]
         return ask_rank(plane.place_of(rank), secret)
 
     health.on_long_wait = HangLog(

@@ -1,4 +1,4 @@
-"""The figures of all groups of a process as one: sums, with ranks numbered as in the job."""
+"""Stats of all groups of a process as one: sums, with ranks numbered as in the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_A_PEER: Final = (
 
 
 class Counted(NamedTuple):
-    """One group's figures.
+    """Stats of one group.
 
     Attributes:
         stats: The figures.

@@ -31,7 +31,7 @@ _thread: Final = threading.local()
 
 
 class OnStreams(Protocol):
-    """What orders a device's streams after a call.
+    """Order of a device's streams after a call.
 
     Attributes:
         end: The place in a stream after which the result is there; None before it is known.
@@ -56,7 +56,7 @@ class OnStreams(Protocol):
 
 @opaque
 class LossyWork(dist.Work):
-    """What all works here share.
+    """Base of all works.
 
     Args:
         result: The tensors that the call fills.

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from lossycoll.runtime.keys.aead import check_library
-    from lossycoll.runtime.membership.probe import ask_for_new_keys
+    from lossycoll.runtime.membership.probe import ask_for_rekey
 
     secret = find_secret()
     if secret is None:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise OptionError(f"{options.place!r} is no HOST:PORT")
     try:
-        heard = ask_for_new_keys(host.strip("[]"), int(port), secret)
+        heard = ask_for_rekey(host.strip("[]"), int(port), secret)
     except OSError as error:
         return _fail(f"nobody can be reached at {options.place}: {error.strerror or error}")
     if not heard:

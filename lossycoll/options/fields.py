@@ -51,7 +51,7 @@ ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a group behaves. Each field is a row of the table in docs/options.md.
+    """Options of a group. Each field is a row of the table in docs/options.md.
 
     All values can be read, but only those that were written (:attr:`given`) count as written when
     a group is made: the environment's take the place of the others. ``dataclasses.replace`` adds

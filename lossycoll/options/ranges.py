@@ -1,4 +1,4 @@
-"""What a number has to be. True and False are numbers to Python, and mistakes here."""
+"""Checks of numbers. True and False are numbers to Python, and mistakes here."""
 
 from __future__ import annotations
 

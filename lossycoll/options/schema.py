@@ -1,4 +1,4 @@
-"""What an option is: its values, how they are read and checked, and what it says of itself."""
+"""Schema of an option: its values, how they are read and checked, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Values:
 
 
 class Enters(Enum):
-    """What an option becomes a part of, and so when it is read."""
+    """Structure that an option becomes a part of, and so when it is read."""
 
     HOST = "lc_host_config"
     """The process's engine: ``runtime/engine/host.py``. Groups that differ in one have an engine

@@ -15,7 +15,7 @@ from .schema import check, refused, row, unknown
 
 @dataclass(frozen=True)
 class Scope:
-    """What a scope changes.
+    """Changes that a scope makes.
 
     Args:
         changes: (name, value) of options, sorted by name.

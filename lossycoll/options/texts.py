@@ -1,4 +1,4 @@
-"""What options that are texts may say. A check returns the text in its final form, or raises
+"""Checks of options that are texts. A check returns the text in its final form, or raises
 ValueError."""
 
 from __future__ import annotations

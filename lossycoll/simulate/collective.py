@@ -15,7 +15,7 @@ from ..options.fields import Options
 from ..plan import Topology, default_algorithm
 from ..plan.codec import elements_of, phases
 from ..runtime.collectives.endpoint import Endpoint
-from ..runtime.core.call import Collective, Terms
+from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.failures import Code
 from .hosts import (
@@ -176,8 +176,8 @@ def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topol
 def _submits(
     collective: str, nbytes: int, buffers: tuple[int, int], options: Options
 ) -> Callable[[Endpoint], None]:
-    terms = Terms(options, future=True, encoding=options.encoding)
-    return lambda endpoint: COLLECTIVES[collective](endpoint, nbytes, buffers, terms)
+    call_options = CallOptions(options, future=True, encoding=options.encoding)
+    return lambda endpoint: COLLECTIVES[collective](endpoint, nbytes, buffers, call_options)
 
 
 def _peers(
@@ -264,47 +264,57 @@ def _call(endpoint: Endpoint, name: str, nbytes: int) -> Collective:
 
 
 Buffers = tuple[int, int]
-Submit = Callable[[Endpoint, int, Buffers, Terms], None]
+Submit = Callable[[Endpoint, int, Buffers, CallOptions], None]
 
 
-def _all_reduce(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _all_reduce(
+    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
+) -> None:
     call = _call(endpoint, "all_reduce", nbytes)
-    endpoint.all_reduce(call, buffers[0], max(1, nbytes // 4), DType.F32, terms)
+    endpoint.all_reduce(call, buffers[0], max(1, nbytes // 4), DType.F32, call_options)
 
 
-def _reduce_scatter(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _reduce_scatter(
+    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
+) -> None:
     chunk = max(1, nbytes // 4 // endpoint.world)
     call = _call(endpoint, "reduce_scatter", nbytes)
-    endpoint.reduce_scatter(call, buffers, chunk, DType.F32, terms)
+    endpoint.reduce_scatter(call, buffers, chunk, DType.F32, call_options)
 
 
-def _all_gather(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _all_gather(
+    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
+) -> None:
     chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.all_gather(_call(endpoint, "all_gather", nbytes), buffers, chunk, terms)
+    endpoint.all_gather(_call(endpoint, "all_gather", nbytes), buffers, chunk, call_options)
 
 
-def _all_to_all(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _all_to_all(
+    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
+) -> None:
     chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.all_to_all(_call(endpoint, "all_to_all", nbytes), buffers, chunk, terms)
+    endpoint.all_to_all(_call(endpoint, "all_to_all", nbytes), buffers, chunk, call_options)
 
 
-def _broadcast(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _broadcast(
+    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
+) -> None:
     call = _call(endpoint, "broadcast", nbytes)
-    endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, terms)
+    endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, call_options)
 
 
-def _gather(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _gather(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
     chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.gather(_call(endpoint, "gather", nbytes), buffers, chunk, 0, terms)
+    endpoint.gather(_call(endpoint, "gather", nbytes), buffers, chunk, 0, call_options)
 
 
-def _scatter(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
+def _scatter(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
     chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.scatter(_call(endpoint, "scatter", nbytes), buffers, chunk, 0, terms)
+    endpoint.scatter(_call(endpoint, "scatter", nbytes), buffers, chunk, 0, call_options)
 
 
-def _barrier(endpoint: Endpoint, nbytes: int, buffers: Buffers, terms: Terms) -> None:
-    endpoint.barrier(_call(endpoint, "barrier", 0), terms)
+def _barrier(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
+    endpoint.barrier(_call(endpoint, "barrier", 0), call_options)
 
 
 COLLECTIVES: Final[dict[str, Submit]] = {

@@ -19,7 +19,7 @@ from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
-from ..runtime.collectives.parts import Parts
+from ..runtime.collectives.group_context import GroupContext
 from ..runtime.engine.binding import EngineGroup
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
@@ -131,8 +131,8 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any) -> En
         control=None,
         on_failure=_nothing,
     )
-    parts = Parts(health, options, GROUP, group, None, topology)
-    return Endpoint(parts, timeout=LONGEST_SECONDS)
+    context = GroupContext(health, options, GROUP, group, None, topology)
+    return Endpoint(context, timeout=LONGEST_SECONDS)
 
 
 def _nothing(error: LossyError) -> None:

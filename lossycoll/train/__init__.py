@@ -1,4 +1,4 @@
-"""What a training script adds, beyond the name of the backend: one package for each method.
+"""Additions to a training script, beyond the name of the backend: one package for each method.
 
 sharded has ShardedOptimizer, drift DriftBound and measure_drift, dropcompute DropCompute, compress
 ARC-Top-K, hooks the communication hooks of DDP. They stand on common, the only way to send.

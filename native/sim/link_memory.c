@@ -58,7 +58,7 @@ typedef struct {
     uint32_t asked;
     packet *taken[ARRIVALS]; /* by the latest receive */
     int n_taken;
-    lc_link_figures figures;
+    lc_link_stats stats;
 } memory_link;
 
 struct memory_net {
@@ -356,7 +356,7 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
     memory_net *net = l->net;
     uint64_t most = UINT64_MAX;
     int sent = 0;
-    l->figures.send_calls++;
+    l->stats.send_calls++;
     if (l->broken) {
         while (l->flights)
             drop_flight(l);
@@ -426,7 +426,7 @@ static void fill_buffer(memory_link *l) {
     while (l->port_first && l->port_first->at_ns <= now) {
         packet *p = take_first(&l->port_first, &l->port_last);
         if (l->n_buffer >= l->net->capacity) {
-            l->figures.overflow++;
+            l->stats.overflow++;
             drop_packet(l->net, p);
             continue;
         }
@@ -437,7 +437,7 @@ static void fill_buffer(memory_link *l) {
 
 static int receive(lc_link *link, lc_arrival *arrivals, int max) {
     memory_link *l = of(link);
-    l->figures.receive_calls++;
+    l->stats.receive_calls++;
     while (l->n_taken)
         drop_packet(l->net, l->taken[--l->n_taken]);
     fill_buffer(l);
@@ -503,8 +503,8 @@ static int event(lc_link *link, lc_event *event) {
     return event->kind != 0;
 }
 
-static void figures(const lc_link *link, lc_link_figures *figures) {
-    *figures = of_const(link)->figures;
+static void stats(const lc_link *link, lc_link_stats *stats) {
+    *stats = of_const(link)->stats;
 }
 
 static void close_memory(lc_link *link) {
@@ -535,7 +535,7 @@ static const lc_link_ops memory_ops = {.name = "memory",
                                        .is_from = is_from,
                                        .descriptors = descriptors,
                                        .event = event,
-                                       .figures = figures};
+                                       .stats = stats};
 
 lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     memory_link *l = calloc(1, sizeof *l);
@@ -702,7 +702,7 @@ memory_counts memory_counts_of(const memory_net *net) {
 }
 
 uint64_t memory_overflow(const memory_net *net, uint16_t rank) {
-    return net->links[rank] ? net->links[rank]->figures.overflow : 0;
+    return net->links[rank] ? net->links[rank]->stats.overflow : 0;
 }
 
 const lc_clock *memory_clock(const memory_net *net) {

@@ -19,7 +19,7 @@ def submit(s: Submission) -> Operation:
     send = [nbytes(s.source) if rank == to else 0 for rank in range(where.world)]
     receive = [nbytes(s.target) if rank == source else 0 for rank in range(where.world)]
     buffers = address(s.source), address(s.target)
-    return s.endpoint.exchange(s.call, buffers, send, receive, s.terms)
+    return s.endpoint.exchange(s.call, buffers, send, receive, s.call_options)
 
 
 ROTATE = CollectiveKind("rotate", Loss.NEVER, two_buffers, submit=submit)

@@ -91,7 +91,7 @@ def rank_complex(rank: int, world: int) -> dict[str, tuple[int, bool]]:
 
 
 def rank_uneven(rank: int, world: int) -> None:
-    """Parts of different sizes, one of them empty."""
+    """GroupContext of different sizes, one of them empty."""
     init(timeout=30)
     sizes = [3 * r for r in range(world)]
     for dtype in (torch.complex64, torch.complex128):

@@ -43,9 +43,9 @@ def sums(group: Any) -> float:
 
 def early() -> int:
     """Messages that this process keeps for groups that it hasn't opened."""
-    from lossycoll.backend.cohorts import COHORTS
+    from lossycoll.backend.worlds import WORLDS
 
-    return sum(len(cohort.plane.cohort.groups._early) for cohort in COHORTS._cohorts)
+    return sum(len(world.plane.protocol.groups._early) for world in WORLDS._worlds)
 
 
 def rank_makes(rank: int, world: int) -> dict[str, Any]:
@@ -233,17 +233,17 @@ def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
     from lossycoll.errors import PeerLostError
     from lossycoll.runtime.membership.membership import Listener
 
-    place: Any = SimpleNamespace(rank=0, size=2)
-    cohort: Any = SimpleNamespace(
+    spec: Any = SimpleNamespace(rank=0, size=2)
+    world: Any = SimpleNamespace(
         host=SimpleNamespace(addresses=["a", "b"]), plane=SimpleNamespace(liveness=1.0)
     )
-    askers = _Askers(place, cohort, (0, 1))
+    askers = _Askers(spec, world, (0, 1))
     listener: Listener = askers
-    told = [name for name in vars(Listener) if name.startswith(("on_", "call_", "figures"))]
+    told = [name for name in vars(Listener) if name.startswith(("on_", "call_", "stats"))]
     assert len(told) == 13
     assert [name for name in told if not callable(getattr(listener, name, None))] == []
-    listener.on_beat()
-    assert listener.figures() == {}
+    listener.on_round()
+    assert listener.stats() == {}
     listener.on_lost(1, 2.0, False)
     with pytest.raises(PeerLostError, match=r"lost rank 1 \(b\)"):
         askers.wait(1.0)

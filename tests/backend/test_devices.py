@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore
 
 import lossycoll
+from lossycoll.backend.delegates import DelegateBackends
 from lossycoll.backend.devices import ServedDevices, check_device
-from lossycoll.backend.elsewhere import OtherBackends
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good
 
@@ -122,7 +122,7 @@ def test_tensors_of_another_backends_device_go_there() -> None:
 
 def test_a_backend_that_was_not_made_in_time_is_not_tried_again() -> None:
     """Ranks would pair with others' first try."""
-    others = OtherBackends(Where(0, 2), HashStore(), timedelta(seconds=0.2))
+    others = DelegateBackends(Where(0, 2), HashStore(), timedelta(seconds=0.2))
     for _ in range(2):
         begin = time.monotonic()
         with pytest.raises(RuntimeError, match=r"timeout|timed out"):

@@ -1,4 +1,4 @@
-"""Which way a call takes: every row of the table in docs/backend.md, without a group."""
+"""Which route a call takes: every row of the table in docs/backend.md, without a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lossycoll.backend import collectives as table
 from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
 from lossycoll.backend.description import CollectiveKind, Description, Splits
 from lossycoll.backend.reduction import resolve
-from lossycoll.backend.ways import Way, choose, reliable_version
+from lossycoll.backend.routes import Route, choose, reliable_version
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, within
 from lossycoll.runtime.engine.failures import Where
@@ -25,7 +25,7 @@ ENCODED = Options(lossy_min_bytes=4096, wire="bf16")
 LARGE, SMALL = 8192, 512
 
 
-def way(
+def route(
     kind: CollectiveKind,
     *,
     nbytes: int = LARGE,
@@ -33,14 +33,14 @@ def way(
     op: Any = None,
     options: Options = LOSSY,
     scope: bool = False,
-) -> Way:
+) -> Route:
     tensor = torch.zeros(1, dtype=dtype)
     reduction = None if op is None else resolve(Where(0, 3), kind.name, dtype, op)
     call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op)
     around = Scope((), lossy_copies=True) if scope else None
     choice = choose(call, reduction, options, around)
-    assert choice.options == (options if choice.way is Way.LOSSY else reliable_version(options))
-    return choice.way
+    assert choice.options == (options if choice.route is Route.LOSSY else reliable_version(options))
+    return choice.route
 
 
 REDUCTIONS = [table.ALL_REDUCE, table.REDUCE_SCATTER]
@@ -52,41 +52,41 @@ EXACT = [table.GATHER, table.SCATTER, table.ALL_TO_ALL, table.BARRIER]
 def test_large_sums_of_floats_may_lose_packets(kind: CollectiveKind) -> None:
     for op in (Op(Op.SUM), Op(Op.AVG)):
         for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.complex64):
-            assert way(kind, op=op, dtype=dtype) is Way.LOSSY
-            assert way(kind, op=op, dtype=dtype, nbytes=SMALL) is Way.RELIABLE
-            assert way(kind, op=op, dtype=dtype, options=RELIABLE) is Way.RELIABLE
+            assert route(kind, op=op, dtype=dtype) is Route.LOSSY
+            assert route(kind, op=op, dtype=dtype, nbytes=SMALL) is Route.RELIABLE
+            assert route(kind, op=op, dtype=dtype, options=RELIABLE) is Route.RELIABLE
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS, ids=lambda kind: kind.name)
 def test_what_the_engine_cannot_add_is_gathered(kind: CollectiveKind) -> None:
-    assert way(kind, op=Op(Op.MAX)) is Way.GATHERED
-    assert way(kind, op=Op(Op.AVG), dtype=torch.int64) is Way.GATHERED
-    assert way(kind, op=Op(Op.SUM), dtype=torch.bool, nbytes=SMALL) is Way.GATHERED
+    assert route(kind, op=Op(Op.MAX)) is Route.GATHERED
+    assert route(kind, op=Op(Op.AVG), dtype=torch.int64) is Route.GATHERED
+    assert route(kind, op=Op(Op.SUM), dtype=torch.bool, nbytes=SMALL) is Route.GATHERED
 
 
 def test_reduce_is_always_gathered_at_its_root() -> None:
-    assert way(table.REDUCE, op=Op(Op.SUM)) is Way.GATHERED
-    assert way(table.REDUCE, op=Op(Op.SUM), scope=True) is Way.GATHERED
+    assert route(table.REDUCE, op=Op(Op.SUM)) is Route.GATHERED
+    assert route(table.REDUCE, op=Op(Op.SUM), scope=True) is Route.GATHERED
 
 
 @pytest.mark.parametrize("kind", COPIES, ids=lambda kind: kind.name)
 def test_copies_lose_packets_only_in_a_lossy_scope(kind: CollectiveKind) -> None:
-    assert way(kind) is Way.RELIABLE
-    assert way(kind, scope=True) is Way.LOSSY
-    assert way(kind, scope=True, dtype=torch.complex64) is Way.LOSSY
-    assert way(kind, scope=True, dtype=torch.int64) is Way.RELIABLE
-    assert way(kind, scope=True, nbytes=SMALL) is Way.RELIABLE
+    assert route(kind) is Route.RELIABLE
+    assert route(kind, scope=True) is Route.LOSSY
+    assert route(kind, scope=True, dtype=torch.complex64) is Route.LOSSY
+    assert route(kind, scope=True, dtype=torch.int64) is Route.RELIABLE
+    assert route(kind, scope=True, nbytes=SMALL) is Route.RELIABLE
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
 def test_what_has_no_use_for_loss_is_reliable_everywhere(kind: CollectiveKind) -> None:
-    assert way(kind) is Way.RELIABLE
-    assert way(kind, scope=True) is Way.RELIABLE
+    assert route(kind) is Route.RELIABLE
+    assert route(kind, scope=True) is Route.RELIABLE
 
 
 def test_blocks_follow_the_delivery_in_any_size() -> None:
-    assert way(ALL_GATHER_BLOCKS, nbytes=SMALL, dtype=torch.uint8) is Way.LOSSY
-    assert way(ALL_GATHER_BLOCKS, options=RELIABLE) is Way.RELIABLE
+    assert route(ALL_GATHER_BLOCKS, nbytes=SMALL, dtype=torch.uint8) is Route.LOSSY
+    assert route(ALL_GATHER_BLOCKS, options=RELIABLE) is Route.RELIABLE
 
 
 def encoding(

@@ -564,13 +564,13 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
 def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
     import torch.distributed as dist
 
-    from lossycoll.backend.cohorts import COHORTS
+    from lossycoll.backend.worlds import WORLDS
 
     gate = os.environ.get("GATE")
     if gate is not None:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)
     init(timeout=30)
-    plane = COHORTS._cohorts[0].plane
+    plane = WORLDS._worlds[0].plane
     note("ready at {} {} .".format(*plane.place_of(plane.rank)))
     if gate is None:
         signal.pause()  # until it is killed

@@ -30,7 +30,7 @@ def noted(rank: int, world: int, mtu: int) -> list[Any]:
     bootstrap.Rendezvous = Noted  # type: ignore[misc]
     out: list[Any] = []
     init(pg_options={"mtu": mtu if rank else 0})
-    # A group of the cohort's host neither looks for interfaces nor takes descriptors.
+    # A group of the world's host neither looks for interfaces nor takes descriptors.
     for name in ("candidates", "check_descriptors"):
         setattr(group_steps, name, None)
     for group in (dist.group.WORLD, dist.new_group(pg_options={"mtu": mtu if rank else 0})):
@@ -111,14 +111,14 @@ def test_a_rank_that_fails_after_the_meeting_is_heard_by_all() -> None:
 @contextlib.contextmanager
 def control_where_nobody_listens(claims: bool, host: str) -> Iterator[None]:
     """If the rank claims so, it gives others a control address that is taken and doesn't listen."""
-    from lossycoll.backend import making
+    from lossycoll.backend import builder
 
     with socket.socket() as closed:
         closed.bind((host, 0))
         place = closed.getsockname()
         if claims:
-            works = making.Ends.to_json
-            making.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
+            works = builder.Ends.to_json
+            builder.Ends.to_json = lambda self: works(self) | {"control": place}  # type: ignore
         yield
 
 

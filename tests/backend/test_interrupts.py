@@ -18,8 +18,8 @@ import torch.distributed as dist
 import lossycoll
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.parts import Parts
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.collectives.group_context import GroupContext
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.membership.group_state import Health
 from tests.support import harness
@@ -79,15 +79,15 @@ def endpoint(network: Network, rank: int) -> Endpoint:
         on_failure=lambda error: None,
     )
     topology = Topology.flat(network.world)
-    parts = Parts(health, network.options, 3, network.engines[rank], None, topology)
+    parts = GroupContext(health, network.options, 3, network.engines[rank], None, topology)
     return Endpoint(parts, timeout=60.0)
 
 
 def add(mine: Endpoint, values: np.ndarray, *, future: bool) -> Operation:
     call = Collective("all_reduce", "float32", len(values))
     mine.health.issue(call)
-    terms = Terms(mine.options, mean=True, keep=values, future=future)
-    return mine.all_reduce(call, values.ctypes.data, len(values), DType.F32, terms)
+    call_options = CallOptions(mine.options, mean=True, keep=values, future=future)
+    return mine.all_reduce(call, values.ctypes.data, len(values), DType.F32, call_options)
 
 
 @pytest.mark.parametrize("future", [False, True])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-from tests.support.harness import init, run_ranks
+import pytest
+
+from tests.support.deaf_sockets import drop_share
+from tests.support.harness import Outcome, init, run_ranks
 
 LOSSY = {
     "LOSSYCOLL_INJECT": "loss=5%,seed=7",
@@ -15,8 +18,9 @@ LOSSY = {
 STEPS = 12
 
 
-def train(method: str, seconds: float) -> tuple[int, float]:
-    """Packets that were missing here, and the drift at the end."""
+def train(method: str, seconds: float, share: float = 0.0) -> tuple[int, float]:
+    """Packets that were missing here, and the drift at the end. ``share``: of datagrams that a
+    network drops, where nothing is injected."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +30,9 @@ def train(method: str, seconds: float) -> tuple[int, float]:
     init()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(400, 400))
+    if share:
+        assert len(set(lossycoll.topology().hosts)) == 2
+        assert drop_share(share)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if method == "bound":
         lossycoll.DriftBound(model, optimizer, repair=0, max_missing=0.5)
@@ -48,20 +55,54 @@ def rank_plain(rank: int, world: int) -> tuple[int, float]:
     return train("none", seconds=3.0)
 
 
+def rank_of_two_hosts(rank: int, world: int) -> tuple[int, float]:
+    return train("none", seconds=3.0, share=0.05)
+
+
+def rank_in_a_group_of_its_own(rank: int, world: int) -> int:
+    """Ranks 1 and 2 sum in a group that has no local rank 0, as along a dimension of a mesh."""
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    group = dist.new_group([1, 2])
+    missing, end, done = 0, time.monotonic() + 2.5, torch.tensor([rank == 0])
+    while not done:
+        for _ in range(20):
+            dist.all_reduce(torch.ones(100_000), group=group)
+        missing = lossycoll.stats(group).packets_missing
+        done = torch.tensor([time.monotonic() > end])
+        dist.broadcast(done, 1, group=group)
+    dist.barrier()
+    dist.destroy_process_group()
+    return missing
+
+
 def rank_bound(rank: int, world: int) -> tuple[int, float]:
     return train("bound", seconds=1.0)
 
 
-def test_plain_ddp_is_told_of_what_is_missing_and_of_the_method() -> None:
-    outcomes = run_ranks(rank_plain, 2, LOSSY)
+def told_by(outcome: Outcome) -> list[str]:
+    return [line for line in outcome.stderr.splitlines() if "of the packets were missing" in line]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_plain_ddp_is_told_of_what_is_missing_and_of_the_method(hosts: int) -> None:
+    """Of two hosts, whose ranks add up among themselves first, it is missing between them."""
+    if hosts == 1:
+        outcomes = run_ranks(rank_plain, 2, LOSSY)
+    else:
+        calm = {name: value for name, value in LOSSY.items() if name != "LOSSYCOLL_INJECT"}
+        names = {rank: {"LOSSYCOLL_HOST": "ab"[rank // 2]} for rank in range(4)}
+        outcomes = run_ranks(rank_of_two_hosts, 4, calm, per_rank=names)
     for outcome in outcomes:
         assert not outcome.error, outcome
         missing, drift = outcome.value
         assert missing > 100
         assert drift > 0
-    told = [
-        line for line in outcomes[0].stderr.splitlines() if "of the packets were missing" in line
-    ]
+    told = told_by(outcomes[0])
     assert len(told) == 2, outcomes[0].stderr
     first, last = told
     assert "at this rank so far" in first
@@ -69,7 +110,15 @@ def test_plain_ddp_is_told_of_what_is_missing_and_of_the_method() -> None:
     for line in told:
         assert "group 0: " in line
         assert "lossycoll.DriftBound(model, optimizer)" in line
-    assert "of the packets were missing" not in outcomes[1].stderr
+    assert not any(told_by(outcome) for outcome in outcomes[1:])
+
+
+def test_a_group_without_a_local_rank_0_is_told_too() -> None:
+    outcomes = run_ranks(rank_in_a_group_of_its_own, 3, LOSSY)
+    assert not any(outcome.error for outcome in outcomes), list(map(str, outcomes))
+    assert outcomes[1].value > 100
+    assert [len(told_by(outcome)) for outcome in outcomes] == [0, 2, 0], outcomes[1].stderr
+    assert "at this rank so far" in told_by(outcomes[1])[0]
 
 
 def test_a_job_with_a_method_that_makes_up_for_it_is_not() -> None:

@@ -34,7 +34,7 @@ from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import this_machine
 from tests.support.shared_memory import BYTES, Meeting, at_once, memory
 
-TOKEN = "the cohort's"
+TOKEN = "the world's"
 PAYLOAD, SHARED_PAYLOAD = 8896, 65_024
 
 

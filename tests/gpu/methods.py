@@ -327,7 +327,7 @@ def sharded_optimizer_under_loss(rank: Rank) -> None:
                 mine.step()
                 assert len(mine.ages()) - 1 <= age
             assert _alike(rank, list(model.parameters())) == (age == 0)
-            assert (mine.figures().stale > 0) == (age > 0)
+            assert (mine.stats().stale > 0) == (age > 0)
             mine.synchronize_parameters()
             assert _alike(rank, list(model.parameters()))
 

@@ -301,13 +301,13 @@ CALLS = (
     mutation(
         "activations may lose packets",
         "lossycoll/backend/dispatch.py",
-        "Way.LOSSY and self._is_exact(call)",
-        "Way.LOSSY and not call",
+        "Route.LOSSY and self._is_exact(call)",
+        "Route.LOSSY and not call",
         "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",
     ),
     mutation(
         "a backward pass in a forward counts as forward",
-        "lossycoll/backend/ways.py",
+        "lossycoll/backend/routes.py",
         "while frame is not None and frame.f_code is not BACKWARD:",
         "while frame is not None:",
         "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",

@@ -32,7 +32,7 @@ MEMBERSHIP = (
     mutation(
         "who hears another definition of a group keeps silent",
         "lossycoll/runtime/membership/membership.py",
-        "            self._define(cohort)\n        elif",
+        "            self._define(world)\n        elif",
         "            pass\n        elif",
         "tests/backend/test_connected.py"
         "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
@@ -40,16 +40,16 @@ MEMBERSHIP = (
     mutation(
         "two groups of one name have one number",
         "lossycoll/backend/connected.py",
-        'f"{cohort.session}/{COHORTS.use(cohort, name)}/{name}"',
-        'f"{cohort.session}/{name}"',
+        'f"{world.session}/{WORLDS.use(world, name)}/{name}"',
+        'f"{world.session}/{name}"',
         "tests/backend/test_connected.py"
         "::test_groups_are_made_without_the_store_in_any_number_order_and_time",
     ),
     mutation(
         "liveness doubled in the group",
         "lossycoll/backend/group_steps.py",
-        "place.rank, place.size, mine.options.liveness, secret=making.secret",
-        "place.rank, place.size, 2 * mine.options.liveness, secret=making.secret",
+        "spec.rank, spec.size, mine.options.liveness, secret=builder.secret",
+        "spec.rank, spec.size, 2 * mine.options.liveness, secret=builder.secret",
         "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(
@@ -117,12 +117,12 @@ MEMBERSHIP = (
         f"{PROTOCOL}::test_ranks_that_slept_themselves_accuse_nobody",
     ),
     mutation(
-        "what is said once isn't repeated to the next hub",
-        "lossycoll/runtime/membership/cohort_protocol.py",
-        "for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:",
+        "what is said once isn't repeated to the next coordinator",
+        "lossycoll/runtime/membership/world_protocol.py",
+        "for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:",
         "for repeated in waiting:",
         "tests/runtime/membership/test_failover.py"
-        "::test_what_is_said_while_the_hub_dies_is_said_again",
+        "::test_what_is_said_while_the_coordinator_dies_is_said_again",
     ),
     mutation(
         "a death after a goodbye is a loss",
@@ -144,15 +144,15 @@ MEMBERSHIP = (
         "lossycoll/runtime/control/transport.py",
         "    close_copies(listening, leading)\n",
         "",
-        "tests/backend/test_cohorts.py"
+        "tests/backend/test_worlds.py"
         "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",
     ),
     mutation(
         "the engine of a rank that is late isn't asked",
-        "lossycoll/runtime/membership/cohort_protocol.py",
+        "lossycoll/runtime/membership/world_protocol.py",
         "self._detector.lives(rank, self.pulse(rank))",
         "pass",
-        "tests/runtime/membership/test_cohort_protocol.py"
+        "tests/runtime/membership/test_world_protocol.py"
         "::test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is",
     ),
 )

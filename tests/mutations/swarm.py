@@ -284,11 +284,11 @@ SWARM = (
         "::test_nobody_says_of_others_that_they_are_out_of_reach",
     ),
     mutation(
-        "datagrams aside that nobody is woken for",
-        "native/asides.c",
+        "out-of-band datagrams that nobody is woken for",
+        "native/oob.c",
         "if (atomic_load(&asides->out) == in)",
         "if (atomic_load(&asides->out) == in + 1)",
-        "tests/runtime/engine/test_asides.py::test_they_come_and_go_by_the_engines_socket",
+        "tests/runtime/engine/test_out_of_band.py::test_they_come_and_go_by_the_engines_socket",
     ),
     mutation(
         "a directory that takes another's peers, and yields all the same",

@@ -14,6 +14,7 @@ Two that were tried are not here, since they change nothing that can be seen:
 from __future__ import annotations
 
 from .calls import CALLS
+from .deadlines import DEADLINES
 from .devices import DEVICES
 from .laboratory import LABORATORY
 from .links import LINKS
@@ -30,6 +31,7 @@ from .training import TRAINING
 MUTATIONS = (
     LINKS
     + CALLS
+    + DEADLINES
     + MESSAGES
     + PARITY
     + SUMS

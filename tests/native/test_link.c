@@ -147,9 +147,9 @@ static int no_event(lc_link *link) {
     return !lc_link_event(link, &e);
 }
 
-static lc_link_figures figures_of(const lc_link *link) {
-    lc_link_figures f;
-    lc_link_figures_of(link, &f);
+static lc_link_stats stats_of(const lc_link *link) {
+    lc_link_stats f;
+    lc_link_stats_of(link, &f);
     return f;
 }
 
@@ -181,13 +181,13 @@ static void test_put_off(int error, uint32_t disable, uint32_t n) {
         test_now += wait;
         wait = wait * 2 < 100 * MS ? wait * 2 : 100 * MS;
     }
-    CHECK(figures_of(link).failed == 10 && link->handed == 0);
+    CHECK(stats_of(link).failed == 10 && link->handed == 0);
     CHECK_AT(is_event(link, LC_EVENT_FAILING, error, -1) && no_event(link), "errno %d", error);
     kernel.error = 0;
     CHECK(send_one(link, 1, n) == (int)n && link->handed == n);
     CHECK(lc_link_event(link, &e) && e.kind == LC_EVENT_WORKS && e.sys_errno == error);
     CHECK(e.waited_ns == test_now - begin);
-    CHECK(figures_of(link).refused == 0); /* it wasn't the fast path's fault */
+    CHECK(stats_of(link).refused == 0); /* it wasn't the fast path's fault */
     (void)sleep_of(link, &events);
     CHECK(events == (POLLIN | POLLOUT));
     kernel.error = error; /* the next time is told again, and begins anew */
@@ -208,7 +208,7 @@ static void test_lost(int error, uint32_t disable) {
     CHECK(send_one(link, 2, PACKETS) == PACKETS && kernel.plain + kernel.segmented > 0);
     kernel.error = error;
     CHECK(send_one(link, 2, PACKETS) == PACKETS && is_event(link, LC_EVENT_LOST, error, 2));
-    CHECK(figures_of(link).failed == 0 && figures_of(link).refused == 0);
+    CHECK(stats_of(link).failed == 0 && stats_of(link).refused == 0);
     lc_link_close(link);
 }
 
@@ -232,7 +232,7 @@ static void test_full(void) {
     kernel.error = EAGAIN;
     CHECK(send_one(link, 0, PACKETS) == 0 && kernel.calls == 1);
     CHECK(sleep_of(link, &events) == SECOND && events == (POLLIN | POLLOUT));
-    CHECK(figures_of(link).failed == 0 && no_event(link));
+    CHECK(stats_of(link).failed == 0 && no_event(link));
     lc_link_close(link);
 }
 
@@ -277,7 +277,7 @@ static void test_segments_refused(int error) {
         kernel.plain = kernel.segmented = 0;
         CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.plain == PACKETS);
         CHECK_AT(is_event(link, LC_EVENT_REFUSED, error, 1) && no_event(link), "errno %d", error);
-        CHECK_AT(figures_of(link).refused == (uint64_t)tries + 1, "try %d", tries);
+        CHECK_AT(stats_of(link).refused == (uint64_t)tries + 1, "try %d", tries);
         CHECK(!(active_of(link) & LC_GSO));
         CHECK(send_one(link, 2, PACKETS) == PACKETS && kernel.segmented == 1);
         test_now += wait - 1;
@@ -290,7 +290,7 @@ static void test_segments_refused(int error) {
     kernel.segmented = 0;
     CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.segmented == 1);
     CHECK(active_of(link) & LC_GSO);
-    CHECK(figures_of(link).failed == 0);
+    CHECK(stats_of(link).failed == 0);
     lc_link_close(link);
 }
 
@@ -443,7 +443,7 @@ static void test_senders(void) {
     }
 }
 
-/* What datagrams aside say of their sender, in either family. */
+/* What out-of-band datagrams say of their sender, in either family. */
 static void test_sources(void) {
     static const uint8_t v4[16] = {[10] = 0xFF, [11] = 0xFF, [12] = 127, [15] = 5},
                          v6[16] = {[0] = 0xFD, [15] = 5};
@@ -454,9 +454,9 @@ static void test_sources(void) {
         const lc_address peer = {.host = i ? "fd00::5" : "127.0.0.5", .port = 777};
         CHECK(lc_link_set_peer(link, 0, &peer) == LC_OK);
         lc_arrival a = {.from = &u->peers[0].address};
-        lc_aside aside = {.port = 0};
-        link->ops->source(link, &a, &aside);
-        CHECK(aside.port == 777 && memcmp(aside.address, i ? v6 : v4, sizeof v4) == 0);
+        lc_oob_datagram datagram = {.port = 0};
+        link->ops->source(link, &a, &datagram);
+        CHECK(datagram.port == 777 && memcmp(datagram.address, i ? v6 : v4, sizeof v4) == 0);
         lc_link_close(link);
     }
 }
@@ -527,7 +527,7 @@ static void test_credits(void) {
     for (int n; (n = lc_link_receive(link, arrivals, LC_RECEIVE_BUFFERS)) > 0;)
         for (int i = 0; i < n; i++)
             got += arrivals[i].length / PACKET;
-    CHECK_AT(got == credits && figures_of(link).overflow == 0, "%u of %u", got, credits);
+    CHECK_AT(got == credits && stats_of(link).overflow == 0, "%u of %u", got, credits);
     lc_link_close(link);
 }
 
@@ -552,7 +552,7 @@ static void test_credits_of_what_is_read(void) {
         for (uint32_t k = 0; k <= round % credits; k++)
             CHECK(lc_link_send(link, &run, 1, &error) == 1);
     }
-    CHECK_AT(figures_of(link).overflow == 0, "%u credits", credits);
+    CHECK_AT(stats_of(link).overflow == 0, "%u credits", credits);
     lc_link_close(link);
 }
 
@@ -659,7 +659,7 @@ static int lose_the_network(void) {
     CHECK(set_up(fd, "lo", 1) == 0 && set_address(fd, "10.99.0.1") == 0);
     test_now += SECOND;
     CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there));
-    CHECK(figures_of(link).refused == 0);
+    CHECK(stats_of(link).refused == 0);
     lc_link_close(link);
     lc_link_close(there);
     close(fd);

@@ -105,9 +105,9 @@ static int is_packet(const lc_arrival *a, uint32_t number, size_t payload) {
 }
 
 static uint64_t overflow(const ends *e, int i) {
-    lc_link_figures figures;
-    lc_link_figures_of(e->link[i], &figures);
-    return figures.overflow;
+    lc_link_stats stats;
+    lc_link_stats_of(e->link[i], &stats);
+    return stats.overflow;
 }
 
 /* ---- tests ---- */
@@ -315,16 +315,16 @@ static void test_nobody_sleeps_through_a_packet(void) {
         send_one(&e, 0, 1, 5, 32);
     }
     pthread_join(thread, NULL);
-    lc_link_figures figures;
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(w.came == PASSED && w.naps > 0 && figures.send_calls > 0);
+    lc_link_stats stats;
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(w.came == PASSED && w.naps > 0 && stats.send_calls > 0);
     close_ends(&e);
 }
 
 /* Who is awake is not woken, and nobody is woken twice from one nap. */
 static void test_wakes_once(void) {
     ends e;
-    lc_link_figures figures;
+    lc_link_stats stats;
     lc_arrival a;
     struct pollfd fd;
     uint64_t timeout_ns = 1;
@@ -338,13 +338,13 @@ static void test_wakes_once(void) {
     for (uint32_t i = 0; i < 5; i++)
         send_one(&e, 0, 1, i, 32);
     CHECK(poll(&fd, 1, 0) == 1);
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(figures.send_calls == 1);
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(stats.send_calls == 1);
     for (int i = 0; i < 5; i++)
         CHECK(lc_link_receive(e.link[1], &a, 1) == 1);
     send_one(&e, 0, 1, 0, 32);
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(figures.send_calls == 1); /* it is awake */
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(stats.send_calls == 1); /* it is awake */
     CHECK(lc_link_receive(e.link[1], &a, 1) == 1);
     CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && poll(&fd, 1, 0) == 0);
     CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1);
@@ -404,7 +404,7 @@ static void test_one_call_wakes_all(void) {
     static uint8_t head[HEAD];
     struct iovec iov[2] = {{head, HEAD}, {head, 0}};
     lc_run runs[RUNS];
-    lc_link_figures figures;
+    lc_link_stats stats;
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
     struct pollfd fds[ENDS];
     ends e;
@@ -419,8 +419,8 @@ static void test_one_call_wakes_all(void) {
         CHECK(lc_link_descriptors(e.link[at], 0, &fds[at], &timeout_ns) == 1 && timeout_ns == 1);
     }
     CHECK(lc_link_send(e.link[0], runs, RUNS, &error) == RUNS);
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(figures.send_calls == ENDS - 1);
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(stats.send_calls == ENDS - 1);
     for (int at = 1; at < ENDS; at++)
         CHECK(poll(&fds[at], 1, 0) == 1 &&
               lc_link_receive(e.link[at], arrivals, LC_RECEIVE_BUFFERS) == 2);
@@ -520,7 +520,7 @@ static void test_a_peer_whose_pipe_blocks_and_is_full_stops_nobody(void) {
     static const char filling[4096];
     ends e;
     struct pollfd fd;
-    lc_link_figures figures;
+    lc_link_stats stats;
     uint64_t timeout_ns = 1;
     open_ends(&e, 2);
     int theirs = e.descriptors[1][1];
@@ -532,8 +532,8 @@ static void test_a_peer_whose_pipe_blocks_and_is_full_stops_nobody(void) {
     alarm(LONGEST_S); /* who waits in wake() would do so for ever */
     send_one(&e, 0, 1, 0, 32);
     alarm(0);
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(figures.send_calls == 1);
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(stats.send_calls == 1);
     struct pollfd room = {theirs, POLLOUT, 0};
     CHECK(poll(&room, 1, 0) == 0); /* it is full, so that a write that may block would have */
     CHECK(!(fcntl(theirs, F_GETFL) & O_NONBLOCK));
@@ -564,15 +564,15 @@ static void test_an_empty_pipe_that_blocks_stops_nobody(void) {
 /* Whose owner is gone, so that nobody reads it: no signal, which would end the process. */
 static void test_the_pipe_of_a_peer_that_is_gone(void) {
     ends e;
-    lc_link_figures figures;
+    lc_link_stats stats;
     open_ends(&e, 2);
     lc_shm_header *there = mmap(NULL, 4096, PROT_READ, MAP_SHARED, e.descriptors[1][0], 0);
     CHECK(there != MAP_FAILED);
     atomic_store(&shm(&e, 1)->header->naps, 1);
     lc_link_close(e.link[1]);
     send_one(&e, 0, 1, 0, 32);
-    lc_link_figures_of(e.link[0], &figures);
-    CHECK(figures.send_calls == 1 && there->naps == 1);
+    lc_link_stats_of(e.link[0], &stats);
+    CHECK(stats.send_calls == 1 && there->naps == 1);
     munmap(there, 4096);
     lc_link_close(e.link[0]);
 }

@@ -180,8 +180,8 @@ static void test_packets(void) {
     }
     CHECK(p.a.link->handed == 18 * PACKETS && lc_link_completed(p.a.link) == p.a.link->handed);
     CHECK(fake->completed == 18 * PACKETS / LC_VERBS_SIGNAL_EVERY);
-    lc_link_figures f;
-    lc_link_figures_of(p.a.link, &f);
+    lc_link_stats f;
+    lc_link_stats_of(p.a.link, &f);
     CHECK(f.send_calls == 18 && f.failed == 0 && f.overflow == 0); /* a chain for each run */
     CHECK(no_event(p.a.link));
     close_pair(&p);
@@ -293,10 +293,10 @@ static void test_credits(void) {
     FILE *file = fopen(path, "w");
     fprintf(file, "%llu\n", (unsigned long long)fake->dropped);
     fclose(file);
-    lc_link_figures f;
+    lc_link_stats f;
     test_now += SECOND;
     CHECK(no_event(b.link));
-    lc_link_figures_of(b.link, &f);
+    lc_link_stats_of(b.link, &f);
     CHECK(f.overflow == fake->dropped);
     remove(path);
     const char *soft[] = {"rcvd_pkts", "rdma_recvs"};
@@ -309,7 +309,7 @@ static void test_credits(void) {
     }
     test_now += SECOND;
     CHECK(no_event(b.link));
-    lc_link_figures_of(b.link, &f);
+    lc_link_stats_of(b.link, &f);
     CHECK(f.overflow == 40);
     for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, soft[i]);
@@ -397,8 +397,8 @@ static void test_too_large(void) {
     CHECK(lc_link_send(p.a.link, &run, 1, &error) == 2);
     settle();
     CHECK(fake->swallowed == 0 && fake->sent == 1); /* the other is sent */
-    lc_link_figures f;
-    lc_link_figures_of(p.a.link, &f);
+    lc_link_stats f;
+    lc_link_stats_of(p.a.link, &f);
     CHECK(f.failed == 1);
     close_pair(&p);
 }
@@ -515,8 +515,8 @@ static void test_failed_request(void) {
         CHECK(take_all(p.a.link, 0, 500, 1) == PACKETS);
     }
     CHECK(is_event(p.a.link, LC_EVENT_WORKS, EIO));
-    lc_link_figures f;
-    lc_link_figures_of(p.a.link, &f);
+    lc_link_stats f;
+    lc_link_stats_of(p.a.link, &f);
     CHECK(f.failed == 1);
     fake->modify_errno = EINVAL;
     fake->failing_status = 12;

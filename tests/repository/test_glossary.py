@@ -1,4 +1,5 @@
-"""The glossary of docs/design.md is kept: no word for what another one means."""
+"""The glossary of docs/design.md is kept: the field's terms, and no word for what one of them
+means."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def prose(text: str) -> str:
     """A page without code, links' targets and tables' rules: names there may be another's."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     text = re.sub(r"^(?: {4}|\t).*$", "", text, flags=re.M)
-    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)|GitHub", "", text)
 
 
 @cache
@@ -81,7 +82,19 @@ def names(path: Path) -> Iterator[str]:
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-UNUSED = [term.strip() for row in rows("| not | but |") for term in row[0].split(",")]
+def terms_of(head: str) -> list[str]:
+    """The terms in the first column of the table with this head."""
+    return [term.strip() for row in rows(head) for term in row[0].split(",")]
+
+
+UNUSED = terms_of("| not | but |")
+NO_NAMES = terms_of("| not a name | but |")
+"""Words of English that pages may use."""
+
+
+def names_with(term: str) -> set[str]:
+    """The names in the sources that have a term in them."""
+    return {f"{path.relative_to(ROOT)}: {name}" for path, name in own_names() if said(name, term)}
 
 
 def test_what_is_found() -> None:
@@ -90,14 +103,15 @@ def test_what_is_found() -> None:
     assert said("a time-out", "time-out")
     assert not said("the timeout of a heart", "time-out")
     assert prose("a `vote` [b](vote.md)\n\n    vote\n") == "a  [b\n\n\n"
-    assert len(UNUSED) > 6
+    assert len(UNUSED) > 12
+    assert len(NO_NAMES) > 1
     assert len(own_names()) > 5000
     assert len(own_texts()) > 3000
 
 
 @pytest.mark.parametrize("term", UNUSED)
 def test_a_word_that_is_not_used(term: str) -> None:
-    found = {f"{path.relative_to(ROOT)}: {name}" for path, name in own_names() if said(name, term)}
+    found = names_with(term)
     found |= {
         f"{path.relative_to(ROOT)}: {' '.join(text.split())[:60]}"
         for path, text in own_texts()
@@ -106,14 +120,20 @@ def test_a_word_that_is_not_used(term: str) -> None:
     for page in PAGES:
         text = prose(page.read_text(encoding="utf-8"))
         if page == DESIGN:
-            text = re.sub(r"^\| not \|.*?\n\n", "", text, flags=re.M | re.S)
+            text = re.sub(r"^\| not( a name)? \|.*?\n\n", "", text, flags=re.M | re.S)
         if said(text, term):
             found.add(page.name)
     assert not found, f"use another word for {term!r} (docs/design.md, Glossary)"
 
 
+@pytest.mark.parametrize("term", NO_NAMES)
+def test_a_word_that_is_no_name(term: str) -> None:
+    found = names_with(term)
+    assert not found, f"use another name than {term!r} (docs/design.md, Glossary)"
+
+
 def test_a_term_has_one_meaning() -> None:
-    terms = [term.strip() for row in rows("| term | meaning |") for term in row[0].split(",")]
+    terms = terms_of("| term | meaning |")
     assert len(terms) > 60
     assert len(terms) == len({*terms}), sorted(term for term in terms if terms.count(term) > 1)
-    assert not {*terms} & {*UNUSED}
+    assert not {*terms} & {*UNUSED, *NO_NAMES}

@@ -1,5 +1,5 @@
-"""A rank that doesn't hear some others: the kernel drops their UDP before its socket, as a firewall
-would, and nothing else."""
+"""A rank that doesn't hear others, or not all that they say: the kernel drops their UDP before its
+socket, as a firewall would, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import struct
 from collections.abc import Sequence
 
 SO_ATTACH_FILTER = 26
-LOAD_HALF, JUMP_EQUAL, RETURN = 0x28, 0x15, 0x06
+LOAD_WORD, LOAD_HALF, JUMP_EQUAL, JUMP_FROM, RETURN = 0x20, 0x28, 0x15, 0x35, 0x06
 SOURCE_PORT = 0
 """Where it lies in what the filter sees, which begins with the header of UDP."""
+CHANCE = (1 << 32) - 0x1000 + 56
+"""Where it finds a number of 32 bits, another one each time."""
 
 
 def _udp_sockets() -> list[socket.socket]:
@@ -44,7 +46,17 @@ def drop_from(ports: Sequence[int]) -> int:
     lines = [(LOAD_HALF, 0, 0, SOURCE_PORT)]
     for i, port in enumerate(ports):
         lines.append((JUMP_EQUAL, len(ports) - i, 0, port))
-    lines += [(RETURN, 0, 0, 1 << 16), (RETURN, 0, 0, 0)]
+    return _attach([*lines, (RETURN, 0, 0, 1 << 16), (RETURN, 0, 0, 0)])
+
+
+def drop_share(share: float) -> int:
+    """Drop this share of all datagrams that come, by chance; returns the same."""
+    least = round(share * (1 << 32))
+    lines = [(LOAD_WORD, 0, 0, CHANCE), (JUMP_FROM, 1, 0, least)]
+    return _attach([*lines, (RETURN, 0, 0, 0), (RETURN, 0, 0, 1 << 16)])
+
+
+def _attach(lines: Sequence[tuple[int, int, int, int]]) -> int:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     sockets = _udp_sockets()
     for one in sockets:

@@ -92,7 +92,7 @@ def bounded(rank: int, world: int) -> dict[str, Any]:
         for number, one in enumerate(mine._store.shards):
             known = torch.stack([values[number] for values in history[-MAX_AGE - 1 :]])
             assert bool((known == one.flat).any(0).all()), (step, number)
-    stale = mine.figures().stale
+    stale = mine.stats().stale
     mine.synchronize_parameters()
     rows = replicas(model)
     assert bool((rows == rows[0]).all())

@@ -29,7 +29,7 @@ class Notes:
         self.when: list[float] = []
         self.calls: dict[int, str] = {}
         self.next = 10 + rank
-        self.beats = 0
+        self.heartbeats = 0
 
     def _note(self, *what: Any) -> None:
         self.log.append(what)
@@ -57,8 +57,8 @@ class Notes:
     def on_broken(self, error: Exception) -> None:
         self._note("broken", repr(error))
 
-    def on_beat(self) -> None:
-        self.beats += 1
+    def on_round(self) -> None:
+        self.heartbeats += 1
 
     def call_at(self, seq: int) -> str | None:
         return self.calls.get(seq)
@@ -74,26 +74,26 @@ class Notes:
     def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
         self._note("apart", list(lost), list(left))
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return {"rank": self.rank, "operations": 10 * self.rank}
 
 
 def die(plane: ControlPlane) -> None:
     """The plane ends as with a process that is killed: its sockets close, and it says nothing."""
-    plane.cohort.say_goodbye = plane.cohort._welcomed.clear  # type: ignore[method-assign]
+    plane.protocol.say_goodbye = plane.protocol._welcomed.clear  # type: ignore[method-assign]
     plane.close()
 
 
 def silence(plane: ControlPlane) -> None:
     """The rank lives and hears, but nothing of it is heard any more."""
     sockets = plane._sockets
-    sockets.shunned = set(range(plane.world))
+    sockets.lost = set(range(plane.world))
     sockets.send = lambda *_: True  # type: ignore[method-assign]
     sockets.ask = lambda *_: None  # type: ignore[method-assign]
 
 
 class Planes:
-    """A cohort of ``world`` ranks, each with one membership of a group of all of them."""
+    """A world of ``world`` ranks, each with one membership of a group of all of them."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Planes:
     def join(
         self, group: int, members: Sequence[int], *, outlive: bool = False
     ) -> dict[int, tuple[Membership, Notes]]:
-        """Opens another group; membership and notes by rank of the cohort."""
+        """Opens another group; membership and notes by rank of the world."""
         found = {}
         for number, rank in enumerate(members):
             made = Membership(self.planes[rank], group, members, outlive=outlive)
@@ -147,7 +147,7 @@ class Planes:
 
 @contextlib.contextmanager
 def planes(world: int, liveness: float = 30.0, **rest: Any) -> Iterator[Planes]:
-    """A cohort whose ranks have met."""
+    """A world whose ranks have met."""
     made = Planes(world, liveness, **rest)
     try:
         for rank in range(world):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from lossycoll.runtime.membership.cohort_protocol import CohortProtocol
 from lossycoll.runtime.membership.connections import (
     Alive,
     Broken,
@@ -24,12 +23,13 @@ from lossycoll.runtime.membership.connections import (
 from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.messages import unpack
+from lossycoll.runtime.membership.world_protocol import WorldProtocol
 
 from .planes import Notes
 
 
 class VirtualNetwork:
-    """``world`` ranks of one cohort; ``delay`` in seconds, of each message, from ``seed``."""
+    """``world`` ranks of one world; ``delay`` in seconds, of each message, from ``seed``."""
 
     def __init__(self, world: int, liveness: float, *, seed: int = 0, delay: float = 0.002) -> None:
         self.now = 1000.0
@@ -42,7 +42,7 @@ class VirtualNetwork:
         self.cuts: set[tuple[int, int]] = set()
         self.nodes = [Node(self, rank) for rank in range(world)]
         for node in self.nodes:
-            node.cohort.begin()
+            node.protocol.begin()
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (when, next(self._order), what))
@@ -93,7 +93,7 @@ class Node:
         self.inbox: list[Event] = []
         self.asked_by: list[int] = []
         self.sockets = VirtualSockets(self)
-        self.cohort = CohortProtocol(
+        self.protocol = WorldProtocol(
             rank,
             net.world,
             net.liveness,
@@ -108,16 +108,16 @@ class Node:
 
     @property
     def wakes_at(self) -> float:
-        return self.net.now if self.inbox else max(self.net.now, self.cohort.due)
+        return self.net.now if self.inbox else max(self.net.now, self.protocol.due)
 
     def turn(self) -> None:
         events, self.inbox = self.inbox, []
         for asker in self.asked_by:
-            if asker not in self.sockets.shunned:
+            if asker not in self.sockets.lost:
                 events.append(Alive(asker))
                 self.net.nodes[asker].hear_later(self.rank, Alive(self.rank))
         self.asked_by = []
-        self.cohort.step(events)
+        self.protocol.step(events)
 
     def hear_later(self, sender: int, event: Event) -> None:
         """``event`` comes from ``sender``'s host, unless the network is cut then."""
@@ -204,35 +204,40 @@ class VirtualSockets:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.foreign = 0
-        self.shunned: set[int] = set()
+        self.lost: set[int] = set()
         self.members: dict[int, Pipe] = {}
-        self._hub: int | None = None
+        self._coordinator: int | None = None
 
-    def follow(self, hub: int | None, now: float) -> None:
-        if self._hub is not None and self._hub in self.members:
-            self.members.pop(self._hub).close()
-            self._node.net.nodes[self._hub].sockets.lose(self._node.rank)
-        self._hub = hub
+    def follow(self, coordinator: int | None, now: float) -> None:
+        if self._coordinator is not None and self._coordinator in self.members:
+            self.members.pop(self._coordinator).close()
+            self._node.net.nodes[self._coordinator].sockets.lose(self._node.rank)
+        self._coordinator = coordinator
         self.tick(now, 0.0)
 
     def tick(self, now: float, patience: float) -> None:
-        hub, node, net = self._hub, self._node, self._node.net
-        if hub is None or hub in self.members:
+        coordinator, node, net = self._coordinator, self._node, self._node.net
+        if coordinator is None or coordinator in self.members:
             return
-        peer = net.nodes[hub]
+        peer = net.nodes[coordinator]
 
         def connect() -> None:
-            if net.is_cut(node.rank, hub) or node.killed or self._hub != hub or hub in self.members:
+            if (
+                net.is_cut(node.rank, coordinator)
+                or node.killed
+                or self._coordinator != coordinator
+                or coordinator in self.members
+            ):
                 return
             if peer.killed:
-                node.inbox.append(Refused(hub))
+                node.inbox.append(Refused(coordinator))
                 return
             if peer.stopped:  # its host takes the connection, but it says nothing yet
                 net.at(net.later() + 0.01, connect)
                 return
-            self.members[hub] = Pipe(node, peer)
+            self.members[coordinator] = Pipe(node, peer)
             peer.sockets.members[node.rank] = Pipe(peer, node)
-            node.inbox.append(Connected(hub))
+            node.inbox.append(Connected(coordinator))
             peer.inbox.append(Connected(node.rank))
 
         net.at(net.later(), connect)
@@ -278,8 +283,8 @@ class VirtualSockets:
 
 
 def ready(world: int, liveness: float, **rest: Any) -> VirtualNetwork:
-    """A cohort whose ranks have met."""
+    """A world whose ranks have met."""
     net = VirtualNetwork(world, liveness, **rest)
     net.run(1.0)
-    assert all(node.cohort.ready for node in net.nodes)
+    assert all(node.protocol.ready for node in net.nodes)
     return net

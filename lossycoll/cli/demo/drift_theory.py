@@ -60,7 +60,7 @@ class OwnersTrail:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
         values = _padded(self._values, MAX_AGE + 1)
         moved = torch.stack([(values[0] - old).square().sum() for old in values])
-        figures = self._optimizer.figures()
+        figures = self._optimizer.stats()
         counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64)
         with lossycoll.reliable():
             dist.all_reduce(moved)

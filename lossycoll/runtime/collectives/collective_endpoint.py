@@ -1,4 +1,4 @@
-"""What runs the collectives of one rank: the engine's endpoint, or copies in a world of one."""
+"""Interface to the collectives of one rank: the engine's endpoint, or copies in a world of one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType
 
 
 class CollectiveEndpoint(Protocol):
     """One method for each collective. Buffers are addresses, and the calls have been issued.
 
-    Whoever calls keeps the buffers alive until the operation is done (``Terms.keep``). Each method
-    raises ClosedError once the group is over, the group's failure if it has one, PeerLostError for
-    what needs the data of a rank that is lost, and what a plan's builder raises for sizes that it
-    can't serve.
+    Whoever calls keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
+    method raises ClosedError once the group is over, the group's failure if it has one,
+    PeerLostError for what needs the data of a rank that is lost, and what a plan's builder raises
+    for sizes that it can't serve.
     """
 
     def all_reduce(
-        self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
+        self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
     ) -> Operation:
         """In place: the sum (or mean) of all ranks' ``elements`` at ``address``.
 
@@ -31,7 +31,7 @@ class CollectiveEndpoint(Protocol):
             address: Of the elements, which are replaced by the result.
             elements: How many.
             dtype: Of the elements.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -46,7 +46,7 @@ class CollectiveEndpoint(Protocol):
         buffers: tuple[int, int],
         elements: int | tuple[int, ...],
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         """The sum (or mean) of all ranks' chunk number ``rank``.
 
@@ -56,7 +56,7 @@ class CollectiveEndpoint(Protocol):
                 (one chunk).
             elements: Of each chunk; the same for all, or one number per rank.
             dtype: Of the elements.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -71,7 +71,7 @@ class CollectiveEndpoint(Protocol):
         buffers: tuple[int, int],
         elements: int,
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         """A reduce-scatter after which each rank knows what of its contributions was lost.
 
@@ -83,7 +83,7 @@ class CollectiveEndpoint(Protocol):
             buffers: As in :meth:`reduce_scatter`.
             elements: Of each chunk.
             dtype: Of the elements.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -93,7 +93,7 @@ class CollectiveEndpoint(Protocol):
         """
 
     def broadcast(
-        self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
+        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
     ) -> Operation:
         """In place: ``root``'s bytes on all ranks.
 
@@ -102,7 +102,7 @@ class CollectiveEndpoint(Protocol):
             address: Of the bytes.
             nbytes: How many.
             root: The rank that has them.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -116,7 +116,7 @@ class CollectiveEndpoint(Protocol):
         call: Collective,
         buffers: tuple[int, int],
         nbytes: int | tuple[int, ...],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         """Every rank's bytes, one after another.
 
@@ -124,7 +124,7 @@ class CollectiveEndpoint(Protocol):
             call: The call, which has been issued.
             buffers: Addresses of this rank's bytes, and of room for those of all.
             nbytes: Of each rank; the same for all, or one number per rank.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -139,7 +139,7 @@ class CollectiveEndpoint(Protocol):
         buffers: tuple[int, int],
         nbytes: int,
         needed: NDArray[np.bool_] | None,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         """An all-gather of equal chunks that knows in the end which blocks (packets) arrived.
 
@@ -151,7 +151,7 @@ class CollectiveEndpoint(Protocol):
             nbytes: Of each chunk.
             needed: bool (world, packets), by owner: those that are asked for until they come. None:
                 none.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -161,7 +161,7 @@ class CollectiveEndpoint(Protocol):
         """
 
     def all_to_all(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
     ) -> Operation:
         """The same number of bytes to each rank and from each rank.
 
@@ -169,7 +169,7 @@ class CollectiveEndpoint(Protocol):
             call: The call, which has been issued.
             buffers: Addresses of input and output, both in rank order.
             nbytes: To each rank.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -184,7 +184,7 @@ class CollectiveEndpoint(Protocol):
         buffers: tuple[int, int],
         send: Sequence[int],
         receive: Sequence[int],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         """Bytes of any number to each rank, and from each rank.
 
@@ -195,7 +195,7 @@ class CollectiveEndpoint(Protocol):
             buffers: Addresses of input and output, both in rank order.
             send: Bytes to each rank.
             receive: Bytes from each rank.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -205,7 +205,12 @@ class CollectiveEndpoint(Protocol):
         """
 
     def gather(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         """Every rank's bytes at ``root``, one after another.
 
@@ -214,7 +219,7 @@ class CollectiveEndpoint(Protocol):
             buffers: Addresses of this rank's bytes and, at the root, of room for those of all.
             nbytes: Of each rank.
             root: The rank that gets them.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -224,7 +229,12 @@ class CollectiveEndpoint(Protocol):
         """
 
     def scatter(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         """``root``'s chunk number r at rank r.
 
@@ -233,7 +243,7 @@ class CollectiveEndpoint(Protocol):
             buffers: Addresses of the chunks of all ranks, at the root, and of room for one.
             nbytes: Of each chunk.
             root: The rank that has them.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.
@@ -242,12 +252,12 @@ class CollectiveEndpoint(Protocol):
             LossyError: As the class says.
         """
 
-    def barrier(self, call: Collective, terms: Terms) -> Operation:
+    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
         """Done on no rank before all have begun it.
 
         Args:
             call: The call, which has been issued.
-            terms: How it is to be done.
+            call_options: How it is to be done.
 
         Returns:
             The operation, submitted.

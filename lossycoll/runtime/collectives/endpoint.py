@@ -14,7 +14,7 @@ from lossycoll.plan import Finish, Missing, packet_count
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
 from lossycoll.plan.tree import BARRIER_FANOUT
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
@@ -24,14 +24,14 @@ from lossycoll.runtime.membership.view_agreement import View
 
 from . import plan_cache, single_rank
 from .collective_endpoint import CollectiveEndpoint
+from .element_layout import ElementLayout, layout_of, sum_layout_of
 from .estimators import BY_COUNT, Estimators, Means
-from .figures import Figures
+from .group_context import GroupContext
+from .group_stats import GroupStats
 from .leaving import Leaving
 from .operations import Operations
-from .parts import Parts
 from .plan_cache import PLANS, Choice
 from .sequencer import Members
-from .units import Units, sum_units_of, units_of
 from .watcher import Watcher
 
 
@@ -39,35 +39,35 @@ class Endpoint(CollectiveEndpoint):
     """The engine's. What the control plane says of other ranks comes here, too.
 
     Args:
-        parts: The rank's parts of the group.
+        context: The rank's context of the group.
         timeout: Seconds for ranks that never take part.
 
     Attributes:
-        health: The group's, as in ``parts``.
-        options: The group's, as in ``parts``.
+        health: The group's, as in ``context``.
+        options: The group's, as in ``context``.
         operations: What was submitted.
         watcher: Completes what only a future waits for.
-        figures: What was counted.
+        stats: What was counted.
     """
 
-    def __init__(self, parts: Parts, *, timeout: float) -> None:
-        where, options, engine = parts.health.where, parts.options, parts.engine
-        self.health = parts.health
+    def __init__(self, context: GroupContext, *, timeout: float) -> None:
+        where, options, engine = context.health.where, context.options, context.engine
+        self.health = context.health
         self.options = options
         self.rank = where.rank
         self.world = where.world
-        self.operations: Final = Operations(parts, timeout)
-        self.watcher: Final = Watcher(parts, self.operations)
-        self.figures: Final = Figures(parts, self.operations)
-        self._leaving = Leaving(parts, self.operations, self.watcher, self.figures)
-        self._group = parts.number
-        self._topology = parts.topology
+        self.operations: Final = Operations(context, timeout)
+        self.watcher: Final = Watcher(context, self.operations)
+        self.stats: Final = GroupStats(context, self.operations)
+        self._leaving = Leaving(context, self.operations, self.watcher, self.stats)
+        self._group = context.number
+        self._topology = context.topology
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
         # same, as long as all calls go by tiers.
         self._block_algorithm = AUTO if self._topology.is_flat else HIERARCHICAL
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
-        self._estimators = Estimators(where.world, self.figures.peer)
+        self._estimators = Estimators(where.world, self.stats.peer)
         self._sequencer = self.operations.sequencer
         self._submitting = self.operations.submitting
         self._submit = self.operations.submit
@@ -110,13 +110,13 @@ class Endpoint(CollectiveEndpoint):
     # ---- operations (CollectiveEndpoint) ----
 
     def all_reduce(
-        self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
+        self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
     ) -> Operation:
-        options = terms.options
+        options = call_options.options
         missing = Missing[options.on_missing.upper()]
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("all_reduce", members, terms)
+            choice = self._algorithm("all_reduce", members, call_options)
             number = self._sequencer.next
             order = plan_cache.order(choice, members, options, self._group, number)
             means = self._estimators.means(options, members)
@@ -125,8 +125,8 @@ class Endpoint(CollectiveEndpoint):
                 "missing": missing,
                 "finish": means.finish or Finish.MEAN,
             }
-            encoded = self._sum_plan(members, choice, elements, dtype, terms, **how)
-            return self._submit(encoded, call, (address, address), dtype, terms, means=means)
+            encoded = self._sum_plan(members, choice, elements, dtype, call_options, **how)
+            return self._submit(encoded, call, (address, address), dtype, call_options, means=means)
 
     def reduce_scatter(
         self,
@@ -134,15 +134,15 @@ class Endpoint(CollectiveEndpoint):
         buffers: tuple[int, int],
         elements: int | tuple[int, ...],
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            means = self._estimators.means(terms.options, members)
-            choice = self._algorithm("reduce_scatter", members, terms)
-            finish = means.finish or _finish_of_owned(choice, terms)
-            encoded = self._sum_plan(members, choice, elements, dtype, terms, finish=finish)
-            return self._submit(encoded, call, buffers, dtype, terms, means=means)
+            means = self._estimators.means(call_options.options, members)
+            choice = self._algorithm("reduce_scatter", members, call_options)
+            finish = means.finish or _finish_of_owned(choice, call_options)
+            encoded = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
+            return self._submit(encoded, call, buffers, dtype, call_options, means=means)
 
     def reduce_scatter_blocks(
         self,
@@ -150,17 +150,17 @@ class Endpoint(CollectiveEndpoint):
         buffers: tuple[int, int],
         elements: int,
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
             means, result = BY_COUNT, None
             choice = self._block_choice("reduce_scatter", members)
-            finish = _finish_of_owned(choice, terms)
-            lossy = terms.options.delivery == "lossy"
+            finish = _finish_of_owned(choice, call_options)
+            lossy = call_options.options.delivery == "lossy"
             if lossy:
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
-            hosts, encoded_blocks = choice.topology, terms.encoding != "same"
+            hosts, encoded_blocks = choice.topology, call_options.encoding != "same"
             if hosts is not None and not hosts.one_host and (lossy or encoded_blocks):
                 # Who loses of a host's sum is to send it again: so it must be left with it.
                 choice, chunk = choice._replace(by=IN_PLACE), elements * dtype.itemsize
@@ -169,39 +169,41 @@ class Endpoint(CollectiveEndpoint):
             if hosts is not None and encoded_blocks:
                 # A site's sum is rounded anew, and no rank could say what of it is its own.
                 choice = choice._replace(topology=hosts.without_sites())
-            encoded = self._sum_plan(members, choice, elements, dtype, terms, finish=finish)
+            encoded = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
             blocks = Contributions(encoded.plan, result)
-            return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
+            return self._submit(
+                encoded, call, buffers, dtype, call_options, means=means, blocks=blocks
+            )
 
     def broadcast(
-        self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
+        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            choice = self._algorithm("broadcast", members, terms)
-            units = self._units(DType.BYTES, terms)
-            count = units.count(nbytes)
+            choice = self._algorithm("broadcast", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
+            count = layout.count(nbytes)
             encoded = self._plan(
-                members, choice, count, units.per_packet, root=root, fanout=self._fanout
+                members, choice, count, layout.per_packet, root=root, fanout=self._fanout
             )
-            return self._submit(encoded, call, (address, address), units.dtype, terms)
+            return self._submit(encoded, call, (address, address), layout.dtype, call_options)
 
     def all_gather(
         self,
         call: Collective,
         buffers: tuple[int, int],
         nbytes: int | tuple[int, ...],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            self._need_all(call, members, terms)
-            choice = self._algorithm("all_gather", members, terms)
-            units = self._units(DType.BYTES, terms)
-            count = units.count(nbytes) if isinstance(nbytes, int) else units.counts(nbytes)
-            encoded = self._plan(members, choice, count, units.per_packet)
-            return self._submit(encoded, call, buffers, units.dtype, terms)
+            self._need_all(call, members, call_options)
+            choice = self._algorithm("all_gather", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
+            count = layout.count(nbytes) if isinstance(nbytes, int) else layout.counts(nbytes)
+            encoded = self._plan(members, choice, count, layout.per_packet)
+            return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
     @property
     def block_bytes(self) -> int:
@@ -218,8 +220,8 @@ class Endpoint(CollectiveEndpoint):
             Their number.
         """
         encoding = "same" if self._topology.one_host else encoding
-        units = units_of(self._payload, DType.F32, encoding)
-        return sum_units_of(units, self._payload, encoding, self._topology).per_packet
+        layout = layout_of(self._payload, DType.F32, encoding)
+        return sum_layout_of(layout, self._payload, encoding, self._topology).per_packet
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """Counts packets.
@@ -241,28 +243,33 @@ class Endpoint(CollectiveEndpoint):
         buffers: tuple[int, int],
         nbytes: int,
         needed: NDArray[np.bool_] | None,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
             choice = self._block_choice("all_gather", members)
-            units, same = self._units(DType.BYTES, terms), terms.encoding == "same"
-            per_packet = units.per_packet if same else self.block_elements(terms.encoding)
-            encoded = self._plan(members, choice, units.count(nbytes), per_packet)
+            layout, same = self._layout(DType.BYTES, call_options), call_options.encoding == "same"
+            per_packet = layout.per_packet if same else self.block_elements(call_options.encoding)
+            encoded = self._plan(members, choice, layout.count(nbytes), per_packet)
             return self._submit(
-                encoded, call, buffers, units.dtype, terms, blocks=Blocks(encoded.plan, needed)
+                encoded,
+                call,
+                buffers,
+                layout.dtype,
+                call_options,
+                blocks=Blocks(encoded.plan, needed),
             )
 
     def all_to_all(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            self._need_all(call, members, terms)
-            choice = self._algorithm("all_to_all", members, terms)
-            units = self._units(DType.BYTES, terms)
-            encoded = self._plan(members, choice, units.count(nbytes), units.per_packet)
-            return self._submit(encoded, call, buffers, units.dtype, terms)
+            self._need_all(call, members, call_options)
+            choice = self._algorithm("all_to_all", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
+            encoded = self._plan(members, choice, layout.count(nbytes), layout.per_packet)
+            return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
     def exchange(
         self,
@@ -270,53 +277,63 @@ class Endpoint(CollectiveEndpoint):
         buffers: tuple[int, int],
         send: Sequence[int],
         receive: Sequence[int],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            self._need_all(call, members, terms)
-            choice = self._algorithm("all_to_all_uneven", members, terms)
-            units = self._units(DType.BYTES, terms)
+            self._need_all(call, members, call_options)
+            choice = self._algorithm("all_to_all_uneven", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
             encoded = self._plan(
-                members, choice, units.counts(send), units.counts(receive), units.per_packet
+                members, choice, layout.counts(send), layout.counts(receive), layout.per_packet
             )
-            return self._submit(encoded, call, buffers, units.dtype, terms)
+            return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
     def gather(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            self._need_all(call, members, terms)
-            choice = self._algorithm("gather", members, terms)
-            units = self._units(DType.BYTES, terms)
-            count = units.count(nbytes)
-            encoded = self._plan(members, choice, count, units.per_packet, root=root)
-            return self._submit(encoded, call, buffers, units.dtype, terms)
+            self._need_all(call, members, call_options)
+            choice = self._algorithm("gather", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
+            count = layout.count(nbytes)
+            encoded = self._plan(members, choice, count, layout.per_packet, root=root)
+            return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
     def scatter(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            choice = self._algorithm("scatter", members, terms)
-            units = self._units(DType.BYTES, terms)
-            count = units.count(nbytes)
-            encoded = self._plan(members, choice, count, units.per_packet, root=root)
-            return self._submit(encoded, call, buffers, units.dtype, terms)
+            choice = self._algorithm("scatter", members, call_options)
+            layout = self._layout(DType.BYTES, call_options)
+            count = layout.count(nbytes)
+            encoded = self._plan(members, choice, count, layout.per_packet, root=root)
+            return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
-    def barrier(self, call: Collective, terms: Terms) -> Operation:
+    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("barrier", members, terms)
+            choice = self._algorithm("barrier", members, call_options)
             fanout = max(self._fanout, BARRIER_FANOUT)
             encoded = self._plan(members, choice, 1, fanout=fanout)
-            return self._submit(encoded, call, self._barrier_buffers, DType.F32, terms)
+            return self._submit(encoded, call, self._barrier_buffers, DType.F32, call_options)
 
-    def _algorithm(self, collective: str, members: Members, terms: Terms) -> Choice:
-        name = plan_cache.name_of(terms.options, self._topology)
+    def _algorithm(self, collective: str, members: Members, call_options: CallOptions) -> Choice:
+        name = plan_cache.name_of(call_options.options, self._topology)
         return plan_cache.algorithm(collective, members, name, self._topology)
 
     def _block_choice(self, collective: str, members: Members) -> Choice:
@@ -334,19 +351,19 @@ class Endpoint(CollectiveEndpoint):
         choice: Choice,
         elements: int | tuple[int, ...],
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
         **how: Any,
     ) -> Encoded:
         """The plan of a reduction. ``how``: what its builder takes besides."""
-        units = self._units(dtype, terms)
-        per_packet, (by, topology) = units.per_packet, choice
+        layout = self._layout(dtype, call_options)
+        per_packet, (by, topology) = layout.per_packet, choice
         if topology is not None:
-            found = sum_units_of(units, self._payload, terms.encoding, topology)
+            found = sum_layout_of(layout, self._payload, call_options.encoding, topology)
             per_packet, choice = found.per_packet, Choice(by, found.topology)
         return self._plan(members, choice, elements, per_packet, **how)
 
-    def _units(self, dtype: DType, terms: Terms) -> Units:
-        return units_of(self._payload, dtype, terms.encoding)
+    def _layout(self, dtype: DType, call_options: CallOptions) -> ElementLayout:
+        return layout_of(self._payload, dtype, call_options.encoding)
 
     def _need(self, call: Collective, members: Members, ranks: Sequence[int]) -> None:
         """Refuses a call that needs data of lost ranks; on all ranks alike."""
@@ -354,9 +371,13 @@ class Endpoint(CollectiveEndpoint):
         if lost:
             raise self._missed(call, lost)
 
-    def _need_all(self, call: Collective, members: Members, terms: Terms) -> None:
+    def _need_all(self, call: Collective, members: Members, call_options: CallOptions) -> None:
         """The same for a call whose result has a part of every rank."""
-        if not members.complete and terms.among is None and terms.options.delivery == "reliable":
+        if (
+            not members.complete
+            and call_options.among is None
+            and call_options.options.delivery == "reliable"
+        ):
             raise self._missed(call, members.lost)
 
     def _missed(self, call: Collective, lost: Sequence[int]) -> PeerLostError:
@@ -431,7 +452,7 @@ class Endpoint(CollectiveEndpoint):
     def look(self) -> None:
         """Now and then, from the control plane's thread: warns of what the figures show, and tells
         the other ranks of a message that ended the group, which nobody here may wait for."""
-        self.figures.own()
+        self.stats.own()
         if self.health.failure is None and self._engine is not None:
             with contextlib.suppress(ClosedError):
                 failure = self._engine.failure()
@@ -463,9 +484,9 @@ class Endpoint(CollectiveEndpoint):
         self._leaving.close()
 
 
-def _finish_of_owned(choice: Choice, terms: Terms) -> Finish:
+def _finish_of_owned(choice: Choice, call_options: CallOptions) -> Finish:
     """How a sum ends whose owner is always the same. Where nothing can be lost both ways give the
     same, and MEAN adds the owner's part in passing."""
     within_host = choice.topology is not None and choice.topology.one_host
-    exact = terms.options.delivery == "reliable" or within_host
+    exact = call_options.options.delivery == "reliable" or within_host
     return Finish.MEAN if exact else Finish.STRATIFIED

@@ -1,4 +1,4 @@
-"""How a mean is formed from the contributions that arrived: what an owner adds, and divides by."""
+"""Estimators of a mean from the contributions that arrived: what an owner adds, and divides by."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ contribution is multiplied by more than its inverse."""
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """How one operation forms its means. ``finish`` is that of its plan (the default where None).
+    """Estimator of one operation. ``finish`` is that of its plan (the default where None).
 
     ``weights``: by rank, what contributions are multiplied by (empty: 1); ``divisor`` is what a
     WEIGHTED finish divides by.
@@ -43,8 +43,8 @@ BY_COUNT: Final = Means()
 
 @dataclass
 class _Link:
-    """What one link delivered, older packets counting less. Going out of use clears it: if the link
-    comes back, its rate is that of what follows."""
+    """Delivery rate of one link, older packets counting less. Going out of use clears it: if the
+    link comes back, its rate is that of what follows."""
 
     offered: float = 0.0
     delivered: float = 0.0

@@ -1,4 +1,4 @@
-"""How a rank leaves a group: not before the others have what they need of it."""
+"""Leaving of a group by a rank: not before the others have what they need of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Final
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.core.logfmt import event, log
 
-from .figures import Figures
+from .group_context import GroupContext
+from .group_stats import GroupStats
 from .operations import Operations
-from .parts import Parts
 from .watcher import Watcher
 
 LINGER_SECONDS: Final = 1.0
@@ -25,26 +25,26 @@ end first, and the others can't leave before it does."""
 
 
 class Leaving:
-    """One group's end at this rank.
+    """End of one group at this rank.
 
     Args:
-        parts: The rank's parts of the group, of which engine and control plane are closed.
+        context: The rank's context of the group, of which engine and control plane are closed.
         operations: Those that may be unfinished.
         watcher: Is ended.
-        figures: Are logged where loss was injected.
+        stats: Are logged where loss was injected.
     """
 
     def __init__(
-        self, parts: Parts, operations: Operations, watcher: Watcher, figures: Figures
+        self, context: GroupContext, operations: Operations, watcher: Watcher, stats: GroupStats
     ) -> None:
-        self._health = parts.health
-        self._where = parts.health.where
-        self._options = parts.options
-        self._engine = parts.engine
-        self._control = parts.control
+        self._health = context.health
+        self._where = context.health.where
+        self._options = context.options
+        self._engine = context.engine
+        self._control = context.control
         self._operations = operations
         self._watcher = watcher
-        self._figures = figures
+        self._stats = stats
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = self._announced = self._awaited_delivery = False
@@ -73,14 +73,14 @@ class Leaving:
             self._announced = True
             self._control.leave(last, _own_error())
             self._health.await_others(patience)
-        self._figures.tell_missing()
-        self._figures.own()
+        self._stats.tell_missing()
+        self._stats.own()
         self._watcher.join()
         if self._control is not None:
             self._control.close()
         if self._options.inject:
             # Otherwise a run in which nothing was dropped would look like one that loss can't harm.
-            found = self._figures.stats()
+            found = self._stats.stats()
             counts = {name: getattr(found, name) for name in ("packets_sent", "packets_injected")}
             event(logging.INFO, self._where, "left", **counts)
         if self._engine is not None:

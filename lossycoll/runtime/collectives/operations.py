@@ -1,4 +1,4 @@
-"""One group's operations: submitted to the engine, waited for, ended, explained if they fail."""
+"""Operations of one group: submitted to the engine, waited for, ended, explained if they fail."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from . import engine_call, trace
 from .estimators import BY_COUNT, Means
-from .parts import Parts
+from .group_context import GroupContext
 from .sequencer import Sequencer
 
 VERDICT_SECONDS: Final = 5.0
@@ -26,10 +26,10 @@ REAP_FROM: Final = 8
 
 
 class Operations:
-    """What was submitted and isn't released yet.
+    """Operations that were submitted and aren't released yet.
 
     Args:
-        parts: The rank's parts of the group. Without an engine nothing can be submitted.
+        context: The rank's context of the group. Without an engine nothing can be submitted.
         timeout: Seconds for ranks that never take part.
 
     Attributes:
@@ -40,14 +40,14 @@ class Operations:
         first_failed: Number of the first call of which one failed; None before that.
     """
 
-    def __init__(self, parts: Parts, timeout: float) -> None:
-        self._health = parts.health
-        self._engine = parts.engine
-        self._where = parts.health.where
+    def __init__(self, context: GroupContext, timeout: float) -> None:
+        self._health = context.health
+        self._engine = context.engine
+        self._where = context.health.where
         self._tracing = trace.wanted()
         self._watched = False
         self.timeout = timeout
-        self.sequencer: Final = Sequencer(self._where.rank, self._where.world, parts.check_sound)
+        self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
         self.unfinished: Final[dict[int, Operation]] = {}
         self.any_ended = False
         self.first_failed: int | None = None
@@ -65,7 +65,7 @@ class Operations:
         call: Collective,
         buffers: tuple[int, int],
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
         *,
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
@@ -77,7 +77,7 @@ class Operations:
             call: The call that it serves.
             buffers: Addresses of input and output.
             dtype: The elements' type.
-            terms: How it is to be done.
+            call_options: How it is to be done.
             means: How contributions are averaged; reductions only. Those of a rank that dies
                 meanwhile then count as lost, instead of failing it.
             blocks: What becomes of single packets, for calls that are to know.
@@ -86,26 +86,26 @@ class Operations:
             LossyError: The group has failed, or the engine refused the operation.
         """
         assert self._engine is not None
-        timeout = self.timeout if terms.timeout is None else terms.timeout
-        reliable = terms.options.delivery == "reliable"
-        operation = Operation(self, call, terms, timeout)
+        timeout = self.timeout if call_options.timeout is None else call_options.timeout
+        reliable = call_options.options.delivery == "reliable"
+        operation = Operation(self, call, call_options, timeout)
         operation.members = self.sequencer.at(self.sequencer.next).ranks
         operation.exact, operation.blocks = reliable and means is None, blocks
         # Until the watcher runs, nobody would collect the finished ticket.
-        operation.notify = terms.future and self._watched
-        estimator = "" if reliable else blocks.meaning if blocks else terms.options.estimator
-        scale = 1.0 if terms.mean else float(self._where.world)
+        operation.notify = call_options.future and self._watched
+        estimator = "" if reliable else blocks.meaning if blocks else call_options.options.estimator
+        scale = 1.0 if call_options.mean else float(self._where.world)
         try:
             key = engine_call.CacheKey(
-                encoded, call.key, estimator, terms.options, dtype, scale, timeout, terms.encoding,
-                notify=operation.notify, waits=not terms.future,
+                encoded, call.key, estimator, call_options.options, dtype, scale, timeout,
+                call_options.encoding, notify=operation.notify, waits=not call_options.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
                 ready = engine_call.ready(key)
-                self._engine.submit_ready(ready, *buffers, operation, terms.gate, call.seq)
+                self._engine.submit_ready(ready, *buffers, operation, call_options.gate, call.seq)
             else:
                 once = engine_call.with_data(key, buffers, means or BY_COUNT, blocks)
-                self._engine.submit(encoded, once, operation, terms.gate, call.seq)
+                self._engine.submit(encoded, once, operation, call_options.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
             raise (self._health.failure or error).again(call.numbered) from None

@@ -1,4 +1,4 @@
-"""Which plan an operation uses, ready for C, and kept for the sizes that come again.
+"""Cache of the plans that operations use, ready for C, and kept for the sizes that come again.
 
 All are functions of what every rank knows: who takes part, sizes and options.
 """
@@ -28,7 +28,7 @@ REPLANNED: Final = ("all_reduce", "broadcast", "barrier")
 
 
 class Choice(NamedTuple):
-    """How a collective is planned.
+    """Algorithm and topology of a plan.
 
     Attributes:
         by: The algorithm.

@@ -13,7 +13,7 @@ from lossycoll.runtime.membership.view_agreement import View
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who takes part: ``ranks`` (ascending) of ``world``, ``rank`` among them."""
+    """Ranks that take part: ``ranks`` (ascending) of ``world``, ``rank`` among them."""
 
     world: int
     rank: int

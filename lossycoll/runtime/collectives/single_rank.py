@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lossycoll.errors import LossyError
 from lossycoll.plan import copies, reduce_scatter
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
@@ -33,10 +33,10 @@ class SingleRank(CollectiveEndpoint):
         self._health = health
 
     def all_reduce(
-        self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
+        self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
     ) -> Operation:
         del address, elements, dtype
-        return self._done(call, terms)
+        return self._done(call, call_options)
 
     def reduce_scatter(
         self,
@@ -44,9 +44,9 @@ class SingleRank(CollectiveEndpoint):
         buffers: tuple[int, int],
         elements: int | tuple[int, ...],
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
-        return self._copy(call, buffers, elements, terms, dtype.itemsize)
+        return self._copy(call, buffers, elements, call_options, dtype.itemsize)
 
     def reduce_scatter_blocks(
         self,
@@ -54,27 +54,27 @@ class SingleRank(CollectiveEndpoint):
         buffers: tuple[int, int],
         elements: int,
         dtype: DType,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
-        operation = self._copy(call, buffers, elements, terms, dtype.itemsize)
+        operation = self._copy(call, buffers, elements, call_options, dtype.itemsize)
         per_packet = PAYLOAD // dtype.itemsize
         operation.blocks = Contributions(reduce_scatter.reduce_scatter(1, 0, elements, per_packet))
         return operation
 
     def broadcast(
-        self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
+        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
     ) -> Operation:
         del address, nbytes, root
-        return self._done(call, terms)
+        return self._done(call, call_options)
 
     def all_gather(
         self,
         call: Collective,
         buffers: tuple[int, int],
         nbytes: int | tuple[int, ...],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
-        return self._copy(call, buffers, nbytes, terms)
+        return self._copy(call, buffers, nbytes, call_options)
 
     def all_gather_blocks(
         self,
@@ -82,17 +82,17 @@ class SingleRank(CollectiveEndpoint):
         buffers: tuple[int, int],
         nbytes: int,
         needed: NDArray[np.bool_] | None,
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         del needed
-        operation = self._copy(call, buffers, nbytes, terms)
+        operation = self._copy(call, buffers, nbytes, call_options)
         operation.blocks = Blocks(copies.all_gather(1, 0, nbytes, PAYLOAD))
         return operation
 
     def all_to_all(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
     ) -> Operation:
-        return self._copy(call, buffers, nbytes, terms)
+        return self._copy(call, buffers, nbytes, call_options)
 
     def exchange(
         self,
@@ -100,43 +100,53 @@ class SingleRank(CollectiveEndpoint):
         buffers: tuple[int, int],
         send: Sequence[int],
         receive: Sequence[int],
-        terms: Terms,
+        call_options: CallOptions,
     ) -> Operation:
         del receive
-        return self._copy(call, buffers, send[0], terms)
+        return self._copy(call, buffers, send[0], call_options)
 
     def gather(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         del root
-        return self._copy(call, buffers, nbytes, terms)
+        return self._copy(call, buffers, nbytes, call_options)
 
     def scatter(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
     ) -> Operation:
         del root
-        return self._copy(call, buffers, nbytes, terms)
+        return self._copy(call, buffers, nbytes, call_options)
 
-    def barrier(self, call: Collective, terms: Terms) -> Operation:
-        return self._done(call, terms)
+    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
+        return self._done(call, call_options)
 
     def _copy(
         self,
         call: Collective,
         buffers: tuple[int, int],
         count: int | tuple[int, ...],
-        terms: Terms,
+        call_options: CallOptions,
         itemsize: int = 1,
     ) -> Operation:
         source, target = buffers
-        if terms.on_device:
-            return self._done(call, terms)
+        if call_options.on_device:
+            return self._done(call, call_options)
         own = count if isinstance(count, int) else count[0]
         ctypes.memmove(target, source, own * itemsize)
-        return self._done(call, terms)
+        return self._done(call, call_options)
 
-    def _done(self, call: Collective, terms: Terms) -> Operation:
-        operation = Operation(self, call, terms, 0.0)
+    def _done(self, call: Collective, call_options: CallOptions) -> Operation:
+        operation = Operation(self, call, call_options, 0.0)
         operation.complete()
         return operation
 

@@ -1,4 +1,4 @@
-"""What the log says at level ``debug`` about one operation: its begin, its streams, its end."""
+"""Log at level ``debug`` about one operation: its begin, its streams, its end."""
 
 from __future__ import annotations
 

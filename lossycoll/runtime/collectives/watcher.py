@@ -18,24 +18,24 @@ from lossycoll.errors import ClosedError, EngineError
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.completions import Completions, completions
 
+from .group_context import GroupContext
 from .operations import Operations
-from .parts import Parts
 
 ASK_SECONDS: Final = 0.1
 """How often calls are looked at that may have taken long."""
 
 
 class Watcher:
-    """One group's part of the thread's work.
+    """Work of the watcher thread for one group.
 
     Args:
-        parts: The rank's parts of the group.
+        context: The rank's context of the group.
         operations: Those that it completes.
     """
 
-    def __init__(self, parts: Parts, operations: Operations) -> None:
-        self._health = parts.health
-        self._engine = parts.engine
+    def __init__(self, context: GroupContext, operations: Operations) -> None:
+        self._health = context.health
+        self._engine = context.engine
         self._operations = operations
         self._lock = threading.RLock()
         self._started = False

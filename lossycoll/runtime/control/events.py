@@ -1,4 +1,4 @@
-"""What a transport tells its user."""
+"""Events that a transport reports to its user."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every part of the runtime shares: calls as data, and log lines."""
+"""Base of all parts of the runtime: calls as data, and log lines."""

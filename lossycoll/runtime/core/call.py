@@ -88,8 +88,8 @@ def text_of(key: CallKey) -> str:
     return f"{text} ({delivery})" if delivery else text
 
 
-class Terms(NamedTuple):
-    """How an operation is to be done.
+class CallOptions(NamedTuple):
+    """Options of one call.
 
     ``options``: the group's, as the caller's scope changes them. ``mean`` or sum. ``timeout`` in
     seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
@@ -137,7 +137,7 @@ class LongWait:
 
 
 class Submitter(Protocol):
-    """What an operation needs of the endpoint that submitted it."""
+    """Endpoint as an operation that it submitted needs it."""
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
     def wait_result(self, operation: Operation, seconds: float) -> int: ...
@@ -180,11 +180,13 @@ class Operation:
         "timeout",
     )
 
-    def __init__(self, endpoint: Submitter, call: Collective, terms: Terms, timeout: float) -> None:
+    def __init__(
+        self, endpoint: Submitter, call: Collective, call_options: CallOptions, timeout: float
+    ) -> None:
         self._endpoint = endpoint
-        self._epilogue = terms.epilogue
-        self._among = terms.among
-        self._keep = terms.keep
+        self._epilogue = call_options.epilogue
+        self._among = call_options.among
+        self._keep = call_options.keep
         self._lock = threading.RLock()  # a signal's handler may come on top of who has it
         self._completing = False
         self._callbacks: list[Callable[[], None]] = []
@@ -205,7 +207,7 @@ class Operation:
         self.members: Sequence[int] = (0,)
         self.shown = False
         """Whether the result is there, though the operation need not be done."""
-        self.gated = bool(terms.gate)
+        self.gated = bool(call_options.gate)
         """Whether it waits behind a gate."""
         self.done = False
         self.error: LossyError | None = None

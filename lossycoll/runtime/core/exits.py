@@ -1,4 +1,4 @@
-"""What ends before the interpreter does: groups and swarms first, then threads.
+"""Shutdown before the interpreter's: groups and swarms first, then threads.
 
 A thread that is inside torch while the interpreter ends brings the process down, with "terminate
 called without an active exception".

@@ -78,7 +78,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """What one operation needs besides its plan (lc_call).
+    """Parameters of one operation besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
@@ -124,7 +124,7 @@ class EngineCall:
 
 
 class Ticketed(Protocol):
-    """Who keeps the memory of an operation. ``ticket``: 0 as long as it is not the engine's."""
+    """Owner of the memory of an operation. ``ticket``: 0 as long as it is not the engine's."""
 
     ticket: int
 
@@ -189,7 +189,7 @@ class Message:
 
 
 class EngineGroup:
-    """One group's operations at this rank, on the host of its process.
+    """Operations of one group at this rank, on the host of its process.
 
     Methods may be called from any thread. ``close`` first ends what is pending.
     Raises the errors of :func:`lossycoll.errors.error_of`.

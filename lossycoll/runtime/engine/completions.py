@@ -1,4 +1,4 @@
-"""Which operations have ended, of all groups of this process: for its one watcher."""
+"""Completion queue of all groups of this process: for its one watcher."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the funnel says besides the code: whose call failed, and whom it is made with.
+    """Location of a failure: whose call failed, and whom it is made with.
 
     ``call`` is the call as text ("": none), ``seq`` its number in the group (-1: a message has
     none), ``addresses`` one text per rank, ``timeout`` in seconds. ``group``: its name in torch.

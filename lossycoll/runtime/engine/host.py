@@ -18,10 +18,10 @@ from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
-from .asides import Asides
 from .failures import Failure, Where, error_of
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
+from .out_of_band import OutOfBand
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 from .status_page import Job, StatusPage
 from .verbs_port import VerbsAddress, VerbsPort
@@ -117,7 +117,7 @@ class Host:
         config.paces_port = options.pacing == "port"
         config.keepalive_ns = math.ceil(options.keepalive * 1e9)
         self._wakers: Wakers | None = None
-        self._asides: Asides | None = None
+        self._out_of_band: OutOfBand | None = None
         self._page: StatusPage | None = None
         self._verbs_link = 0
         self.handle = ffi.NULL
@@ -170,17 +170,17 @@ class Host:
         port.taken()
         self._verbs_link = number
 
-    def asides(self) -> Asides:
-        """Takes datagrams aside from now on; before ``start``, once.
+    def out_of_band(self) -> OutOfBand:
+        """Takes out-of-band datagrams from now on; before ``start``, once.
 
         Raises:
             EngineError: There is no memory for them, or no descriptor.
         """
-        descriptor = lib.lc_host_asides(self.handle)
+        descriptor = lib.lc_host_oob(self.handle)
         if descriptor < 0:
             raise error_of(Failure(descriptor), self._where)
-        self._asides = Asides(self.handle, descriptor)
-        return self._asides
+        self._out_of_band = OutOfBand(self.handle, descriptor)
+        return self._out_of_band
 
     def seal(self, secrets: bytes, filter_bits: int) -> None:
         """Seals all that leaves this machine; before ``start``.
@@ -414,8 +414,8 @@ class Host:
             self._users = 0
             handle, self.handle = self.handle, ffi.NULL
             self._wakers = None
-        if self._asides is not None:
-            self._asides.close()
+        if self._out_of_band is not None:
+            self._out_of_band.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
             if self._page is not None:

@@ -1,4 +1,4 @@
-"""What happens to the engine's link that a person should know, as sentences that are logged once.
+"""Events of the engine's link that a person should know, as sentences that are logged once.
 
 The engine goes on by itself in all of these cases; docs/engine.md says how.
 """

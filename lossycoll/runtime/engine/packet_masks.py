@@ -14,7 +14,7 @@ from .binding import EngineGroup
 
 
 class Blocks:
-    """What one rank needs and gets in an all-gather of equal chunks, ``plan``.
+    """Blocks that one rank needs and gets in an all-gather of equal chunks, ``plan``.
 
     ``needed``: bool (world, blocks), by owner; a block is a packet of the owner's chunk. None: none
     is. This rank's own row says nothing. ``arrived`` is of the same shape once the operation is
@@ -63,7 +63,7 @@ class Blocks:
 
 
 class Contributions:
-    """What became of a rank's contributions to a reduce-scatter of equal chunks, ``plan``.
+    """Fate of a rank's contributions to a reduce-scatter of equal chunks, ``plan``.
 
     ``lost``: bool (world, blocks), by owner, once the operation is done: the blocks of this rank's
     contribution that the owner did without. Own row False. In a plan of several levels the rank's

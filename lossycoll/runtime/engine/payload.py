@@ -1,4 +1,4 @@
-"""What a packet of a given size has room for."""
+"""Payload of a packet of a given size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of a process of this machine, by its number."""
+"""State of a process of this machine, by its number, as the kernel has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done against loss on the way to each peer: sentences that are logged when it changes."""
+"""Log of the recovery from loss on the path to each peer: a sentence at each change."""
 
 from __future__ import annotations
 

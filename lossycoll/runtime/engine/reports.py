@@ -1,4 +1,4 @@
-"""Figures, as typed data. The names are those of native/lossycoll.h, where both have them."""
+"""Reports and stats as typed data, by the names of native/lossycoll.h where both have them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class PeerStats:
-    """What passed between this rank and one peer since the group was made.
+    """Counters of the traffic between this rank and one peer since the group was made.
 
     Attributes:
         rank: The peer's rank in the group.
@@ -310,7 +310,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats(EngineStats):
-    """What :func:`lossycoll.stats` returns: the engine's sums, and what lies around the engine.
+    """Result of :func:`lossycoll.stats`: the engine's sums, and what lies around the engine.
 
     The sums are those of :class:`EngineStats`. They are one group's, or those of all groups of the
     process, with ranks numbered as in the job.

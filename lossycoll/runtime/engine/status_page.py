@@ -30,7 +30,7 @@ KEPT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a page says of the job that its process belongs to.
+    """Job that a page's process belongs to.
 
     Attributes:
         session: The job's, 64 bits.
@@ -211,7 +211,7 @@ def _record(path: Path, data: bytes, now: int) -> Record:
 def _peer(c: Any, now: int) -> PeerRecord:
     return PeerRecord(
         rank=c.rank,
-        heard=_ago(now, max(c.heard_ns, c.beat_ns)),
+        heard=_ago(now, max(c.heard_ns, c.heartbeat_ns)),
         state=c.state,
         silence=c.silence,
         link=c.link,

@@ -1,4 +1,4 @@
-"""What a process tells of itself, as data: read from its status page, or sent by it as JSON.
+"""Status of a process as data: read from its status page, or sent by it as JSON.
 
 Times are seconds before the reading, so that they mean the same on every machine; -1 is never.
 """
@@ -78,7 +78,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a process knows of another one, by packets and by the control plane.
+    """State of another process, as packets and the control plane tell it.
 
     Attributes:
         rank: torch's global rank.

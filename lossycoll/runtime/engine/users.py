@@ -1,4 +1,4 @@
-"""Who is inside the engine's library, so that what they use is freed only when nobody is."""
+"""Callers inside the engine's library, counted: what they use is freed when nobody is inside."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SALT: Final = b"lossycoll 1"
 
 @dataclass(frozen=True)
 class Secret:
-    """What is derived from the secret of a job; the secret itself isn't kept.
+    """Keys derived from the secret of a job; the secret itself isn't kept.
 
     Attributes:
         root: HKDF's pseudorandom key (RFC 5869, section 2.2).

@@ -1,1 +1,1 @@
-"""Who is in the group, who is alive, who is left, and what failed."""
+"""Membership of groups: rendezvous, failure detection, coordinator, views."""

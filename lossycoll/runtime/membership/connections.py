@@ -1,9 +1,9 @@
 """A rank's control connections: who is at the other end, and what it may say.
 
-Every rank listens. A *member* connection goes from a rank to the hub and carries messages both
-ways. A *question* is a connection of its own to any rank: the answer is the other's hello, or that
-nobody listens there any more. After a cut TCP tries an old connection ever less often, so that a
-silent rank is asked over a new one.
+Every rank listens. A *member* connection goes from a rank to the coordinator and carries messages
+both ways. A *question* is a connection of its own to any rank: the answer is the other's hello, or
+that nobody listens there any more. After a cut TCP tries an old connection ever less often, so that
+a silent rank is asked over a new one.
 
 Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
 thread, but for ``open`` and ``wake``.
@@ -78,11 +78,11 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class NewKeysAsked:
+class RekeyAsked:
     """A process that has the secret asks for new keys."""
 
 
-Event: TypeAlias = Received | Connected | Broken | Refused | Alive | NewKeysAsked
+Event: TypeAlias = Received | Connected | Broken | Refused | Alive | RekeyAsked
 
 
 @dataclass(slots=True)
@@ -110,12 +110,12 @@ class _Link:
 class Connections:
     """One rank's. ``open``, ``start``, then the rest; ``close`` at the end.
 
-    ``members`` has the ranks with which there is a member connection. Ranks in ``shunned`` get no
+    ``members`` has the ranks with which there is a member connection. Ranks in ``lost`` get no
     answer to their questions.
 
     Args:
-        rank: This process's number in the cohort.
-        world: The cohort's processes.
+        rank: This process's number in the world.
+        world: The world's processes.
         clock: In seconds.
         secret: All connections are sealed with it; None: none is.
 
@@ -136,7 +136,7 @@ class Connections:
         self._clock = clock
         self._token = ""
         self._foreign = 0
-        self.shunned: set[int] = set()
+        self.lost: set[int] = set()
         self.trouble: dict[int, str] = {}
         """What became of the last attempt to reach a rank, where that failed."""
         self.answers = Answers("0" * 16, (), list)
@@ -147,8 +147,8 @@ class Connections:
         self._places: list[tuple[str, int]] = []
         self._links: dict[int, _Link] = {}
         self._questions: dict[int, _Link] = {}
-        self._hub: int | None = None
-        self._to_hub: _Link | None = None
+        self._coordinator: int | None = None
+        self._to_coordinator: _Link | None = None
         self._tried_at = 0.0
         self._events: list[Event] = []
         self._listener: socket.socket | None = None
@@ -193,21 +193,20 @@ class Connections:
 
     # ---- connections ----
 
-    def follow(self, hub: int | None, now: float) -> None:
-        """Connects with ``hub`` anew; None: this rank is the hub, or nobody's."""
-        if self._to_hub is not None:
-            self._drop(self._to_hub)
-        self._hub = hub
-        self._connect_hub(now)
+    def follow(self, coordinator: int | None, now: float) -> None:
+        """Connects with ``coordinator`` anew; None: this rank is the coordinator, or nobody's."""
+        if self._to_coordinator is not None:
+            self._drop(self._to_coordinator)
+        self._coordinator = coordinator
+        self._connect_coordinator(now)
 
     def tick(self, now: float, patience: float) -> None:
-        """Tries a broken connection with the hub again, one that is under way ``patience`` s after
-        its begin."""
-        if self._hub is not None and now - self._tried_at >= patience:
-            under_way = self._to_hub
+        """Retries a broken connection with the coordinator, or one pending for ``patience`` s."""
+        if self._coordinator is not None and now - self._tried_at >= patience:
+            under_way = self._to_coordinator
             if under_way is not None and not under_way.known:
                 self._unanswered(under_way)
-            self._connect_hub(now)
+            self._connect_coordinator(now)
 
     def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
         """Asks ``ranks`` for a sign of life, each over a new connection.
@@ -258,10 +257,10 @@ class Connections:
         if self._listener is not None:
             self._listener.close()
 
-    def _connect_hub(self, now: float) -> None:
+    def _connect_coordinator(self, now: float) -> None:
         self._tried_at = now
-        if self._hub is not None and self._to_hub is None:
-            self._to_hub = self._connect(self._hub, "member", now)
+        if self._coordinator is not None and self._to_coordinator is None:
+            self._to_coordinator = self._connect(self._coordinator, "member", now)
 
     def _connect(self, rank: int, purpose: str, now: float) -> _Link | None:
         """Begins a connection; None: it couldn't be begun."""
@@ -323,11 +322,11 @@ class Connections:
                 self._foreign += 1
             else:
                 self._events.append(Received(link.rank, message))
-        elif isinstance(message, Hello) and self._is_visit(link, message):
+        elif isinstance(message, Hello) and self._is_probe(link, message):
             self._say_hello(link)  # and it stays a stranger
-        elif isinstance(message, Hello) and self._asks_for_keys(link, message):
+        elif isinstance(message, Hello) and self._asks_for_rekey(link, message):
             self._say_hello(link)
-            self._events.append(NewKeysAsked())
+            self._events.append(RekeyAsked())
         elif isinstance(message, Hello) and self._asks_for_status(link, message):
             link.purpose = "told"  # and it stays a stranger, who isn't told a second time
             for answer in self.answers.to(message.purpose):
@@ -339,15 +338,15 @@ class Connections:
             self._foreign += 1
             self._drop(link)
 
-    def _is_visit(self, link: _Link, hello: Hello) -> bool:
+    def _is_probe(self, link: _Link, hello: Hello) -> bool:
         return (
             link.rank < 0
-            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "visit")
+            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "probe")
             and self._knows_token(hello)
         )
 
-    def _asks_for_keys(self, link: _Link, hello: Hello) -> bool:
-        is_asked = (hello.version, hello.purpose) == (VERSION, "newkeys")
+    def _asks_for_rekey(self, link: _Link, hello: Hello) -> bool:
+        is_asked = (hello.version, hello.purpose) == (VERSION, "rekey")
         return is_asked and link.rank < 0 and self._is_sealed
 
     def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
@@ -379,7 +378,7 @@ class Connections:
             if hello.purpose != "question":
                 self._say_hello(link)
                 self._enter(link)
-            elif hello.rank not in self.shunned:
+            elif hello.rank not in self.lost:
                 self._say_hello(link)
                 self._events.append(Alive(hello.rank))
             return
@@ -405,5 +404,5 @@ class Connections:
             del self.members[link.rank]
         if self._questions.get(link.rank) is link:
             del self._questions[link.rank]
-        if self._to_hub is link:
-            self._to_hub = None
+        if self._to_coordinator is link:
+            self._to_coordinator = None

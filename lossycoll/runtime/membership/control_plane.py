@@ -1,7 +1,7 @@
 """The control plane of a process: one thread and one set of connections for all of its groups.
 
-The groups of one *cohort*, the processes that met in one rendezvous, share a plane. What it does is
-:class:`CohortProtocol`; here are its thread, its lifetime, and the way in from other threads. A
+The groups of one *world*, the processes that met in one rendezvous, share a plane. What it does is
+:class:`WorldProtocol`; here are its thread, its lifetime, and the way in from other threads. A
 group is a :class:`Membership`: opening one costs no message, no thread and no descriptor.
 """
 
@@ -19,21 +19,21 @@ from typing import Final, Protocol
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
-from .cohort_protocol import CohortProtocol
 from .connections import Connections
 from .status_answer import Answers
+from .world_protocol import WorldProtocol
 
 LINGER_SECONDS: Final = 0.5
 """How long the end of a plane may take for what is under way."""
 LEAVING_SECONDS: Final = 0.02
-"""Between two looks, while what is to be said waits for a hub."""
+"""Between two looks, while what is to be said waits for a coordinator."""
 
 _here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
 """The planes of this process, so that a forked child can close its copies of their sockets."""
 
 
 class Rekeyed(Protocol):
-    """What seals."""
+    """Object whose keys are renewed."""
 
     def rekey(self) -> None: ...
 
@@ -42,8 +42,8 @@ class ControlPlane:
     """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
 
     Args:
-        rank: This process's number in the cohort.
-        world: The cohort's processes, at least 2.
+        rank: This process's number in the world.
+        world: The world's processes, at least 2.
         liveness: Seconds within which a silent rank is named.
         clock: What silence is measured by, in seconds; it never runs backwards.
         secret: All connections are sealed with it; None: none is.
@@ -64,14 +64,14 @@ class ControlPlane:
         self._clock = clock
         self._sockets = Connections(rank, world, clock, secret)
         self._met_or_failed = threading.Event()
-        self.cohort = CohortProtocol(
+        self.protocol = WorldProtocol(
             rank,
             world,
             liveness,
             sockets=self._sockets,
             clock=clock,
             on_met_or_failed=self._met_or_failed.set,
-            on_new_keys=self._renew_keys,
+            on_rekey=self._rekey_hosts,
         )
         """The thread's, apart from plain reads."""
         self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
@@ -88,19 +88,19 @@ class ControlPlane:
     @property
     def foreign(self) -> int:
         """Messages dropped since they were malformed, without the token, or of no group here."""
-        return self.cohort.foreign
+        return self.protocol.foreign
 
     @property
     def is_sound(self) -> bool:
         """Whether groups can still be made on it."""
-        return self.cohort.ready and not (self.cohort.expelled or self._stopping or self._over)
+        return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the cohort is neither lost nor gone, as far as this one knows."""
-        return self.cohort.is_here(rank)
+        """Whether a rank of the world is neither lost nor gone, as far as this one knows."""
+        return self.protocol.is_here(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """Where a rank of the cohort listens: numeric address and port. After ``start``."""
+        """Where a rank of the world listens: numeric address and port. After ``start``."""
         return self._sockets.place_of(rank)
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
@@ -111,10 +111,10 @@ class ControlPlane:
         return self._sockets.open(address, ports)
 
     def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Starts the thread. ``token``: the cohort's secret, equal on all ranks; ``endpoints``:
+        """Starts the thread. ``token``: the world's secret, equal on all ranks; ``endpoints``:
         where each rank listens (host, port)."""
         self._sockets.start(token, endpoints)
-        self.cohort.begin()
+        self.protocol.begin()
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
@@ -130,8 +130,8 @@ class ControlPlane:
 
     @property
     def has_met(self) -> bool:
-        """Whether the hub and every other rank have heard each other."""
-        return self.cohort.ready
+        """Whether the coordinator and every other rank have heard each other."""
+        return self.protocol.ready
 
     @property
     def has_met_or_failed(self) -> bool:
@@ -139,13 +139,14 @@ class ControlPlane:
         return self._met_or_failed.is_set()
 
     def meet(self, timeout: float) -> bool:
-        """Whether the hub and every other rank have heard each other, within ``timeout`` seconds.
+        """Whether the coordinator and every other rank have heard each other, within ``timeout``
+        seconds.
 
         Before, what is told may not reach all. False at once when a rank died meanwhile: the
         memberships have been told.
         """
         self._met_or_failed.wait(timeout)
-        return self.cohort.ready
+        return self.protocol.ready
 
     def trouble_with(self, rank: int) -> str:
         """What became of the last attempt to reach a rank; "": nothing is known to have failed."""
@@ -159,7 +160,7 @@ class ControlPlane:
         """The ranks that have not been heard yet, as far as this one can know."""
         if self.rank != 0:
             return [0]
-        return [rank for rank in range(1, self.world) if rank not in self.cohort.welcomed]
+        return [rank for rank in range(1, self.world) if rank not in self.protocol.welcomed]
 
     def hold(self) -> bool:
         """Keeps the plane from its end until ``release``. False: it is ending."""
@@ -170,7 +171,7 @@ class ControlPlane:
             return True
 
     def release(self) -> None:
-        """Undoes ``hold``; the last one leaves the cohort and joins the thread."""
+        """Undoes ``hold``; the last one leaves the world and joins the thread."""
         with self._lock:
             self._holders -= 1
             last = self._holders <= 0
@@ -179,7 +180,7 @@ class ControlPlane:
             self.close()
 
     def close(self) -> None:
-        """Leaves the cohort, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
+        """Leaves the world, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
         ended it."""
         with self._lock:
             if self._thread is None and not self._over:
@@ -192,11 +193,11 @@ class ControlPlane:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def renew_keys(self) -> None:
-        """Has all processes of the cohort seal with new keys; returns at once."""
-        self.post(self.cohort.renew_keys)
+    def rekey(self) -> None:
+        """Has all processes of the world seal with new keys; returns at once."""
+        self.post(self.protocol.rekey)
 
-    def _renew_keys(self) -> None:
+    def _rekey_hosts(self) -> None:
         for one in list(self.sealed):
             one.rekey()
 
@@ -239,28 +240,28 @@ class ControlPlane:
         try:
             self._serve()
         except Exception as error:  # else nobody would ever learn of a death again
-            self.cohort.broken(error)
+            self.protocol.broken(error)
             with contextlib.suppress(Exception):
                 self._run_tasks()
             raise
         finally:
             with contextlib.suppress(Exception):
-                self.cohort.say_goodbye()
+                self.protocol.say_goodbye()
             with self._lock:
                 self._stopping = self._over = True
-            self._sockets.close(0.0 if self.cohort.is_cut_off else LINGER_SECONDS)
+            self._sockets.close(0.0 if self.protocol.is_cut_off else LINGER_SECONDS)
             self._met_or_failed.set()
 
     def _serve(self) -> None:
         until = 0.0
-        while not self._stopping or (self.cohort.seeks_hub and self._clock() < until):
+        while not self._stopping or (self.protocol.seeks_coordinator and self._clock() < until):
             if not self._stopping:
                 until = self._clock() + LINGER_SECONDS
             # Receive before judging: what has come while this thread had to wait is no silence.
-            pause = self.cohort.due - self._clock()
+            pause = self.protocol.due - self._clock()
             events = self._sockets.poll(min(pause, LEAVING_SECONDS) if self._stopping else pause)
             self._run_tasks()
-            self.cohort.step(events)
+            self.protocol.step(events)
         self._run_tasks()
 
     def _run_tasks(self) -> None:

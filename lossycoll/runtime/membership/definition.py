@@ -1,4 +1,4 @@
-"""What one rank takes a group for, as far as all of its ranks must agree.
+"""Definition of a group at one rank, as far as all of its ranks must agree.
 
 A group that is made without a round of its ranks finds out in its first operation whether they do:
 the digest is part of every signature. What differs they then tell one another by the control plane.

@@ -1,8 +1,9 @@
-"""Who is silent for too long, and whose process may have ended: a judge without sockets or clock.
+"""Failure detector: finds silent ranks and ended processes, without sockets or clock.
 
 It is told what was heard of whom and which connections broke, and is asked (:meth:`tick`) what
-follows from that at a given time. The hub has it judge all others, the others the hub. How long a
-silence is borne, and why this rank's own sleep is nobody's silence, is in docs/control.md.
+follows from that at a given time. The coordinator has it judge all others, the others the
+coordinator. How long a silence is borne, and why this rank's own sleep is nobody's silence, is in
+docs/control.md.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-BEATS_PER_LIVENESS: Final = 8
+HEARTBEATS_PER_LIVENESS: Final = 8
 SILENT_SHARE: Final = 0.7
 """Of the liveness time; the rest is for the verdict to reach every rank."""
 PROBE_SECONDS: Final = (0.002, 1.0)
 """A rank whose connection broke is looked for at once, again after the first of these, then ever
 less often; and for how long. Its port may be open for a moment longer than its connections."""
 ARRIVAL_SECONDS: Final = 0.02
-"""How long a rank has to connect with a new hub before it is looked for."""
+"""How long a rank has to connect with a new coordinator before it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a tick found. ``silent``: ranks to give up, and the seconds of their silence.
+    """Findings of a tick. ``silent``: ranks to give up, and the seconds of their silence.
 
     ``late``: ranks to be asked over a new connection, since the old one may be what is slow.
     ``doubtful``: ranks to be looked for, since their processes may have ended.
@@ -53,8 +54,8 @@ class FailureDetector:
     """
 
     def __init__(self, liveness: float, now: float) -> None:
-        self.interval = liveness / BEATS_PER_LIVENESS
-        """Between two beats of the hub."""
+        self.interval = liveness / HEARTBEATS_PER_LIVENESS
+        """Between two heartbeats of the coordinator."""
         self.silence = liveness * SILENT_SHARE
         self.due = now
         """When :meth:`tick` is to be called at the latest."""

@@ -1,4 +1,4 @@
-"""What becomes of a group's messages here: delivered, kept until the group opens, or dropped.
+"""Queue of groups' messages: delivered, kept until the group opens, or dropped.
 
 Groups are opened and closed at other times on other ranks, so that messages come for groups that
 aren't open here yet, or not any more.
@@ -23,7 +23,7 @@ class Receiver(Protocol):
 
     @property
     def group(self) -> int: ...
-    def take(self, cohort: int, packed: Packed) -> None: ...
+    def take(self, process: int, packed: Packed) -> None: ...
 
 
 _Group = TypeVar("_Group", bound=Receiver)

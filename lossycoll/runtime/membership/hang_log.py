@@ -30,7 +30,7 @@ _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 
 class HangLog:
-    """One group's at one rank.
+    """Log of calls that hang, of one group at one rank.
 
     Args:
         where: The rank.

@@ -1,7 +1,7 @@
 """One group on the control plane: its members, who has left or is lost, and what is said in it.
 
 A membership translates between the ranks of the group, which its listener knows, and those of the
-cohort, which the plane knows. Liveness and death are the plane's; abort, goodbye, mismatch, figures
+world, which the plane knows. Liveness and death are the plane's; abort, goodbye, mismatch, figures
 and views are the group's.
 """
 
@@ -36,11 +36,11 @@ from .view_agreement import Survivors, View
 
 
 class Listener(Protocol):
-    """What the control plane tells and asks. Called from its thread: must be quick, never raise.
+    """Listener of a group to the control plane. Called from its thread: must be quick, never raise.
 
     The last three only where the group outlives a rank. ``on_lost`` stops submitting, and returns
     the number of the next operation; ``on_views`` continues if ``agreed``. After ``on_broken`` the
-    thread ends; what is posted within still goes out. ``on_beat`` comes a few times per liveness.
+    thread ends; what is posted within still goes out. ``on_round`` comes a few times per liveness.
     """
 
     def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
@@ -50,16 +50,16 @@ class Listener(Protocol):
     def on_differs(self, how: str) -> None: ...
     def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
-    def on_beat(self) -> object: ...
+    def on_round(self) -> object: ...
     def call_at(self, seq: int) -> str | None: ...
-    def figures(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
     def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
     def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
     def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
 
 
 class Router(Protocol):
-    """What a membership needs of the protocol below it, on the plane's thread."""
+    """Protocol below a membership, on the plane's thread."""
 
     @property
     def ready(self) -> bool: ...
@@ -75,14 +75,14 @@ class Router(Protocol):
 
 
 class Plane(Protocol):
-    """What a membership needs of the control plane, in any thread."""
+    """Control plane as a membership uses it, in any thread."""
 
     @property
     def rank(self) -> int: ...
     @property
     def liveness(self) -> float: ...
     @property
-    def cohort(self) -> Router: ...
+    def protocol(self) -> Router: ...
     def hold(self) -> bool: ...
     def release(self) -> None: ...
     def post(self, task: Callable[[], None]) -> None: ...
@@ -94,8 +94,8 @@ class Membership:
 
     Args:
         plane: The process's control plane, which lasts as long as one of its memberships.
-        group: The group's number, of 64 bits, which no other group of the cohort ever has.
-        members: The group's ranks, as ranks of the cohort, in the group's order.
+        group: The group's number, of 64 bits, which no other group of the world ever has.
+        members: The group's ranks, as ranks of the world, in the group's order.
         outlive: Whether the group continues without ranks that are lost.
         definition: What this rank takes the group for; None: nobody compares it.
 
@@ -113,10 +113,10 @@ class Membership:
         definition: Definition | None = None,
     ) -> None:
         self._plane = plane
-        self._cohort = plane.cohort
+        self._router = plane.protocol
         self.group = group
         self._members = tuple(members)
-        self._ranks = {cohort: rank for rank, cohort in enumerate(self._members)}
+        self._ranks = {process: rank for rank, process in enumerate(self._members)}
         self.rank = self._ranks[plane.rank]
         self.definition = definition
         self.listener: Listener = _NOBODY
@@ -136,7 +136,7 @@ class Membership:
         """Ranks that have said goodbye."""
         self._missed: set[int] = set()
         """Ranks that others miss, and whose goodbye hasn't come yet."""
-        self._figures: dict[int, dict[str, Any]] = {}
+        self._stats: dict[int, dict[str, Any]] = {}
         self._asked: set[int] = set()
         self._fresh = threading.Event()
 
@@ -144,17 +144,17 @@ class Membership:
 
     @property
     def foreign(self) -> int:
-        """Messages that the plane has dropped since they were malformed or not of this cohort."""
-        return self._cohort.foreign
+        """Messages that the plane has dropped since they were malformed or not of this world."""
+        return self._router.foreign
 
     def open(self, listener: Listener, *, wait: bool = True) -> None:
         """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
         has done so on return."""
         self.listener = listener
         if wait:
-            self._plane.call(lambda: self._cohort.enter(self))
+            self._plane.call(lambda: self._router.enter(self))
         else:
-            self._plane.post(lambda: self._cohort.enter(self))
+            self._plane.post(lambda: self._router.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
         """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
@@ -175,9 +175,9 @@ class Membership:
 
     def leave(self, seq: int, why: str = "") -> None:
         """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
-        self._plane.post(lambda: self._send(Bye(seq, why, self.listener.figures())))
+        self._plane.post(lambda: self._send(Bye(seq, why, self.listener.stats())))
 
-    def group_figures(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
+    def group_stats(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
         """The counters of each rank, asked for now; waits at most ``timeout`` s.
 
         Of a rank that doesn't answer in time what it answered last, if anything.
@@ -185,16 +185,16 @@ class Membership:
         self._fresh.clear()
         self._plane.post(self._ask)
         self._fresh.wait(timeout)
-        return {rank: dict(found) for rank, found in sorted(dict(self._figures).items())}
+        return {rank: dict(found) for rank, found in sorted(dict(self._stats).items())}
 
-    def last_figures(self) -> dict[int, dict[str, Any]]:
+    def last_stats(self) -> dict[int, dict[str, Any]]:
         """The counters that other ranks have told last, when they were asked or with goodbye."""
-        return {rank: dict(each) for rank, each in dict(self._figures).items() if rank != self.rank}
+        return {rank: dict(each) for rank, each in dict(self._stats).items() if rank != self.rank}
 
     def close(self) -> None:
         """Ends the membership; the last one of a plane ends that. Idempotent, also where Ctrl-C
         has ended it. No listener is called any more when it returns."""
-        self._plane.call(lambda: self._cohort.leave(self))
+        self._plane.call(lambda: self._router.leave(self))
         self.listener = _NOBODY
         if self._held:
             self._held = False
@@ -205,26 +205,26 @@ class Membership:
 
     # ---- the plane's thread ----
 
-    def take(self, cohort: int, packed: Packed) -> None:
-        """A message from a rank of the cohort.
+    def take(self, process: int, packed: Packed) -> None:
+        """A message from a rank of the world.
 
         Raises:
             Malformed: It is none, or not from a member.
         """
-        sender = self._ranks.get(cohort)
+        sender = self._ranks.get(process)
         message = unpack_body(packed, len(self._members))
         if isinstance(message, Waiting) and message.digest != self._digest:
-            self._define(cohort)
+            self._define(process)
         elif isinstance(message, Defined):
-            self._on_defined(cohort, message)
+            self._on_defined(process, message)
         elif sender is None:
-            raise Malformed(f"rank {cohort} of the cohort is no member")
+            raise Malformed(f"rank {process} of the world is no member")
         elif self._survivors is None or sender not in self._survivors.lost:
             _HANDLERS[type(message)](self, sender, message)
 
-    def rank_lost(self, cohort: int, silent: float, *, ended: bool, proven: bool) -> None:
-        """The plane has lost a rank of the cohort; ``proven``: its process has surely ended."""
-        rank = self._ranks.get(cohort)
+    def rank_lost(self, process: int, silent: float, *, ended: bool, proven: bool) -> None:
+        """The plane has lost a rank of the world; ``proven``: its process has surely ended."""
+        rank = self._ranks.get(process)
         if rank is None:
             return
         self._answered(rank)
@@ -232,16 +232,16 @@ class Membership:
             self.listener.on_dead(rank, silent, False)
         elif rank in self._gone:
             return
-        elif self._survivors is None or not self._cohort.ready:
+        elif self._survivors is None or not self._router.ready:
             self._gone.add(rank)
             self.listener.on_dead(rank, silent, ended)
         else:
             self._lose(rank, silent, ended=ended, proven=proven)
 
     def on_round(self) -> None:
-        """A few times per liveness, and when the hub has changed: what is to be repeated."""
-        self.listener.on_beat()
-        if self._asked:  # the question may have gone with a hub
+        """Repeats messages, a few times per liveness and when the coordinator has changed."""
+        self.listener.on_round()
+        if self._asked:  # the question may have gone with a coordinator
             self._send(Ask(), sorted(self._asked))
         if self._survivors is not None and not self._survivors.agreed:
             self._agree()
@@ -249,12 +249,12 @@ class Membership:
     def _send(self, body: Body, to: Sequence[int] | None = None) -> None:
         """To ranks of the group; None: to all."""
         ranks = range(len(self._members)) if to is None else to
-        self._cohort.send(self.group, body, [self._members[rank] for rank in ranks])
+        self._router.send(self.group, body, [self._members[rank] for rank in ranks])
 
     # ---- figures ----
 
     def _ask(self) -> None:
-        self._figures[self.rank] = self.listener.figures()
+        self._stats[self.rank] = self.listener.stats()
         others = set(range(len(self._members))) - {self.rank} - self._gone
         self._asked = others
         if others:
@@ -263,10 +263,10 @@ class Membership:
             self._fresh.set()
 
     def _on_ask(self, sender: int, message: Ask) -> None:
-        self._send(Answer(self.listener.figures()), [sender])
+        self._send(Answer(self.listener.stats()), [sender])
 
     def _on_answer(self, sender: int, message: Answer) -> None:
-        self._figures[sender] = dict(message.figures)
+        self._stats[sender] = dict(message.stats)
         self._answered(sender)
 
     def _answered(self, rank: int) -> None:
@@ -287,7 +287,7 @@ class Membership:
             return
         self._departed.add(sender)
         self._gone.add(sender)
-        self._figures[sender] = dict(message.figures)
+        self._stats[sender] = dict(message.stats)
         self._answered(sender)
         self.listener.on_bye(sender, message.seq, message.why)
         if self._survivors is not None:
@@ -313,15 +313,15 @@ class Membership:
     def _digest(self) -> int:
         return 0 if self.definition is None else self.definition.digest
 
-    def _define(self, cohort: int) -> None:
-        """Tells a rank of the cohort, which may be no member here, what this one takes the group
+    def _define(self, process: int) -> None:
+        """Tells a rank of the world, which may be no member here, what this one takes the group
         for."""
         mine = self.definition
         if mine is not None:
             body = Defined(mine.rank, mine.members, dict(mine.options))
-            self._cohort.send(self.group, body, [cohort])
+            self._router.send(self.group, body, [process])
 
-    def _on_defined(self, cohort: int, message: Defined) -> None:
+    def _on_defined(self, process: int, message: Defined) -> None:
         if self.definition is None:
             return
         if not 0 <= message.rank < len(message.members):
@@ -330,7 +330,7 @@ class Membership:
         how = difference(self.definition, theirs)
         if how and not self._differs:
             self._differs = True
-            self._define(cohort)
+            self._define(process)
             self.listener.on_differs(how)
 
     def _on_own_host(self, sender: int, message: OwnHost) -> None:
@@ -352,11 +352,11 @@ class Membership:
             return
         self._gone.add(rank)
         self._answered(rank)
-        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._cohort.now)
+        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
         self._agree()
 
     def _agree(self) -> None:
-        """Tells the coordinator where this rank stands; it decides when it knows that of all."""
+        """Tells the proposer where this rank stands; it decides when it knows that of all."""
         survivors = self._survivors
         assert survivors is not None
         if self._apart or survivors.agreed:
@@ -365,11 +365,11 @@ class Membership:
             if rank in self._departed:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if survivors.is_apart(self._cohort.now):
+        if survivors.is_apart(self._router.now):
             self._apart = True
             self.listener.on_apart(sorted(survivors.lost), survivors.left)
-        elif survivors.coordinator != self.rank:
-            self._send(self._state(), [survivors.coordinator])
+        elif survivors.proposer != self.rank:
+            self._send(self._state(), [survivors.proposer])
         elif survivors.decide() is not None:
             self._send(ViewChange(survivors.views), survivors.left)
             self.listener.on_views(survivors.views, survivors.agreed)
@@ -387,9 +387,9 @@ class Membership:
         self._learn(message.views)
         survivors.report(sender, message.lost, message.next, ())
         for rank in message.lost:
-            if rank not in survivors.lost:  # another coordinator's verdict, which died with it
+            if rank not in survivors.lost:  # another proposer's verdict, which died with it
                 ended = rank in message.ended
-                proven = ended and not self._cohort.in_doubt
+                proven = ended and not self._router.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
         if survivors.agreed:  # the sender has missed the verdict
             self._send(ViewChange(survivors.views), [sender])
@@ -415,7 +415,7 @@ class Membership:
             survivors.lose(rank, ended=False)
             self._gone.add(rank)
             before = self.listener.on_lost(rank, self._silence, False)
-            survivors.stopped(before, self._cohort.now)
+            survivors.stopped(before, self._router.now)
         if survivors.learn(views):
             self.listener.on_views(survivors.views, survivors.agreed)
 

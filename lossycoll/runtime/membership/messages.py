@@ -26,7 +26,7 @@ Rank: TypeAlias = int
 Ranks: TypeAlias = tuple[int, ...]
 Numbers: TypeAlias = tuple[int, ...]
 Views: TypeAlias = tuple[View, ...]
-Figures: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = Mapping[str, Any]
 Packed: TypeAlias = list[Any]
 
 
@@ -34,16 +34,16 @@ class Malformed(ValueError):
     """Bytes that are no message."""
 
 
-# ---- of the cohort: ranks are those of the cohort ----
+# ---- of the world: ranks are those of the world ----
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message in both directions: who speaks, and that it knows the cohort's secret.
+    """The first message in both directions: who speaks, and that it knows the world's secret.
 
-    ``purpose``: "member" of the cohort, or "question" whether the other one lives. A "visit" is the
-    question of a process that is no rank of the cohort (yet): ``rank`` is the one asked for then.
-    "newkeys", over a sealed connection alone, asks for :class:`NewKeys`; "status" and "stacks" for
+    ``purpose``: "member" of the world, or "question" whether the other one lives. A "probe" is the
+    question of a process that is no rank of the world (yet): ``rank`` is the one asked for then.
+    "rekey", over a sealed connection alone, asks for :class:`Rekey`; "status" and "stacks" for
     what status_answer.py has.
     """
 
@@ -54,13 +54,13 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """From the hub: it lives. From the others: the answer."""
+class Heartbeat:
+    """From the coordinator: it lives. From the others: the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """To the hub: the sender takes it for the hub, and knows of these."""
+    """To the coordinator: the sender takes it for the coordinator, and knows of these."""
 
     lost: Ranks
     ended: Ranks
@@ -69,7 +69,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From the hub, the answer to :class:`Follow`. ``ready``: it has heard every rank."""
+    """From the coordinator, the answer to :class:`Follow`. ``ready``: it has heard every rank."""
 
     lost: Ranks
     ended: Ranks
@@ -79,12 +79,12 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class AllHeard:
-    """From the hub: it has heard every rank."""
+    """From the coordinator: it has heard every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """From the hub: it gives ``rank`` up. ``silent`` in seconds; ``ended``: so did its process."""
+    """Death of ``rank``, from the coordinator. ``silent`` in seconds; ``ended``: its process."""
 
     rank: Rank
     silent: float
@@ -93,21 +93,21 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """From the rank that leaves, to the hub; and from the hub to the others."""
+    """From the rank that leaves, to the coordinator; and from the coordinator to the others."""
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
-class NewKeys:
-    """To the hub, and from it to the others: seal with new keys from now on."""
+class Rekey:
+    """To the coordinator, and from it to the others: seal with new keys from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """A message of a group: by way of the hub from ``sender`` to the ranks in ``to`` (bits).
+    """Message of a group, through the coordinator, from ``sender`` to ranks ``to`` (bits).
 
-    ``body`` is one of the group's messages, packed: the hub passes it on unread.
+    ``body`` is one of the group's messages, packed: the coordinator passes it on unread.
     """
 
     sender: Rank
@@ -131,12 +131,12 @@ class Abort:
 class Bye:
     """The sender leaves the group after call number ``seq``; ``why``: its own error.
 
-    ``figures``: its counters, which nobody can ask it for any more.
+    ``stats``: its counters, which nobody can ask it for any more.
     """
 
     seq: int
     why: str
-    figures: Figures
+    stats: Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +153,18 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """What the sender takes the group for: the fields of its :class:`Definition`."""
+    """Sender's definition of the group: the fields of its :class:`Definition`."""
 
     rank: int
     members: Numbers
-    options: Figures
+    options: Fields
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHost:
     """The sender's options ask for a host that this group has alone: by those in ``options``."""
 
-    options: Figures
+    options: Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Ask:
 class Answer:
     """The sender's counters."""
 
-    figures: Figures
+    stats: Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """Who is left, from which operation on."""
+    """Views: the ranks left, from which operation on."""
 
     views: Views
 
@@ -229,10 +229,12 @@ Body: TypeAlias = (
     | State
     | ViewChange
 )
-Message: TypeAlias = Hello | Beat | Follow | Welcome | AllHeard | Dead | Left | NewKeys | Addressed
+Message: TypeAlias = (
+    Hello | Heartbeat | Follow | Welcome | AllHeard | Dead | Left | Rekey | Addressed
+)
 
-REPEATED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
-"""Kinds that are said once, and so have to survive a hub."""
+REPLAYED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
+"""Kinds that are said once, and so have to survive a coordinator."""
 
 
 def pack(message: Message | Body) -> bytes:
@@ -247,12 +249,12 @@ def pack_list(message: Message | Body) -> Packed:
 
 
 def unpack(packed: bytes, world: int) -> Message:
-    """The message of a cohort of ``world`` ranks.
+    """The message of a world of ``world`` ranks.
 
     Raises:
         Malformed: It isn't one.
     """
-    return _checked(from_json(packed), world, _COHORT)  # type: ignore[no-any-return]
+    return _checked(from_json(packed), world, _WORLD)  # type: ignore[no-any-return]
 
 
 def from_json(packed: bytes) -> Any:
@@ -370,10 +372,10 @@ def _views(value: Any, world: int) -> Views:
     return tuple(found)
 
 
-def _figures(value: Any, world: int) -> Figures:
+def _fields(value: Any, world: int) -> Fields:
     del world
     if type(value) is not dict:
-        raise Malformed(f"{value!r} are no figures")
+        raise Malformed(f"{value!r} are no fields")
     return value
 
 
@@ -397,7 +399,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
     "Ranks": _ranks,
     "Numbers": _numbers,
     "Views": _views,
-    "Figures": _figures,
+    "Fields": _fields,
     "Packed": _packed,
     "to": _mask,
 }
@@ -419,15 +421,15 @@ def _parts(cls: type) -> list[tuple[str, str, Callable[[Any, int], Any]]]:
 
 
 # The names on the wire; a renamed class keeps its name there.
-_COHORT: Final[Mapping[str, type]] = {
+_WORLD: Final[Mapping[str, type]] = {
     "hello": Hello,
-    "beat": Beat,
+    "heartbeat": Heartbeat,
     "follow": Follow,
     "welcome": Welcome,
     "ready": AllHeard,
     "dead": Dead,
     "left": Left,
-    "newkeys": NewKeys,
+    "rekey": Rekey,
     "addressed": Addressed,
 }
 _GROUP: Final[Mapping[str, type]] = {
@@ -443,7 +445,7 @@ _GROUP: Final[Mapping[str, type]] = {
     "state": State,
     "viewchange": ViewChange,
 }
-_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_COHORT, **_GROUP}.items()}
+_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_WORLD, **_GROUP}.items()}
 _PARTS: Final = {name: _parts(cls) for cls, name in _NAMES.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a job's ranks on this machine tell of themselves, for Prometheus.
+"""Metrics of a job's ranks on this machine, for Prometheus.
 
 One process of a machine tells for all of them: by HTTP the one that gets the port, in a file the
 one with the lowest number. Everything is read from status pages when it is asked for.

@@ -1,4 +1,4 @@
-"""Questions of a process that is no rank of a cohort (yet) to whoever listens at a place."""
+"""Questions of a process that is no rank of a world (yet) to whoever listens at a place."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def answers(
     seconds: float = ANSWER_SECONDS,
     secret: Secret | None = None,
 ) -> bool:
-    """Whether ``rank`` of the cohort with this ``token`` still listens there, not another by now.
+    """Whether ``rank`` of the world with this ``token`` still listens there, not another by now.
 
-    The asker is no rank of that cohort. Blocks for up to ``seconds`` where what listens is silent.
+    The asker is no rank of that world. Blocks for up to ``seconds`` where what listens is silent.
     """
     try:
-        body = _answer_to(Hello(VERSION, token, rank, "visit"), host, port, seconds, secret)
+        body = _answer_to(Hello(VERSION, token, rank, "probe"), host, port, seconds, secret)
         return body is not None and unpack(body, world) == Hello(VERSION, token, rank, "member")
     except (OSError, Malformed):
         return False
 
 
-def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
-    """Has the cohort of whoever listens there seal with new keys. Returns whether it has heard.
+def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
+    """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
 
     Raises:
         OSError: Nobody listens there.
     """
-    hello = Hello(VERSION, "", 0, "newkeys")
+    hello = Hello(VERSION, "", 0, "rekey")
     return _answer_to(hello, host, port, seconds, secret) is not None
 
 

@@ -54,54 +54,54 @@ class Side:
         )
 
 
-def unreached(who: str, far: Side, hub: Side, ports: str) -> RendezvousError:
+def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
     """The error for ranks that have met in the store and can't connect.
 
     Args:
         who: The rank that speaks, as errors name it.
-        far: The rank that has no connection with the hub.
-        hub: The hub.
+        far: The rank that has no connection with the coordinator.
+        near: The coordinator.
         ports: The option port_range.
     """
-    back = f"; {hub.to(far)}" if hub.trouble else ""
+    back = f"; {near.to(far)}" if near.trouble else ""
     used = (
         f"LOSSYCOLL_PORT_RANGE, which is {ports}"
         if ports != "0"
         else ("LOSSYCOLL_PORT_RANGE, which is unset (any port), so set it, as in 42000-42099")
     )
     return RendezvousError(
-        f"{who}: {far.to(hub)}{back}. Both have met at the master, whose port isn't enough: let "
+        f"{who}: {far.to(near)}{back}. Both have met at the master, whose port isn't enough: let "
         f"TCP (control) and UDP (data) pass between the hosts on the ports of {used}."
-        f"{_odd(far, hub)} 'lossycoll doctor --peer {hub.address}' on both hosts tries each port",
-        peer=hub.rank if who.startswith(f"rank {far.rank}/") else far.rank,
+        f"{_odd(far, near)} 'lossycoll doctor --peer {near.address}' on both hosts tries each port",
+        peer=near.rank if who.startswith(f"rank {far.rank}/") else far.rank,
     )
 
 
-def _odd(far: Side, hub: Side) -> str:
+def _odd(far: Side, near: Side) -> str:
     """What may be wrong with the addresses themselves."""
-    inner = [side for side in (hub, far) if WITHIN_A_HOST.match(side.device)]
+    inner = [side for side in (near, far) if WITHIN_A_HOST.match(side.device)]
     if inner:
         side = inner[0]
         return (
             f" Or {side.address} is of {side.device}, which is within rank {side.rank}'s host: set "
             f"LOSSYCOLL_INTERFACE there to the interface that the other hosts reach."
         )
-    inner_only = ipaddress.ip_address(hub.address).is_private
+    inner_only = ipaddress.ip_address(near.address).is_private
     because = " (a NAT, or a container's own network)" if inner_only else ""
     return (
-        f" Or {hub.address} isn't an address by which rank {far.rank} reaches that host{because}: "
+        f" Or {near.address} isn't an address by which rank {far.rank} reaches that host{because}: "
         f"set LOSSYCOLL_INTERFACE on each host."
     )
 
 
-def translated(who: str, far: Side, source: str, hub: Side) -> RendezvousError:
+def translated(who: str, far: Side, source: str, near: Side) -> RendezvousError:
     """The error for a rank whose connection comes from ``source``, and whose own address can't be
     reached."""
     return RendezvousError(
-        f"{who}: {hub.to(far)}, though that rank reaches rank {hub.rank}, from {source}: a NAT "
+        f"{who}: {near.to(far)}, though that rank reaches rank {near.rank}, from {source}: a NAT "
         f"translates its address, so neither TCP (control) nor UDP (data) gets to it. Join the "
         f"hosts by a VPN and set LOSSYCOLL_INTERFACE to its interface, or let containers use their "
-        f"host's network; 'lossycoll doctor --peer {hub.address}' on both hosts checks it",
+        f"host's network; 'lossycoll doctor --peer {near.address}' on both hosts checks it",
         peer=far.rank,
     )
 
@@ -177,7 +177,7 @@ def said_trouble(told: Any) -> str:
     return found[:LONGEST_TOLD] if isinstance(found, str) and found.isprintable() else ""
 
 
-def said_beat(told: Any) -> int:
-    """The beat that a rank has told; 0: none."""
-    found = told.get("beat") if isinstance(told, Mapping) else None
+def heartbeat_of(told: Any) -> int:
+    """The heartbeat that a rank has told; 0: none."""
+    found = told.get("heartbeat") if isinstance(told, Mapping) else None
     return found if isinstance(found, int) else 0

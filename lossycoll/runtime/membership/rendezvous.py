@@ -1,4 +1,4 @@
-"""How the ranks of a group find one another through a torch store.
+"""Rendezvous of a group's ranks through a torch store.
 
 The store may be older than this group: a restarted job and a second init in one process see the
 keys of those before. So rank 0 makes a fresh session; every other rank answers below it with a
@@ -39,7 +39,7 @@ _met_here: Final[set[tuple[str, int, str]]] = set()
 
 
 class Rendezvous:
-    """One group's meeting. ``meet`` first, then any number of ``exchange`` rounds.
+    """Rendezvous of one group. ``meet`` first, then any number of ``exchange`` rounds.
 
     ``describe`` is what others may say about this process when they must name it (host, pid).
     ``timeout`` in seconds covers all rounds together. ``alive`` is asked whether a rank 0 that

@@ -1,4 +1,4 @@
-"""What a rank answers who asks for its job's status, and how that is read at the other end.
+"""Answers to queries for a job's status, and their reading at the other end.
 
 An answer is several messages, each a JSON array: ``["status", version, session, places, records]``,
 then as many ``["record", fields]`` as it says, one for each process of the job on the rank's

@@ -1,12 +1,12 @@
-"""Who is left of a group: the agreement after a rank was lost, as a state machine.
+"""View agreement on the surviving ranks after a loss, as a state machine.
 
 No sockets and no clock of its own. Every rank that hears of a loss stops submitting, and tells the
-*coordinator* (the lowest rank that is left and hasn't said goodbye) the number of its next
-operation. When all that are left have told, the coordinator fixes the next *view*: the ranks that
+*proposer* (the lowest rank that is left and hasn't said goodbye) the number of its next
+operation. When all that are left have told, the proposer fixes the next *view*: the ranks that
 are left, and the first operation that is theirs alone, which no rank has submitted yet. So all
 ranks change over at the same operation; those before it count the dead as loss.
 
-The views travel as a whole, since a coordinator may die while it tells of one.
+The views travel as a whole, since a proposer may die while it tells of one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Survivors:
         return self.left == self.views[-1].members
 
     @property
-    def coordinator(self) -> int:
+    def proposer(self) -> int:
         """Who decides. This rank is always left, so there is one."""
         return min(rank for rank in self.left if rank == self._rank or rank not in self.departed)
 
@@ -91,7 +91,7 @@ class Survivors:
         return True
 
     def decide(self) -> View | None:
-        """At the coordinator: the next view, once all that are left have told the same."""
+        """At the proposer: the next view, once all that are left have told the same."""
         if self.agreed:
             return None
         self._reported[self._rank] = (frozenset(self.lost), self.next)

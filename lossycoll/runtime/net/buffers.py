@@ -1,4 +1,4 @@
-"""What the receive buffer of a socket holds, and so how large a group's packets may be.
+"""Capacity of a socket's receive buffer, and so how large a group's packets may be.
 
 The kernel charges a datagram more than its bytes, and all peers of a rank share its buffer. With
 large packets, many ranks and a small buffer not even one packet per peer fits; smaller ones do.

@@ -1,4 +1,4 @@
-"""Which machine this process is on, as far as that decides what it can share memory with.
+"""Machine of this process, as far as that decides what it can share memory with.
 
 Memory goes from process to process as a descriptor over an abstract Unix socket. Such sockets are
 of a network namespace, and who is at the other end is judged by its user: so two processes can
@@ -20,7 +20,7 @@ NAMESPACES = Path("/proc/self/ns")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a process is.
+    """Machine and namespaces of a process.
 
     Attributes:
         boot: The kernel's number of this boot: that of the machine, until it boots again.

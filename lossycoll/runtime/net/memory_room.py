@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine's, and of its control groups'.
+"""Memory that this process may still take: of the machine's, and of its control groups'.
 
 Memory that processes share is charged when it is touched. Where a control group is full by then the
 kernel ends a process, so a host looks before it asks for memory to share.
@@ -37,7 +37,7 @@ def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
 
 
 class _Room:
-    """What a group has free, by its files.
+    """Free memory of a control group, by its files.
 
     Args:
         limit: The file with its limit.

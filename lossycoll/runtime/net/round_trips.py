@@ -1,4 +1,4 @@
-"""How long a packet takes to other hosts and back, by the kernel's own clock.
+"""Round trips to other hosts, by the kernel's own clock.
 
 A TCP connection is begun with a port at which the other listens. Its kernel answers, so that a busy
 process there, or here, adds nothing; and the kernel here keeps the time. Nothing is sent over the

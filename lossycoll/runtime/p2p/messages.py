@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import EngineGroup, Message
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.membership.group_state import Health
@@ -27,7 +27,7 @@ REAP_FROM: Final = 8
 
 
 class Tolerance(NamedTuple):
-    """What one end of a message puts up with. Packets are given up only where both ends have one.
+    """Loss that one end of a message tolerates. Packets are given up only where both ends have one.
 
     Attributes:
         repair: Rounds of resending before that; the greater one of both ends counts.
@@ -82,8 +82,8 @@ class Messages:
         ``call`` has type and number of the elements. ``keep`` owns the memory, ``timeout`` is in
         seconds. Raises PeerLostError if that rank is known to be gone.
         """
-        terms = Terms(self._options, keep=keep)
-        transfer = Transfer(self, call, terms, timeout, is_send=True, peer=peer)
+        call_options = CallOptions(self._options, keep=keep)
+        transfer = Transfer(self, call, call_options, timeout, is_send=True, peer=peer)
         return self._post(transfer, address, element_bytes, tag, tolerance)
 
     def receive(
@@ -103,8 +103,8 @@ class Messages:
 
         ``finish`` runs when all has arrived, before the receive counts as done.
         """
-        terms = Terms(self._options, keep=keep, epilogue=finish)
-        transfer = Transfer(self, call, terms, timeout, is_send=False, peer=peer)
+        call_options = CallOptions(self._options, keep=keep, epilogue=finish)
+        transfer = Transfer(self, call, call_options, timeout, is_send=False, peer=peer)
         return self._post(transfer, address, element_bytes, tag, tolerance)
 
     def _post(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lossycoll.runtime.core.call import Collective, Operation, Submitter, Terms
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
 
 
 class Transfer(Operation):
@@ -14,12 +14,12 @@ class Transfer(Operation):
         self,
         messages: Submitter,
         call: Collective,
-        terms: Terms,
+        call_options: CallOptions,
         timeout: float,
         *,
         is_send: bool,
         peer: int | None,
     ) -> None:
-        super().__init__(messages, call, terms, timeout)
+        super().__init__(messages, call, call_options, timeout)
         self.is_send = is_send
         self.peer = peer

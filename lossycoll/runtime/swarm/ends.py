@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lossycoll.runtime.engine.asides import Place
+from lossycoll.runtime.engine.out_of_band import Place
 
 from .knocker import Knocker
 from .lending import Lending

@@ -1,5 +1,5 @@
-"""Knocks: datagrams aside by which peers find routes to each other, and their own address in the
-world. docs/moshpit.md has the table.
+"""Knocks: out-of-band datagrams by which peers find routes to each other, and their own address in
+the world. docs/moshpit.md has the table.
 
 All have the same size, so that no answer is larger than its question. The tag is of a key that the
 swarm's secret and session make; without a secret, of the session alone.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from lossycoll.runtime.engine.asides import MARK, Place
+from lossycoll.runtime.engine.out_of_band import MARK, Place
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.messages import Malformed
 

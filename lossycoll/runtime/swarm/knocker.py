@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import ClosedError
-from lossycoll.runtime.engine.asides import Asides, Place
+from lossycoll.runtime.engine.out_of_band import OutOfBand, Place
 from lossycoll.runtime.membership.messages import Malformed
 
 from .knock import DIRECTORY, NONCE, NOTHING, Forged, Kind, Knock, pack, unpack
@@ -50,7 +50,7 @@ class Knocker:
     """Of one peer, until ``close``. Any thread may call.
 
     Args:
-        asides: Of its engine, which has been started.
+        out_of_band: Of its engine, which has been started.
         number: The peer's.
         key: What knocks of the swarm are known by.
         directory: Whom to ask how the socket is seen, at present; None: nobody can say.
@@ -61,14 +61,14 @@ class Knocker:
 
     def __init__(
         self,
-        asides: Asides,
+        out_of_band: OutOfBand,
         number: int,
         key: bytes,
         directory: Callable[[], Place | None],
         on_seen: Callable[[Place, bool], None],
         keep: float = KEEP_SECONDS,
     ) -> None:
-        self._asides = asides
+        self._out_of_band = out_of_band
         self._number = number
         self._key = key
         self._directory = directory
@@ -156,7 +156,7 @@ class Knocker:
         with self._changed:
             found, own = self._meetings.counts, self._counts
             return KnockerCounts(
-                found.foreign, found.stale, own.forged, own.malformed, self._asides.dropped
+                found.foreign, found.stale, own.forged, own.malformed, self._out_of_band.dropped
             )
 
     def close(self) -> None:
@@ -180,13 +180,13 @@ class Knocker:
 
     def _run(self) -> None:
         poller = select.poll()
-        for descriptor in (self._wake, self._asides.descriptor):
+        for descriptor in (self._wake, self._out_of_band.descriptor):
             poller.register(descriptor, select.POLLIN)
         while not self._closed:
             for descriptor, _ in poller.poll(1000 * self._wait()):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(descriptor)
-            while not self._closed and (heard := self._asides.heard()) is not None:
+            while not self._closed and (heard := self._out_of_band.heard()) is not None:
                 self._take(*heard)
             with self._changed:
                 self._say(self._meetings.due())
@@ -253,4 +253,4 @@ class Knocker:
 
     def _say(self, sends: Sends) -> None:
         for place, knock in sends:
-            self._asides.say(place, pack(knock, self._key))
+            self._out_of_band.say(place, pack(knock, self._key))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from lossycoll.runtime.engine.asides import Place
+from lossycoll.runtime.engine.out_of_band import Place
 
 from .knock import NONCE, NOTHING, Kind, Knock, short
 from .protocol import Member

@@ -25,10 +25,10 @@ from lossycoll.errors import (
 )
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
-from lossycoll.runtime.engine.asides import Place
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.out_of_band import Place
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
@@ -186,7 +186,7 @@ class SwarmMember:
         try:
             if self._secret is not None:
                 host.seal(b"", self._secret.filter(self.session))
-            asides = host.asides()
+            out_of_band = host.out_of_band()
             place = (self.address, host.link().port)
             host.start(
                 int(self.session, 16), [place if one == number else None for one in range(PLACES)]
@@ -195,7 +195,7 @@ class SwarmMember:
             host.close()
             raise
         knocker = Knocker(
-            asides,
+            out_of_band,
             number,
             key_of(self._secret, self.session),
             lambda: self._client.directories[0] if self._is_observed else None,

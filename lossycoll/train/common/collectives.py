@@ -1,4 +1,4 @@
-"""How ``train/`` asks for collectives: over a lossy group, one of another backend, or no group.
+"""Collectives as ``train/`` asks for them: over a lossy group, one of another backend, or no group.
 
 No other module of ``train/`` sends or receives anything, except where torch itself does (the
 collectives of DDP and its communication hooks). Only a lossy group ever loses a packet: another

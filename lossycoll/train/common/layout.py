@@ -1,4 +1,4 @@
-"""How parameters are laid out in buckets, as data: no tensors, no ranks talking.
+"""Layout of parameters in buckets, as data: no tensors, no ranks talking.
 
 A bucket is a flat stretch of elements that one collective carries: whole parameters one after
 another, in the order in which the backward pass is expected to finish them, then padding up to a
@@ -69,7 +69,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What one collective carries."""
+    """Bucket of parameters that one collective carries."""
 
     key: Hashable  # of all its parameters
     members: tuple[BucketMember, ...]  # its parameters, in order

@@ -1,4 +1,4 @@
-"""What became of the elements of a tensor whose packets a method knows one by one."""
+"""Delivery of the elements of a tensor whose packets a method knows one by one."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ MOST_BYTES: Final = 1 << 40
 FAILED: Final = -1
 
 
-def octets(text: bytes) -> Tensor:
+def byte_tensor(text: bytes) -> Tensor:
     """Bytes as a uint8 tensor (n,) in host memory, a copy."""
     return (
         torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -163,7 +163,7 @@ def state_from(
             raise CheckpointError(failure or f"rank {source} has a state that can't travel")
         if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
             raise CheckpointError(f"rank {source} has a state of {text} and {length} bytes")
-        bones = _received(octets(skeleton), text, source, group)
+        bones = _received(byte_tensor(skeleton), text, source, group)
         values = _received(data, length, source, group)
     return bones.numpy().tobytes(), values.numpy()
 

@@ -1,4 +1,4 @@
-"""What a method of training has the network bring back of what was lost."""
+"""Recovery of lost packets that a method of training asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps at this rank, and which other ranks keep the same or the rest.
+"""Parameters that a model keeps at this rank, and which other ranks keep the same or the rest.
 
 Parameters of DDP and of plain modules are whole on every rank of a group. Those of fully_shard
 (FSDP2) are DTensors on a mesh: the ranks of its replicated dimensions hold copies of one shard,
@@ -28,7 +28,7 @@ Groups = tuple[dist.ProcessGroup, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """What this rank holds of one parameter."""
+    """Part of one parameter that this rank holds."""
 
     name: str  # the parameter's in the model
     parameter: nn.Parameter

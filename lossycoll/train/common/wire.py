@@ -1,4 +1,4 @@
-"""How a method's gradients and parameters travel: option ``wire``, for each of them."""
+"""Encoding of a method's gradients and parameters: option ``wire``, for each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starting a collective gives, and how it is waited for."""
+"""Works of collectives that were started, and waiting for them."""
 
 from __future__ import annotations
 

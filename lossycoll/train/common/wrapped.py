@@ -1,4 +1,4 @@
-"""What frameworks wrap around models and optimizers, and what is inside."""
+"""Unwrapping of models and optimizers that frameworks have wrapped."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ LAYERS: Final = ("_orig_mod", "_forward_module", "module")
 """Where a wrapper has its module: torch.compile's, Lightning Fabric's, and DDP's and its likes'."""
 PLAIN_NAMES: Final = LAYERS[:2]
 """Of these the names of parameters never tell."""
+INNER: Final = ("optimizer", "optim")
+"""Where a wrapper has its optimizer: most, and torchft's."""
 MOST_LAYERS: Final = 16
 
 
@@ -24,19 +26,20 @@ def steps_of(optimizer: object, method: str) -> Optimizer:
 
     Accelerate's AcceleratedOptimizer is a torch optimizer by its class, and has none of its hooks,
     since it never runs that constructor; nor has Lightning's, which takes on the class of what it
-    wraps. Both have what they wrap as ``optimizer``. An optimizer that has hooks of its own counts
-    as the one that steps, whatever it wraps. UnsupportedError, which names ``method``: there is
+    wraps. Both have what they wrap as ``optimizer``, and torchft's, which is like the first, as
+    ``optim``. An optimizer that has hooks of its own counts as the one that steps, whatever it
+    wraps. UnsupportedError, which names ``method``: there is
     none.
     """
     found = optimizer
     for _ in range(MOST_LAYERS):
         if isinstance(found, Optimizer) and "_optimizer_step_post_hooks" in vars(found):
             return found
-        found = getattr(found, "optimizer", None)
+        found = next((getattr(found, name) for name in INNER if hasattr(found, name)), None)
     name = type(optimizer).__name__
     raise UnsupportedError(
         f"optimizer is a {name}, wanted a torch.optim.Optimizer, or a wrapper that has one as "
-        f"{name}.optimizer; pass {method} the torch optimizer that makes the steps"
+        f"{name}.optimizer or {name}.optim; pass {method} the torch optimizer that makes the steps"
     )
 
 

@@ -84,8 +84,9 @@ class DriftBound:
         model: Plain, wrapped by DistributedDataParallel, torch.compile or a framework, or sharded
             by fully_shard on a mesh with a replicated dimension (HSDP).
         optimizer: Steps parameters of the model; or a wrapper that has such a one as ``optimizer``
-            (accelerate's, Transformers', Lightning's). Those that require gradients are kept
-            together, and those that are added or unfrozen later from the next sweep on.
+            (accelerate's, Transformers', Lightning's) or ``optim`` (torchft's). Those that require
+            gradients are kept together, and those that are added or unfrozen later from the next
+            sweep on.
         period: The number of slices, from 1 on.
         group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
         max_missing: The share of the packets of slices that may be missing, and of gradients too

@@ -1,4 +1,4 @@
-"""How far the replicas of a model have drifted apart, exactly."""
+"""Exact measure of the drift between replicas of a model."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _sum(squares: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What parameters have in common that are compared together."""
+    """Common properties of parameters that are compared together."""
 
     copies: Groups
     rest: Groups

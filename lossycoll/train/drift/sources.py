@@ -1,4 +1,4 @@
-"""What DriftBound keeps together: parameters, and if asked for the state of the optimizer."""
+"""State that DriftBound keeps together: parameters, and if asked for the state of the optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory."""
+    """Memory layout of a tensor."""
 
     dtype: torch.dtype  # its type
     shape: torch.Size

@@ -1,4 +1,4 @@
-"""What all ways of averaging gradients share."""
+"""Base of all ways of averaging gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a training script from using gradients that are not averaged yet."""
+"""Guard that keeps a training script from using gradients that are not averaged yet."""
 
 from __future__ import annotations
 

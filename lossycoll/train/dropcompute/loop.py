@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LoopListener(Protocol):
-    """What a loop reports to."""
+    """Listener that a loop reports to."""
 
     def batch_used(self) -> None:
         """The micro-batch handed out last does not come again."""

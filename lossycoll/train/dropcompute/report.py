@@ -1,4 +1,4 @@
-"""What DropCompute has done, as data."""
+"""Report of DropCompute as data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DropStep:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What one rank of :class:`~lossycoll.DropCompute` has done so far.
+    """Report of one rank of :class:`~lossycoll.DropCompute` so far.
 
     Attributes:
         rank: In the group.

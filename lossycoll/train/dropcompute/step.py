@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What this rank did in one step."""
+    """Record of one step at this rank."""
 
     laps: Sequence[float]
     """Seconds of each micro-batch that was handed out."""

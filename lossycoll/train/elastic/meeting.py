@@ -1,4 +1,4 @@
-"""How processes agree on who is in the next group: a state machine on a store.
+"""Agreement of processes on who is in the next group: a state machine on a store.
 
 docs/rejoin.md has the keys and the rules. Nothing here knows torch's groups.
 """
@@ -15,12 +15,12 @@ from lossycoll.errors import OperationTimeout, RendezvousError
 from lossycoll.runtime.membership.polled_store import PolledStore
 
 POLL_SECONDS: Final = 0.02
-BEAT_SECONDS: Final = 0.1
+HEARTBEAT_SECONDS: Final = 0.1
 ALIVE_SECONDS: Final = 1.0
-"""A beat that hasn't grown for so long is no life; with a slow store, for ALIVE_LOOKS looks."""
+"""A process is taken for dead after so long without a heartbeat, and ALIVE_LOOKS looks."""
 ALIVE_LOOKS: Final = 5
 SETTLE_SECONDS: Final = 0.5
-"""Nobody writes members before it has looked so long: five beats of all who are here."""
+"""Nobody writes members before it has looked so long: five heartbeats of all who are here."""
 NONE: Final = -1
 FRESH: Final = -1
 """The steps of a process that has no state yet."""
@@ -30,7 +30,7 @@ FRESH: Final = -1
 class Member:
     """One process in a generation."""
 
-    seat: int  # the number that its launcher gave it
+    slot: int  # the number that its launcher gave it
     start: str  # its name, which no other process has had
     steps: int  # that its state has had; FRESH: it has none
     # the generation that it comes from, if no later one was agreed on; NONE: it comes from no such
@@ -42,12 +42,12 @@ class Generation:
     """A group that was agreed on."""
 
     number: int  # from 0 on
-    members: tuple[Member, ...]  # by seat; torch's ranks are their places in it
+    members: tuple[Member, ...]  # by slot; torch's ranks are their places in it
 
     @property
-    def seats(self) -> tuple[int, ...]:
-        """The members' seats, the least first."""
-        return tuple(one.seat for one in self.members)
+    def slots(self) -> tuple[int, ...]:
+        """The members' slots, the least first."""
+        return tuple(one.slot for one in self.members)
 
     @property
     def source(self) -> int:
@@ -60,19 +60,19 @@ class Before:
     """The latest group of a process that worked, and what it knows of the others."""
 
     generation: Generation  # that group
-    gone: frozenset[int] = frozenset()  # seats of members that are known to be dead
+    gone: frozenset[int] = frozenset()  # slots of members that are known to be dead
     refused: frozenset[str] = frozenset()  # starts of processes with which no group could be made
 
     @property
     def expected(self) -> set[int]:
-        """Seats of the members that may be alive, and aren't refused."""
+        """Slots of the members that may be alive, and aren't refused."""
         members = self.generation.members
-        return {one.seat for one in members if one.start not in self.refused} - self.gone
+        return {one.slot for one in members if one.start not in self.refused} - self.gone
 
     def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether so few seats may continue without ``left``, of whom nothing is known.
+        """Whether so few slots may continue without ``left``, of whom nothing is known.
 
-        They are more than half, or half with the lowest seat.
+        They are more than half, or half with the lowest slot.
         """
         whole = self.expected - {*left}
         mine = whole & {*here}
@@ -84,17 +84,17 @@ class Before:
 class Watch:
     """The processes that wait for a generation, by what has been seen of their heartbeats."""
 
-    def __init__(self, store: PolledStore, number: int, seats: int, who: str) -> None:
+    def __init__(self, store: PolledStore, number: int, slots: int, who: str) -> None:
         self._store = store
         self._number = number
-        self._seats = seats
+        self._slots = slots
         self._who = who
         self._comers: list[_Comer] = []
         self._looked = float("-inf")
         self._alive = ALIVE_SECONDS
 
     def look(self, now: float) -> list[Member]:
-        """Those whose beat has grown lately, of each seat the latest to come, by seat.
+        """Those whose heartbeat has grown lately, of each slot the latest to come, by slot.
 
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
         is in seconds, by a clock that only grows. RendezvousError: the store fails.
@@ -103,20 +103,20 @@ class Watch:
             self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
         self._looked = now
         self._take_comers()
-        keys = [f"beat/{self._number}/{at}" for at in range(len(self._comers))]
-        for one, beat in zip(self._comers, self._store.counts(keys), strict=True):
-            if one.beat and beat > one.beat:
+        keys = [f"heartbeat/{self._number}/{at}" for at in range(len(self._comers))]
+        for one, heartbeat in zip(self._comers, self._store.counts(keys), strict=True):
+            if one.heartbeat and heartbeat > one.heartbeat:
                 one.grew = now
-            one.beat = max(beat, one.beat)
+            one.heartbeat = max(heartbeat, one.heartbeat)
         alive = [one.member for one in self._comers if one.member and self._is(one)]
-        found = {member.seat: member for member in alive}
-        return [found[seat] for seat in sorted(found)]
+        found = {member.slot: member for member in alive}
+        return [found[slot] for slot in sorted(found)]
 
     @property
     def left(self) -> set[int]:
-        """Seats of those that were seen alive, and aren't any more, as of the last look."""
-        seen = {one.member.seat for one in self._comers if one.member and one.grew > 0}
-        return seen - {one.member.seat for one in self._comers if one.member and self._is(one)}
+        """Slots of those that were seen alive, and aren't any more, as of the last look."""
+        seen = {one.member.slot for one in self._comers if one.member and one.grew > 0}
+        return seen - {one.member.slot for one in self._comers if one.member and self._is(one)}
 
     def _is(self, one: _Comer) -> bool:
         return self._looked - one.grew <= self._alive
@@ -125,25 +125,25 @@ class Watch:
         key = f"places/{self._number}"
         count = self._store.counts([key])[0] if self._store.is_marked(key) else 0
         for at in range(len(self._comers), count):
-            self._store.add(f"beat/{self._number}/{at}", 0)  # so that it can be asked for
+            self._store.add(f"heartbeat/{self._number}/{at}", 0)  # so that it can be asked for
             self._comers.append(_Comer())
         for at, one in enumerate(self._comers):
             if one.member is None and not one.malformed:
                 said = self._store.get(f"comer/{self._number}/{at}")
                 if said is not None:  # else it is about to be written, or its process has ended
                     try:
-                        one.member = member_of(said, self._seats, self._who)
+                        one.member = member_of(said, self._slots, self._who)
                     except RendezvousError:
                         one.malformed = True
 
 
 @dataclass
 class _Comer:
-    """Who has a place: what it says, its beat, and when that grew."""
+    """Process that has a place: what it says, its heartbeat, and when that grew."""
 
     member: Member | None = None
     malformed: bool = False
-    beat: int = 0
+    heartbeat: int = 0
     grew: float = float("-inf")
 
 
@@ -153,24 +153,24 @@ class Meeting:
     def __init__(
         self,
         store: PolledStore,
-        seat: int,
-        seats: int,
+        slot: int,
+        slots: int,
         start: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
-        self._seat = seat
-        self._seats = seats
+        self._slot = slot
+        self._slots = slots
         self._start = self.start = start
         self._clock = clock
         self._sleep = sleep
-        store.set(f"seat/{seat}", start)
+        store.set(f"slot/{slot}", start)
 
     @property
     def _who(self) -> str:
-        return f"seat {self._seat}"
+        return f"slot {self._slot}"
 
     def next_number(self, at_least: int = 0) -> int:
         """The first generation without members, from ``at_least`` on."""
@@ -182,7 +182,7 @@ class Meeting:
 
     def watch(self, number: int) -> Watch:
         """Looks who waits for a generation."""
-        return Watch(self._store, number, self._seats, self._who)
+        return Watch(self._store, number, self._slots, self._who)
 
     def meet(
         self, steps: int, before: Before | None, at_least: int, grace: float, timeout: float
@@ -191,10 +191,10 @@ class Meeting:
 
         ``steps`` is what its state has had, or FRESH; ``grace``, in seconds, is the wait for
         members of the last group. OperationTimeout: none was agreed on within ``timeout`` seconds.
-        RendezvousError: another process has this seat now, or the store fails.
+        RendezvousError: another process has this slot now, or the store fails.
         """
         end = self._clock() + timeout
-        self._check_seat()  # before its name is where another's may be
+        self._check_slot()  # before its name is where another's may be
         number = self.next_number(at_least)
         if number > at_least:
             before = None  # others have agreed on that one without it
@@ -210,19 +210,19 @@ class Meeting:
         self, number: int, steps: int, before: Before | None, grace: float, end: float
     ) -> None:
         of = NONE if before is None else before.generation.number
-        own = Member(self._seat, self._start, steps, of)
+        own = Member(self._slot, self._start, steps, of)
         at = self._store.add(f"places/{number}", 1) - 1
         self._store.set(f"comer/{number}/{at}", json.dumps(asdict(own)))
         watch, begin = self.watch(number), self._clock()
-        next_beat = latest = begin
+        next_heartbeat = latest = begin
         known: set[str] = set()
         while not self._store.is_marked(f"members/{number}"):
             now = self._clock()
-            if now >= next_beat:
-                self._check_seat()
-                self._store.add(f"beat/{number}/{at}", 1)
-                next_beat = now + BEAT_SECONDS
-            others = [one for one in watch.look(now) if one.seat != self._seat]
+            if now >= next_heartbeat:
+                self._check_slot()
+                self._store.add(f"heartbeat/{number}/{at}", 1)
+                next_heartbeat = now + HEARTBEAT_SECONDS
+            others = [one for one in watch.look(now) if one.slot != self._slot]
             here = [own, *(one for one in others if not before or one.start not in before.refused)]
             if not known >= {one.start for one in here}:
                 known |= {one.start for one in here}
@@ -230,10 +230,10 @@ class Meeting:
             if now >= begin + SETTLE_SECONDS:
                 missing = self._missing(here, before)
                 waited = before is not None and now >= latest + grace
-                seats = {one.seat for one in here}
+                slots = {one.slot for one in here}
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
-                enough = not missing or (waited and before and before.is_enough(seats, watch.left))
+                enough = not missing or (waited and before and before.is_enough(slots, watch.left))
                 if may and enough:
                     self._agree(number, here)
                     continue
@@ -248,17 +248,17 @@ class Meeting:
                 f"they logged says why"
             )
         return OperationTimeout(
-            f"{self._who}: seats {sorted(missing)} of {self._seats} have not come to generation "
+            f"{self._who}: slots {sorted(missing)} of {self._slots} have not come to generation "
             f"{number} in time; are their processes started, and do they use the same store?",
             peer=min(missing),
         )
 
     def _missing(self, here: Collection[Member], before: Before | None) -> set[int]:
-        """Seats without which this process agrees on nothing before ``grace`` is over."""
-        seats = {one.seat for one in here}
+        """Slots without which this process agrees on nothing before ``grace`` is over."""
+        slots = {one.slot for one in here}
         if before is None:
-            return set(range(self._seats)) - seats
-        return before.expected - seats
+            return set(range(self._slots)) - slots
+        return before.expected - slots
 
     def members(self, number: int) -> Generation:
         """A generation that was agreed on. RendezvousError: its key holds something else."""
@@ -266,43 +266,43 @@ class Meeting:
         said = _read(raw, self._who)
         if not isinstance(said, list) or not said:
             raise RendezvousError(f"{self._who}: members/{number} in the store is no list: {raw!r}")
-        found = tuple(_member(one, self._seats, self._who) for one in said)
-        if sorted({one.seat for one in found}) != [one.seat for one in found]:
+        found = tuple(_member(one, self._slots, self._who) for one in said)
+        if sorted({one.slot for one in found}) != [one.slot for one in found]:
             raise RendezvousError(f"{self._who}: members/{number} in the store: {raw!r}")
         return Generation(number, found)
 
     def _agree(self, number: int, here: Collection[Member]) -> None:
-        members = [asdict(one) for one in sorted(here, key=lambda one: one.seat)]
+        members = [asdict(one) for one in sorted(here, key=lambda one: one.slot)]
         self._store.set_first(f"members/{number}", json.dumps(members))
         self._store.set("generation", str(number))  # a hint: it may go backwards
 
-    def _check_seat(self) -> None:
-        holder = self._store.get(f"seat/{self._seat}")
+    def _check_slot(self) -> None:
+        holder = self._store.get(f"slot/{self._slot}")
         if holder != self._start:
             raise RendezvousError(
-                f"{self._who}: process {holder} has this seat now, and {self._start} had it "
-                f"before; end this one, or give each its own seat",
-                peer=self._seat,
+                f"{self._who}: process {holder} has this slot now, and {self._start} had it "
+                f"before; end this one, or give each its own slot",
+                peer=self._slot,
             )
 
 
 _FIELDS: Final = tuple(one.name for one in fields(Member))
 
 
-def member_of(text: str, seats: int, who: str) -> Member:
+def member_of(text: str, slots: int, who: str) -> Member:
     """Reads a process's JSON about itself; the RendezvousError names ``who`` reads."""
-    return _member(_read(text, who), seats, who)
+    return _member(_read(text, who), slots, who)
 
 
-def _member(said: Any, seats: int, who: str) -> Member:
+def _member(said: Any, slots: int, who: str) -> Member:
     if isinstance(said, dict) and set(said) == set(_FIELDS):
-        seat, start, steps, before = (said[name] for name in _FIELDS)
+        slot, start, steps, before = (said[name] for name in _FIELDS)
         named = isinstance(start, str) and 0 < len(start) <= 64
         numbers = _whole(steps, FRESH, 1 << 62) and _whole(before, NONE, 1 << 31)
-        if named and _whole(seat, 0, seats - 1) and numbers:
-            return Member(seat, start, steps, before)
+        if named and _whole(slot, 0, slots - 1) and numbers:
+            return Member(slot, start, steps, before)
     raise RendezvousError(
-        f"{who}: {said!r} in the store is no member of a job of {seats} seats; does another job "
+        f"{who}: {said!r} in the store is no member of a job of {slots} slots; does another job "
         f"use the same store, or a job of another size?"
     )
 

@@ -13,7 +13,7 @@ from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 
 class Stateful(Protocol):
-    """What has a state: modules, optimizers, schedulers."""
+    """Object that has a state: modules, optimizers, schedulers."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What it has, as torch's."""

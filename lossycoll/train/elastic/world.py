@@ -49,18 +49,18 @@ log: Final = logging.getLogger("lossycoll")
 
 @dataclass(frozen=True)
 class WorldChange:
-    """What became of the group.
+    """Change of the group.
 
     Attributes:
         generation: The new group's number.
-        seats: Of its ranks.
+        slots: Of its ranks.
         came: Those that weren't in the last one.
         lost: Those of the last one that aren't in this one.
         seconds: From the end of the last group until the new one was there.
     """
 
     generation: int
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
     came: tuple[int, ...]
     lost: tuple[int, ...]
     seconds: float
@@ -71,8 +71,8 @@ class ElasticWorld:
 
     Args:
         store: A store of torch that outlives the ranks, the same for all.
-        seat: This process's number, from 0 on; whoever is started in its place has the same.
-        seats: How many there are.
+        slot: This process's number, from 0 on; whoever is started in its place has the same.
+        slots: How many there are.
         options: Of the groups, as ``pg_options``; ``on_peer_loss`` is "continue" unless given.
         grace: Seconds that a member of the last group is waited for when a new one is made, and
             that making it takes at most: some times what a step takes.
@@ -80,40 +80,40 @@ class ElasticWorld:
 
     Raises:
         OptionError: An argument can't be, or there is a default group already.
-        OperationTimeout: No group in time: seats are missing, or the others never came to a
+        OperationTimeout: No group in time: slots are missing, or the others never came to a
             boundary.
-        RendezvousError: Another process has this seat.
+        RendezvousError: Another process has this slot.
         LossyError: The group can't be made.
     """
 
     def __init__(
         self,
         store: Store,
-        seat: int,
-        seats: int,
+        slot: int,
+        slots: int,
         *,
         options: Mapping[str, Any] | None = None,
         grace: float = 30.0,
         timeout: float = 300.0,
     ) -> None:
-        if not 0 <= seat < seats:
-            raise OptionError(f"seat {seat} of {seats}: wanted one from 0 to {seats - 1}")
+        if not 0 <= slot < slots:
+            raise OptionError(f"slot {slot} of {slots}: wanted one from 0 to {slots - 1}")
         if not (grace > 0 and timeout > 0):
             raise OptionError(f"grace {grace} and timeout {timeout}: wanted seconds above 0")
         if dist.is_initialized():
             raise OptionError(
-                f"seat {seat}: there is a default group already; ElasticWorld makes it, in place "
+                f"slot {slot}: there is a default group already; ElasticWorld makes it, in place "
                 f"of init_process_group"
             )
-        self.seat = seat
+        self.slot = slot
         self._store = store
         self._options = {"on_peer_loss": "continue", **(options or {})}
         self._grace = grace
         self._timeout = timeout
         secret = find_secret()
         values = None if secret is None else SealedValues(secret)
-        own = PolledStore(PrefixStore("elastic", store), f"seat {seat}", values)
-        self._meeting = Meeting(own, seat, seats, secrets.token_hex(8))
+        own = PolledStore(PrefixStore("elastic", store), f"slot {slot}", values)
+        self._meeting = Meeting(own, slot, slots, secrets.token_hex(8))
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None
         """The latest group that worked."""
@@ -130,9 +130,9 @@ class ElasticWorld:
         return self._now.number
 
     @property
-    def seats(self) -> tuple[int, ...]:
-        """The seats of the group's ranks, in torch's order."""
-        return self._now.seats
+    def slots(self) -> tuple[int, ...]:
+        """The slots of the group's ranks, in torch's order."""
+        return self._now.slots
 
     @property
     def _now(self) -> Generation:
@@ -172,7 +172,7 @@ class ElasticWorld:
             CheckpointError: This rank couldn't take the state of the others.
             ClosedError: The world was closed.
             OperationTimeout: No group in time.
-            RendezvousError: Another process has this seat, or the store fails.
+            RendezvousError: Another process has this slot, or the store fails.
         """
         if steps is not None:
             _check_steps(steps)
@@ -180,10 +180,10 @@ class ElasticWorld:
             raise self._no_group()
         if self._meeting.start in self._refused:
             raise CheckpointError(
-                f"seat {self.seat}: the others continue without this process, which couldn't take "
+                f"slot {self.slot}: the others continue without this process, which couldn't take "
                 f"their state; end it, and see why"
             ) from error
-        log.warning("seat %d: leaves generation %d: %s", self.seat, self._next - 1, error)
+        log.warning("slot %d: leaves generation %d: %s", self.slot, self._next - 1, error)
         return self._meet(FRESH if steps is None else steps)
 
     def share(self, *parts: Stateful) -> int:
@@ -194,7 +194,7 @@ class ElasticWorld:
                 The same on all ranks; tensors, numbers, text, dicts and lists.
 
         Returns:
-            The steps that the state has had; 0 for a new job, whose first seat's is taken.
+            The steps that the state has had; 0 for a new job, whose first slot's is taken.
 
         Raises:
             CheckpointError: The state can't travel, on all ranks; or this rank can't take it.
@@ -210,12 +210,12 @@ class ElasticWorld:
             (rank, why), *_ = failed.items()
             if dist.get_rank() in failed:
                 raise CheckpointError(
-                    f"seat {self.seat} can't take the state of seat {members[source].seat}: "
+                    f"slot {self.slot} can't take the state of slot {members[source].slot}: "
                     f"{failed[dist.get_rank()]}; do all ranks share the same parts in the same "
                     f"order?"
                 )
             raise PeerLostError(
-                f"seat {members[rank].seat} can't take the state of seat {members[source].seat}"
+                f"slot {members[rank].slot} can't take the state of slot {members[source].slot}"
                 f"{why and ': '}{why}; recover() continues without it",
                 peer=rank,
             )
@@ -235,7 +235,7 @@ class ElasticWorld:
 
     def _no_group(self) -> ClosedError:
         how = "was closed" if self._closed else "has no group: call recover() first"
-        return ClosedError(f"seat {self.seat}: this ElasticWorld {how}")
+        return ClosedError(f"slot {self.slot}: this ElasticWorld {how}")
 
     def __enter__(self) -> ElasticWorld:
         return self
@@ -251,7 +251,7 @@ class ElasticWorld:
         if self._watcher is not None and dist.is_initialized():
             group = of(None)
             lost = [rank for rank in group.lossy_stats().lost if not group.lossy_has_left(rank)]
-            gone = {self._generation.seats[rank] for rank in lost}
+            gone = {self._generation.slots[rank] for rank in lost}
         return Before(self._generation, frozenset(gone), frozenset(self._refused))
 
     def _meet(self, steps: int) -> WorldChange:
@@ -280,24 +280,24 @@ class ElasticWorld:
                 )
                 if time.monotonic() - begin > self._timeout:
                     raise OperationTimeout(
-                        f"seat {self.seat}: no group within {self._timeout:g} s; the last: {error}"
+                        f"slot {self.slot}: no group within {self._timeout:g} s; the last: {error}"
                     ) from error
-                log.warning("seat %d: generation %d failed: %s", self.seat, agreed.number, error)
+                log.warning("slot %d: generation %d failed: %s", self.slot, agreed.number, error)
         self._generation = agreed
         members = () if last is None else last.members
         change = WorldChange(
             agreed.number,
-            agreed.seats,
-            _seats_of(agreed.members, without=members),
-            _seats_of(members, without=agreed.members),
+            agreed.slots,
+            _slots_of(agreed.members, without=members),
+            _slots_of(members, without=agreed.members),
             time.monotonic() - begin,
         )
         if last is not None:
-            log.warning("seat %d: %s", self.seat, change)
+            log.warning("slot %d: %s", self.slot, change)
         return change
 
     def _make(self, agreed: Generation) -> None:
-        rank = agreed.seats.index(self.seat)
+        rank = agreed.slots.index(self.slot)
         try:
             dist.init_process_group(
                 "lossy",
@@ -379,10 +379,10 @@ class Watcher:
                 return
 
 
-def _seats_of(members: tuple[Member, ...], *, without: tuple[Member, ...]) -> tuple[int, ...]:
-    """By process, not by seat: one that was killed and came back has its seat, and isn't it."""
+def _slots_of(members: tuple[Member, ...], *, without: tuple[Member, ...]) -> tuple[int, ...]:
+    """By process, not by slot: one that was killed and came back has its slot, and isn't it."""
     known = {one.start for one in without}
-    return tuple(one.seat for one in members if one.start not in known)
+    return tuple(one.slot for one in members if one.start not in known)
 
 
 def _check_steps(steps: int) -> None:

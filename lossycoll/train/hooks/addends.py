@@ -1,4 +1,4 @@
-"""What communication hooks of DDP begin with, where the sum over the ranks is the mean."""
+"""First step of DDP's communication hooks, where the sum over the ranks is the mean."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
-from lossycoll.train.common.packing import octets, packed, state_from, unpacked
+from lossycoll.train.common.packing import byte_tensor, packed, state_from, unpacked
 
 from .checkpoint import joined, numbered, pack_groups
 from .parameter_store import Group, ParameterStore
@@ -91,7 +91,7 @@ class ShardBackup:
 
     def _begin(self) -> None:
         skeleton, array = packed(self.own().to_plain())
-        mine = [octets(skeleton), torch.from_numpy(array)]
+        mine = [byte_tensor(skeleton), torch.from_numpy(array)]
         sizes = torch.tensor([part.numel() for part in mine], device="cpu")
         theirs = torch.zeros_like(sizes)
         for work in self._exchange([sizes], [theirs]):

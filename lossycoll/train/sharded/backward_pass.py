@@ -1,4 +1,4 @@
-"""What autograd tells of the backward pass that is running, and what all ranks know of one."""
+"""State of the backward pass that is running, by autograd, and as all ranks know it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FUNCTION_BACKWARD: Final = BackwardCFunction.apply.__code__
 
 
 class PassStatus:
-    """What all ranks know of a backward pass, once :attr:`flags` have been reduced by MAX."""
+    """State of a backward pass at all ranks, once :attr:`flags` have been reduced by MAX."""
 
     def __init__(self, world: int, count: int) -> None:
         self.flags = torch.zeros(world + count + 1, dtype=torch.uint8)

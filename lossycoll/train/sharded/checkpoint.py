@@ -169,7 +169,7 @@ def consolidate(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, checked against the parameters that it is loaded for."""
+    """Contents of a checkpoint, checked against the parameters that it is loaded for."""
 
     states: Mapping[Tensor, State]
     """By the model's parameter."""

@@ -1,4 +1,4 @@
-"""Which parameters can be sharded, and what all ranks must have alike of them."""
+"""Parameters that can be sharded, and what all ranks must have alike of them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _BucketState:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a parameter is: the number of its bucket, and its position among the members."""
+    """Position of a parameter: the number of its bucket, and its position among the members."""
 
     bucket: int
     position: int

@@ -28,7 +28,6 @@ from . import checkpoint
 from .backup import ShardBackup, assembled, gathered
 from .backward_pass import PassStatus
 from .compression import Compressor
-from .figures import ShardedFigures
 from .gradient_norm import clip, total_norm
 from .gradient_reducer import GradientReducer
 from .model_groups import ModelGroups
@@ -39,6 +38,7 @@ from .refusals import changed_gradient, nonfinite, unscaled_early
 from .scaler_probe import ScalerProbe
 from .settings import ShardedSettings
 from .shard_state import FragmentState
+from .stats import ShardedStats
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -432,9 +432,9 @@ class ShardedOptimizer(Optimizer):
         """
         return self._reducer.residual_norm()
 
-    def figures(self) -> ShardedFigures:
+    def stats(self) -> ShardedStats:
         """What has happened at this rank since the optimizer was made."""
-        return self._parameter_sync.figures
+        return self._parameter_sync.stats
 
     # ---- checkpoints ----
 

@@ -1,4 +1,4 @@
-"""What the loss of a rank means to a sharded optimizer: its chunks have no owner any more."""
+"""Loss of a rank in a sharded optimizer: its chunks have no owner any more."""
 
 from __future__ import annotations
 

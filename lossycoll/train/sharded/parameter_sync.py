@@ -21,16 +21,16 @@ from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
 from lossycoll.train.common.works import BlockGather, OnHost, wait_all
 
-from .figures import ShardedFigures
 from .owner_loss import check_owners, owners_needed
 from .parameter_differences import MOVE_EVERY, ParameterDifferences
 from .shard import Shard
+from .stats import ShardedStats
 from .undelivered import UndeliveredShare
 
 
 @dataclass(frozen=True, eq=False)
 class _UnderWay:
-    """What the last step has sent of a bucket."""
+    """Part of a bucket that the last step has sent."""
 
     gather: BlockGather
     needed: Mask | None
@@ -97,7 +97,7 @@ class ParameterSync:
         """The first error of a collective since the last step."""
         self._dead: LinkError | None = None
         """The first link since the last step of which a block was due and didn't arrive."""
-        self._figures = ShardedFigures()
+        self._figures = ShardedStats()
         self._steps = 0
         """Since the anchors of differences were moved."""
         self._written = False
@@ -124,7 +124,7 @@ class ParameterSync:
         return self._places
 
     @property
-    def figures(self) -> ShardedFigures:
+    def stats(self) -> ShardedStats:
         """What has happened so far, with all that was sent."""
         self.finish_all()
         return self._figures

@@ -20,7 +20,7 @@ from lossycoll.train.common.collectives import Collectives
 
 
 class OrderedReducer(Protocol):
-    """What the order needs of a reducer."""
+    """Reducer as the order needs it."""
 
     @property
     def is_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""What one rank of a sharded optimizer has alone, as it travels."""
+"""State that one rank of a sharded optimizer has alone, as it travels."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, Topology
 from lossycoll.plan.model import MOST_SLOTS
 from lossycoll.runtime.collectives import engine_call, plan_cache
+from lossycoll.runtime.collectives.element_layout import layout_of
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
 from lossycoll.runtime.collectives.sequencer import Members
-from lossycoll.runtime.collectives.units import units_of
 from lossycoll.runtime.engine.binding import DType, Encoded
 from tests.support.shared_ranks import PAYLOAD, SHARED, SharedNetwork
 
@@ -91,7 +91,7 @@ def submit_one(draw: random.Random, network: SharedNetwork, rank: int, memory: A
         encoding = draw.choice(["same", "bf16", "fp16"])
     if collective == "barrier":
         dtype = DType.F32
-    per = units_of(PAYLOAD, dtype, encoding).per_packet
+    per = layout_of(PAYLOAD, dtype, encoding).per_packet
     encoded = plan_of(draw, rank, options, collective, dtype, per)
     estimator = "" if options.delivery == "reliable" else options.estimator
     call = (collective, dtype.name, 1, "", "")

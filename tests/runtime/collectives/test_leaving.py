@@ -7,7 +7,7 @@ import pytest
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.parts import Parts
+from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.membership.group_state import Health
 from tests.support.planes import planes
 from tests.support.waiting import until
@@ -19,8 +19,8 @@ def test_a_close_that_ctrl_c_cut_short_is_finished_by_the_next() -> None:
         health = Health(
             1, 2, addresses=["a", "b"], liveness=30.0, control=group, on_failure=lambda _: None
         )
-        parts = Parts(health, Options(), 0, None, group, Topology.flat(2))
-        made = Endpoint(parts, timeout=9.0)
+        context = GroupContext(health, Options(), 0, None, group, Topology.flat(2))
+        made = Endpoint(context, timeout=9.0)
 
         def interrupted(seconds: float) -> None:
             raise KeyboardInterrupt

@@ -10,7 +10,7 @@ import pytest
 from lossycoll.errors import AbortedError, LossyError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.core import call as call_module
-from lossycoll.runtime.core.call import ASK_SECONDS, Collective, LongWait, Operation, Terms
+from lossycoll.runtime.core.call import ASK_SECONDS, CallOptions, Collective, LongWait, Operation
 from lossycoll.runtime.engine.failures import Code, Where
 from tests.support.instructions import interrupted
 
@@ -69,8 +69,8 @@ class Engine:
         return Where(0, 2)
 
 
-def submitted(engine: Engine, **terms: Any) -> Operation:
-    return Operation(engine, Collective("all_gather"), Terms(Options(), **terms), 1.0)
+def submitted(engine: Engine, **call_options: Any) -> Operation:
+    return Operation(engine, Collective("all_gather"), CallOptions(Options(), **call_options), 1.0)
 
 
 def test_a_result_may_come_before_the_end_and_memory_is_kept_until_then() -> None:

@@ -21,12 +21,12 @@ from lossycoll.runtime.membership.connections import (
     Connected,
     Connections,
     Event,
-    NewKeysAsked,
     Received,
     Refused,
+    RekeyAsked,
 )
-from lossycoll.runtime.membership.messages import AllHeard, Beat, Hello, Left, pack
-from lossycoll.runtime.membership.probe import answers, ask_for_new_keys
+from lossycoll.runtime.membership.messages import AllHeard, Heartbeat, Hello, Left, pack
+from lossycoll.runtime.membership.probe import answers, ask_for_rekey
 from tests.support.waiting import until
 
 
@@ -57,38 +57,38 @@ def poll(
 
 
 def _is_refused(place: tuple[str, int]) -> bool:
-    with socket.socket() as visitor:
-        return visitor.connect_ex(place) != 0
+    with socket.socket() as prober:
+        return prober.connect_ex(place) != 0
 
 
-def meet(hub: Connections, member: Connections) -> None:
+def meet(coordinator: Connections, member: Connections) -> None:
     member.follow(0, 0.0)
     found: list[Event] = []
     end = time.monotonic() + 5
     while len(found) < 2 and time.monotonic() < end:
-        found += hub.poll(0.01) + member.poll(0.01)
+        found += coordinator.poll(0.01) + member.poll(0.01)
     assert found == [Connected(1), Connected(0)]
 
 
 def test_messages_come_in_order_both_ways_and_before_the_end() -> None:
-    with ends(2) as (hub, member):
-        meet(hub, member)
+    with ends(2) as (coordinator, member):
+        meet(coordinator, member)
         for _ in range(100):
-            assert hub.send(1, pack(Beat()))
-        hub.send(1, pack(AllHeard()))
+            assert coordinator.send(1, pack(Heartbeat()))
+        coordinator.send(1, pack(AllHeard()))
         found = poll(member, [], 101)
-        assert found == [Received(0, Beat())] * 100 + [Received(0, AllHeard())]
+        assert found == [Received(0, Heartbeat())] * 100 + [Received(0, AllHeard())]
         member.send(0, pack(Left(1)))
-        hub.send(1, pack(Beat()))  # which it won't read
+        coordinator.send(1, pack(Heartbeat()))  # which it won't read
         member.close(0.5)
-        assert poll(hub, [], 2) == [Received(1, Left(1)), Broken(1)]
-        assert not hub.send(1, pack(Beat()))
+        assert poll(coordinator, [], 2) == [Received(1, Left(1)), Broken(1)]
+        assert not coordinator.send(1, pack(Heartbeat()))
 
 
 def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others() -> None:
     with ends(4) as (asker, alive, shy, ended):
         ended.close(0)
-        shy.shunned.add(0)
+        shy.lost.add(0)
         # libzmq closes a listener on a thread of its own, a little later.
         until(lambda: _is_refused(asker.place_of(3)), "nobody listens there")
         asker.ask([1, 2, 3], 10.0, 0.0)
@@ -123,22 +123,24 @@ def running(one: Connections) -> Iterator[list[Event]]:
         thread.join()
 
 
-def test_visits_are_answered_by_that_rank_of_that_cohort_alone() -> None:
+def test_probes_are_answered_by_that_rank_of_that_world_alone() -> None:
     with contextlib.ExitStack() as stack:
-        hub = Connections(0, 3)
-        stack.callback(hub.close, 0)
-        port = hub.open("127.0.0.1", (0, 0))
-        hub.start("secret", [("127.0.0.1", port)] * 3)
-        hub.shunned.update({1, 2})
-        with running(hub) as found:
+        coordinator = Connections(0, 3)
+        stack.callback(coordinator.close, 0)
+        port = coordinator.open("127.0.0.1", (0, 0))
+        coordinator.start("secret", [("127.0.0.1", port)] * 3)
+        coordinator.lost.update({1, 2})
+        with running(coordinator) as found:
             assert answers("127.0.0.1", port, 0, "secret", 2)  # the asker's world is another's
-            assert hub.foreign == 0
+            assert coordinator.foreign == 0
             end = time.monotonic() + 10
-            while hub.foreign < 2 and time.monotonic() < end:  # one may end before it is heard
+            while (
+                coordinator.foreign < 2 and time.monotonic() < end
+            ):  # one may end before it is heard
                 assert not answers("127.0.0.1", port, 0, "another", 3)
                 assert not answers("127.0.0.1", port, 1, "secret", 3)
-            assert hub.foreign >= 2
-        assert found == [], "no rank is taken for alive because of a visit"
+            assert coordinator.foreign >= 2
+        assert found == [], "no rank is taken for alive because of a probe"
 
 
 def test_a_port_that_is_anothers_by_now_is_no_answer() -> None:
@@ -186,23 +188,23 @@ def test_hosts_that_do_not_answer_keep_nobody_waiting() -> None:
 
 
 def test_a_second_connection_of_a_rank_takes_the_place_of_the_first() -> None:
-    with ends(2) as (hub, member):
-        meet(hub, member)
+    with ends(2) as (coordinator, member):
+        meet(coordinator, member)
         member.follow(0, 1.0)
-        assert poll(member, [hub], 1) == [Connected(0)]
+        assert poll(member, [coordinator], 1) == [Connected(0)]
         member.send(0, pack(AllHeard()))
-        assert Received(1, AllHeard()) in poll(hub, [], 9, 0.3)
-        assert hub.send(1, pack(Beat()))
-        assert poll(member, [], 1) == [Received(0, Beat())]
+        assert Received(1, AllHeard()) in poll(coordinator, [], 9, 0.3)
+        assert coordinator.send(1, pack(Heartbeat()))
+        assert poll(member, [], 1) == [Received(0, Heartbeat())]
 
 
 def test_a_connection_that_breaks_is_made_again() -> None:
-    with ends(2) as (hub, member):
-        meet(hub, member)
-        hub.hang_up(1)
+    with ends(2) as (coordinator, member):
+        meet(coordinator, member)
+        coordinator.hang_up(1)
         assert poll(member, [], 1) == [Broken(0)]
         member.tick(10.0, 1.0)
-        assert poll(member, [hub], 1) == [Connected(0)]
+        assert poll(member, [coordinator], 1) == [Connected(0)]
 
 
 def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
@@ -226,92 +228,96 @@ def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
 OURS, ANOTHER = Secret.of(b"a secret of tests"), Secret.of(b"another secret of tests")
 
 
-def test_sealed_ranks_meet_and_talk_and_answer_visitors_that_have_the_secret() -> None:
-    with ends(2, OURS) as (hub, member):
-        meet(hub, member)
+def test_sealed_ranks_meet_and_talk_and_answer_probes_that_have_the_secret() -> None:
+    with ends(2, OURS) as (coordinator, member):
+        meet(coordinator, member)
         assert member.send(0, pack(Left(1)))
-        assert poll(hub, [member], 1) == [Received(1, Left(1))]
-        with served(hub) as port:
+        assert poll(coordinator, [member], 1) == [Received(1, Left(1))]
+        with served(coordinator) as port:
             assert answers("127.0.0.1", port, 0, "secret", 2, secret=OURS)
             assert not answers("127.0.0.1", port, 0, "another", 2, seconds=0.3, secret=OURS)
             assert not answers("127.0.0.1", port, 0, "secret", 2, seconds=0.3, secret=ANOTHER)
             assert not answers("127.0.0.1", port, 0, "secret", 2, seconds=0.3)
-        assert hub.foreign >= 2
-        assert list(hub.members) == [1]
+        assert coordinator.foreign >= 2
+        assert list(coordinator.members) == [1]
 
 
 def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing() -> None:
-    with ends(2, OURS) as (hub, member):
-        meet(hub, member)
-        place = hub.place_of(0)
+    with ends(2, OURS) as (coordinator, member):
+        meet(coordinator, member)
+        place = coordinator.place_of(0)
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(100)):
             with socket.create_connection(place) as stranger:
                 stranger.sendall(said)
-                assert poll(hub, [member], 1, 0.1) == []
+                assert poll(coordinator, [member], 1, 0.1) == []
         for _ in range(20):  # one that closes first is no stranger
-            if hub.foreign >= 2:
+            if coordinator.foreign >= 2:
                 break
             with contextlib.closing(Transport()) as in_clear:
                 peer = in_clear.connect(place)
                 in_clear.send(peer, pack(Hello(VERSION, "secret", 1, "member")))
-                assert poll(hub, [member], 1, 0.2) == []
+                assert poll(coordinator, [member], 1, 0.2) == []
                 assert isinstance(in_clear.poll(5)[0], Closed)
-        assert hub.foreign >= 2
+        assert coordinator.foreign >= 2
         assert member.send(0, pack(Left(1)))
-        assert poll(hub, [member], 1) == [Received(1, Left(1))]
+        assert poll(coordinator, [member], 1) == [Received(1, Left(1))]
 
 
 def test_strangers_by_the_hundred_keep_nobody_out() -> None:
-    with ends(2, OURS) as (hub, member), contextlib.ExitStack() as stack:
+    with ends(2, OURS) as (coordinator, member), contextlib.ExitStack() as stack:
         member.follow(0, 0.0)
         for _ in range(3 * STRANGERS):
-            place = hub.place_of(0)
+            place = coordinator.place_of(0)
             stranger = socket.create_connection(place, source_address=("127.0.0.9", 0))
             stack.enter_context(stranger).sendall(b"\xff")
-            hub.poll(0)
-        until(lambda: [hub.poll(0.01), member.poll(0)] and hub.members and member.members)
-        assert list(hub.members) == [1]
-        assert hub._transport.counts["crowd"] > 0
+            coordinator.poll(0)
+        until(
+            lambda: (
+                [coordinator.poll(0.01), member.poll(0)] and coordinator.members and member.members
+            )
+        )
+        assert list(coordinator.members) == [1]
+        assert coordinator._transport.counts["crowd"] > 0
 
 
 def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:
-    with ends(2, OURS) as (hub, member):
-        meet(hub, member)
+    with ends(2, OURS) as (coordinator, member):
+        meet(coordinator, member)
         found: list[Event] = []
-        with served(hub, found) as port:
-            assert not ask_for_new_keys("127.0.0.1", port, ANOTHER, 0.3)
+        with served(coordinator, found) as port:
+            assert not ask_for_rekey("127.0.0.1", port, ANOTHER, 0.3)
             assert found == []
-            assert ask_for_new_keys("127.0.0.1", port, OURS)
-        assert found == [NewKeysAsked()]
+            assert ask_for_rekey("127.0.0.1", port, OURS)
+        assert found == [RekeyAsked()]
         with pytest.raises(ConnectionRefusedError):
-            ask_for_new_keys("127.0.0.1", 1, OURS)
-    with ends(2) as (hub, member), served(hub) as port:
-        assert not ask_for_new_keys("127.0.0.1", port, OURS, 0.3)
+            ask_for_rekey("127.0.0.1", 1, OURS)
+    with ends(2) as (coordinator, member), served(coordinator) as port:
+        assert not ask_for_rekey("127.0.0.1", port, OURS, 0.3)
 
 
 def test_a_plain_connection_cannot_ask_for_new_keys() -> None:
-    with ends(2) as (hub, member):
-        meet(hub, member)
+    with ends(2) as (coordinator, member):
+        meet(coordinator, member)
         with contextlib.closing(Transport()) as stranger:
-            peer = stranger.connect(hub.place_of(0))
-            stranger.send(peer, pack(Hello(VERSION, "secret", 0, "newkeys")))
-            assert poll(hub, [member], 1, 0.2) == []
-        assert hub.foreign == 1
+            peer = stranger.connect(coordinator.place_of(0))
+            stranger.send(peer, pack(Hello(VERSION, "secret", 0, "rekey")))
+            assert poll(coordinator, [member], 1, 0.2) == []
+        assert coordinator.foreign == 1
 
 
 @contextlib.contextmanager
-def served(hub: Connections, found: list[Event] | None = None) -> Iterator[int]:
-    """The hub's port, while it takes what comes, to ``found``."""
+def served(coordinator: Connections, found: list[Event] | None = None) -> Iterator[int]:
+    """The coordinator's port, while it takes what comes, to ``found``."""
     stop, events = threading.Event(), [] if found is None else found
 
     def work() -> None:
         while not stop.is_set():
-            events.extend(hub.poll(0.01))
+            events.extend(coordinator.poll(0.01))
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield hub.place_of(0)[1]
+        yield coordinator.place_of(0)[1]
     finally:
         stop.set()
         thread.join()

@@ -62,7 +62,7 @@ def test_what_is_reported_right_after_meeting_reaches_even_those_that_came_last(
 
 
 @pytest.mark.parametrize("outlive", [False, True])
-def test_nobody_waits_to_meet_a_cohort_that_has_been_given_up(outlive: bool) -> None:
+def test_nobody_waits_to_meet_a_world_that_has_been_given_up(outlive: bool) -> None:
     made = Planes(3, LIVENESS, outlive=outlive)
     try:
         for rank in (0, 1):
@@ -106,9 +106,9 @@ def test_a_rank_that_says_goodbye_is_not_dead(leaver: int) -> None:
         others = [note for note in s.notes if note.rank != leaver]
         until(lambda: all(note.log for note in others))
         left = [rank for rank in range(3) if rank != leaver]
-        # Who asks has the answers of all behind whatever else was said; test_cohort_protocol.py
+        # Who asks has the answers of all behind whatever else was said; test_world_protocol.py
         # waits for more than a liveness, on a clock of its own.
-        assert sorted(s.groups[left[0]].group_figures(60)) == [0, 1, 2]
+        assert sorted(s.groups[left[0]].group_stats(60)) == [0, 1, 2]
         assert all(note.log == [("bye", leaver, 41)] for note in others)
 
 
@@ -128,21 +128,21 @@ def test_a_mismatch_is_reported_to_all_with_both_calls() -> None:
                 ((1, "all_reduce float32[10] SUM"), (2, "barrier")),
             )
         s.groups[0].waiting(9, "barrier")  # nobody is there yet
-        s.groups[0].group_figures(60)  # answered by all, after that
+        s.groups[0].group_stats(60)  # answered by all, after that
         assert all(reported[1] == 7 for note in s.notes for reported in note.log)
 
 
 def test_every_rank_can_ask_for_everybodys_figures() -> None:
     with planes(3) as s:
         for group in s.groups:
-            assert group.group_figures(60) == {
+            assert group.group_stats(60) == {
                 rank: {"rank": rank, "operations": 10 * rank} for rank in range(3)
             }
-        s.groups[0]._figures.clear()
+        s.groups[0]._stats.clear()
         s.leave(2, 1)
         until(lambda: bool(s.notes[0].log))
         begin = time.monotonic()
-        assert s.groups[0].group_figures(60)[2]["operations"] == 20, "with its goodbye"
+        assert s.groups[0].group_stats(60)[2]["operations"] == 20, "with its goodbye"
         assert time.monotonic() - begin < 30, "one that has left isn't waited for"
 
 
@@ -151,7 +151,7 @@ HOSTILE = [
     b"null",
     b"{}",
     b"[" * 200_000,
-    b'["beat"]',
+    b'["heartbeat"]',
     pack(Hello(VERSION, "wrong", 1, "member")),
     pack(Hello(VERSION + 1, TOKEN, 1, "member")),
     pack(Hello(VERSION, TOKEN, 0, "member")),
@@ -168,7 +168,7 @@ BROKEN = [
     b'["dead",-1,1.0,true]',
     b'["dead",1,1.0,true]',
     b'["ready"]',
-    b'["beat",1]',
+    b'["heartbeat",1]',
     b'["follow",[1,0],[],[]]',
     b'["follow",[Infinity],[],[]]',
     b'["addressed",0,"3",7,["bye",1,"",{}]]',
@@ -178,15 +178,15 @@ BROKEN = [
     b'["addressed",1,"1",7,["bye",Infinity,"",{}]]',
     b'["addressed",1,"1",7,["abort",1,2]]',
     b'["addressed",1,"1",7,["mismatch","x",1,[],""]]',
-    b'["addressed",1,"1",7,["beat"]]',
+    b'["addressed",1,"1",7,["heartbeat"]]',
     b'["addressed",1,"1",7,[]]',
 ]
-"""What a rank of the cohort may not send to rank 0."""
+"""What a rank of the world may not send to rank 0."""
 
 
 def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
     with planes(2) as s:
-        hub = s.planes[0]
+        coordinator = s.planes[0]
         for count, data in enumerate(HOSTILE, 1):
             with contextlib.closing(Transport()) as stranger:
                 peer = stranger.connect(s.endpoints[0])
@@ -195,10 +195,10 @@ def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
                 until(lambda: events.extend(stranger.poll(0.1)) or events)  # noqa: B023
                 # It is hung up on, and told nothing.
                 assert events == [Closed(peer, "closed by whoever listens there")], data
-            assert hub.foreign == count, data
+            assert coordinator.foreign == count, data
         for count, body in enumerate(BROKEN, len(HOSTILE) + 1):
             s.planes[1].call(lambda body=body: s.planes[1]._sockets.send(0, body))  # type: ignore[misc]
-            until(lambda count=count: hub.foreign == count)  # type: ignore[misc]
+            until(lambda count=count: coordinator.foreign == count)  # type: ignore[misc]
         assert not s.notes[0].log
         assert not s.notes[1].log
         s.groups[1].abort("still here", "EngineError")

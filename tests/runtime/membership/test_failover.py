@@ -1,4 +1,5 @@
-"""Real planes when the hub leaves or dies, when a thread fails, or when a close is cut short."""
+"""Real planes when the coordinator leaves or dies, when a thread fails, or when a close is cut
+short."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
 from tests.support.waiting import until
 
 
-def without_hub(s: Planes) -> None:
+def without_coordinator(s: Planes) -> None:
     """Rank 0 leaves in order, and the rest are alone."""
     s.groups[0].leave(5)
     until(lambda: all(note.log for note in s.notes[1:]))
@@ -24,7 +25,7 @@ def without_hub(s: Planes) -> None:
 @pytest.mark.parametrize("outlive", [False, True])
 def test_a_death_after_rank_0_has_left_is_noticed(outlive: bool) -> None:
     with planes(4, outlive=outlive) as s:
-        without_hub(s)
+        without_coordinator(s)
         s.die(2)
         what = ("lost" if outlive else "dead", 2)
         until(lambda: all(what in s.notes[rank].log for rank in (1, 3)))
@@ -36,16 +37,16 @@ def test_a_death_after_rank_0_has_left_is_noticed(outlive: bool) -> None:
 
 def test_a_silence_after_rank_0_has_left_is_noticed() -> None:
     with planes(3, LIVENESS) as s:
-        without_hub(s)
-        until(lambda: 2 in s.planes[1].cohort.welcomed)
+        without_coordinator(s)
+        until(lambda: 2 in s.planes[1].protocol.welcomed)
         s.silence(2)
         until(lambda: s.notes[1].log == [("bye", 0, 5), ("dead", 2)], seconds=3 * LIVENESS)
 
 
 def test_goodbyes_aborts_and_mismatches_after_rank_0_has_left_reach_all_once() -> None:
     with planes(4) as s:
-        without_hub(s)
-        s.groups[2].leave(6)  # maybe before anybody has found another hub
+        without_coordinator(s)
+        s.groups[2].leave(6)  # maybe before anybody has found another coordinator
         s.groups[3].abort("out of memory", "EngineError")
         wanted = {("bye", 0, 5), ("bye", 2, 6), ("abort", 3, "out of memory", "EngineError")}
         until(lambda: {*s.notes[1].log} == wanted)
@@ -69,9 +70,9 @@ def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
             assert note.log == [("bye", rank, rank) for rank in range(note.rank)]
 
 
-def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
+def test_what_is_said_while_the_coordinator_dies_is_said_again() -> None:
     with planes(4, outlive=True) as s:
-        s.planes[0].cohort._on_message = lambda *_: None  # type: ignore[method-assign]
+        s.planes[0].protocol._on_message = lambda *_: None  # type: ignore[method-assign]
         s.groups[3].abort("out of memory", "EngineError")
         until(lambda: not s.planes[3]._tasks)
         s.die(0)
@@ -79,16 +80,16 @@ def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
         until(lambda: all(reported in s.notes[rank].log for rank in (1, 2)))
 
 
-def test_who_asks_for_figures_may_become_the_hub_meanwhile() -> None:
+def test_who_asks_for_figures_may_become_the_coordinator_meanwhile() -> None:
     with planes(3, outlive=True) as s:
-        s.planes[0].cohort._on_message = lambda *_: None  # type: ignore[method-assign]
+        s.planes[0].protocol._on_message = lambda *_: None  # type: ignore[method-assign]
         found: list[dict[int, Any]] = []
-        asker = threading.Thread(target=lambda: found.append(s.groups[1].group_figures(60)))
+        asker = threading.Thread(target=lambda: found.append(s.groups[1].group_stats(60)))
         asker.start()
         until(lambda: bool(s.groups[1]._asked))
         s.die(0)
         assert view_of(s, 1, 2) == (12, (1, 2))
-        asker.join(30)  # its question went with the hub, and is asked again
+        asker.join(30)  # its question went with the coordinator, and is asked again
         assert found[0].keys() == {1, 2}
 
 
@@ -124,14 +125,14 @@ def test_who_is_silent_is_asked_over_a_new_connection() -> None:
     with planes(3, LIVENESS) as s:
         answers = 0
         for plane in s.planes:
-            step = plane.cohort.step
+            step = plane.protocol.step
 
             def counted(events: Any, step: Any = step) -> None:
                 nonlocal answers
                 answers += sum(isinstance(event, Alive) for event in events)
                 step(events)
 
-            plane.cohort.step = counted  # type: ignore[method-assign]
+            plane.protocol.step = counted  # type: ignore[method-assign]
             plane._sockets.send = lambda *_: True  # type: ignore[method-assign]
         quiet(1.5 * LIVENESS, s.notes)
         assert answers > 0
@@ -146,7 +147,7 @@ def test_new_keys_begin_each_connection_again_and_nothing_is_lost(asker: int) ->
             return {rank: link.peer for rank, link in members.items()}
 
         before = connections()
-        s.planes[asker].renew_keys()
+        s.planes[asker].rekey()
         for _ in range(20):
             s.groups[1].waiting(1, "barrier")
             time.sleep(0.01)
@@ -156,14 +157,14 @@ def test_new_keys_begin_each_connection_again_and_nothing_is_lost(asker: int) ->
                 and not {*connections().items()} & {*before.items()}
             )
         )
-        until(lambda: all(plane.cohort.welcomed for plane in s.planes))
+        until(lambda: all(plane.protocol.welcomed for plane in s.planes))
         s.groups[1].abort("still here", "EngineError")
         until(lambda: bool(s.notes[0].log and s.notes[2].log))
         for note in (s.notes[0], s.notes[2]):
             assert note.log == [("abort", 1, "still here", "EngineError")]
 
 
-def test_hubs_may_die_one_after_another() -> None:
+def test_coordinators_may_die_one_after_another() -> None:
     with planes(4, LIVENESS, outlive=True) as s:
         s.die(0)
         view_of(s, 1, 2, 3)
@@ -176,7 +177,7 @@ def test_hubs_may_die_one_after_another() -> None:
         assert view_of(s, 3, since=3) == (48, (3,))
 
 
-def test_a_hub_that_ends_with_others_is_followed_at_once() -> None:
+def test_a_coordinator_that_ends_with_others_is_followed_at_once() -> None:
     """Whoever takes its place has no connection yet whose end would tell of theirs."""
     with planes(7, outlive=True) as s:
         for rank in (0, 2, 3, 4, 5):

@@ -15,12 +15,12 @@ from lossycoll.runtime.membership.failure_detector import (
 )
 
 LIVENESS = 8.0
-BEAT = LIVENESS / 8
+HEARTBEAT = LIVENESS / 8
 
 
 def detector(ranks: list[int], *, expected: bool = False) -> FailureDetector:
     made = FailureDetector(LIVENESS, 100.0)
-    made.watch(ranks, 100.0, expected=expected, pause=BEAT)
+    made.watch(ranks, 100.0, expected=expected, pause=HEARTBEAT)
     return made
 
 
@@ -54,10 +54,10 @@ def test_silence_is_reported_after_its_share_of_the_liveness_and_not_before() ->
 
 def test_who_is_late_is_asked_before_it_is_given_up() -> None:
     made = detector([1, 2])
-    assert run(made, 100, 100 + 2 * BEAT, [2]).late == ()
-    found = run(made, made.due, 100 + 4 * BEAT, [2])
+    assert run(made, 100, 100 + 2 * HEARTBEAT, [2]).late == ()
+    found = run(made, made.due, 100 + 4 * HEARTBEAT, [2])
     assert found.late == (1,)
-    assert made.due - (100 + 4 * BEAT) <= BEAT / 4 + 0.001, "questions are repeated soon"
+    assert made.due - (100 + 4 * HEARTBEAT) <= HEARTBEAT / 4 + 0.001, "questions are repeated soon"
 
 
 def test_ones_own_sleep_is_nobodys_silence_but_is_remembered() -> None:
@@ -71,9 +71,9 @@ def test_ones_own_sleep_is_nobodys_silence_but_is_remembered() -> None:
     made.heard(1, now)  # may have come before the sleep
     made.tick(now)
     assert made.in_doubt
-    made.heard(1, now + 1.1 * BEAT)
+    made.heard(1, now + 1.1 * HEARTBEAT)
     assert not made.in_doubt
-    assert run(made, now + 1.1 * BEAT, now + 3 * LIVENESS, []).silent.keys() == {1}
+    assert run(made, now + 1.1 * HEARTBEAT, now + 3 * LIVENESS, []).silent.keys() == {1}
 
 
 def test_a_sleep_never_puts_a_sign_of_life_into_the_future() -> None:
@@ -116,7 +116,7 @@ def test_nobody_else_is_judged() -> None:
     made = detector([1])
     made.heard(5, 101)
     assert made.watched == {1}
-    made.watch([2, 3], 101.0, expected=False, pause=BEAT)
+    made.watch([2, 3], 101.0, expected=False, pause=HEARTBEAT)
     assert run(made, 101, 101 + LIVENESS, []).silent.keys() == {2, 3}
 
 

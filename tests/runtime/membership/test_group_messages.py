@@ -14,10 +14,10 @@ class Taker:
         self.group = group
         self.log: list[tuple[int, Packed]] = []
 
-    def take(self, cohort: int, packed: Packed) -> None:
+    def take(self, process: int, packed: Packed) -> None:
         if packed[0] == "bad":
             raise Malformed("bad")
-        self.log.append((cohort, packed))
+        self.log.append((process, packed))
 
 
 def message(group: int, number: int, kind: str = "bye") -> Addressed:
@@ -32,9 +32,9 @@ def test_what_comes_early_is_delivered_in_order_when_the_group_opens() -> None:
     seven, eight = Taker(7), Taker(8)
     made.open(seven)
     made.deliver(message(7, 3))
-    assert [cohort for cohort, _ in seven.log] == [0, 1, 2, 3]
+    assert [process for process, _ in seven.log] == [0, 1, 2, 3]
     made.open(eight)
-    assert [cohort for cohort, _ in eight.log] == [0, 1, 2]
+    assert [process for process, _ in eight.log] == [0, 1, 2]
     assert list(made) == [seven, eight]
     assert (made.foreign, made.late) == (0, 0)
 
@@ -69,7 +69,7 @@ def test_what_is_malformed_is_counted() -> None:
     made.open(seven)
     made.deliver(message(7, 1, "bad"))
     made.deliver(message(7, 2))
-    assert [cohort for cohort, _ in seven.log] == [2]
+    assert [process for process, _ in seven.log] == [2]
     assert made.foreign == 2
 
 
@@ -82,7 +82,7 @@ def test_what_is_kept_for_groups_to_come_has_a_bound(monkeypatch: pytest.MonkeyP
     assert made.foreign == 20
     seven = Taker(7)
     made.open(seven)
-    assert [cohort for cohort, _ in seven.log] == list(range(20, 30))
+    assert [process for process, _ in seven.log] == list(range(20, 30))
     for group in (7, 8, 9):
         taker = seven if group == 7 else Taker(group)
         made.open(taker)

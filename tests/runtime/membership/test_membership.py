@@ -1,4 +1,4 @@
-"""Many groups on one cohort: who hears what, whatever their members, lifetimes and order."""
+"""Many groups on one world: who hears what, whatever their members, lifetimes and order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.waiting import until
 def join(
     net: VirtualNetwork, group: int, members: list[int], *, outlive: bool = False
 ) -> dict[int, Notes]:
-    """A group of some ranks of the cohort, in their order; the notes by rank of the cohort."""
+    """A group of some ranks of the world, in their order; the notes by rank of the world."""
     return {rank: net.nodes[rank].join(group, members, outlive=outlive) for rank in members}
 
 
 def define(
     net: VirtualNetwork, number: int, members: list[int], speakers: list[int], **options: object
 ) -> dict[int, Notes]:
-    """A group as some of its members define it; the notes by rank of the cohort."""
+    """A group as some of its members define it; the notes by rank of the world."""
     return {
         rank: net.nodes[rank].join(
             number,
@@ -46,7 +46,7 @@ def test_what_is_said_in_a_group_is_heard_by_its_members_alone_and_by_their_rank
     assert odd[5].log == odd[1].log == [("abort", 1, "out of memory", "EngineError")]
     assert even[0].log == even[2].log == [("bye", 2, 9)]
     assert odd[3].log == even[4].log == []
-    assert all(node.cohort.foreign == node.cohort.groups.late == 0 for node in net.nodes)
+    assert all(node.protocol.foreign == node.protocol.groups.late == 0 for node in net.nodes)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -66,19 +66,19 @@ def test_a_death_is_heard_by_every_group_that_has_the_dead_and_by_no_other(victi
     assert groups[2][2 - victim].log == [("dead", 0 if victim == 2 else 1)]
     assert groups[4][3].log == groups[4][1].log == []
     if victim == 2:
-        # Cohort ranks 4 and 1 are ranks 0 and 2 of the group, and go on as those.
+        # World ranks 4 and 1 are ranks 0 and 2 of the group, and go on as those.
         for rank in (4, 1):
             assert groups[3][rank].log[0] == ("lost", 1)
             assert groups[3][rank].log[-1] == ("views", [(0, (0, 1, 2)), (12, (0, 2))], True)
     else:
         assert not any(note.log for note in groups[3].values())
-    # What the hub's end took along doesn't matter to the groups that live on.
+    # What the coordinator's end took along doesn't matter to the groups that live on.
     group(net, 1, 4).abort("late", "EngineError")
     net.run(0.3)
     assert groups[4][3].log == [("abort", 1, "late", "EngineError")]
 
 
-def test_groups_agree_apart_from_one_another_also_where_the_hub_is_in_none() -> None:
+def test_groups_agree_apart_from_one_another_also_where_the_coordinator_is_in_none() -> None:
     net = ready(7, 10.0)
     first, second = join(net, 1, [1, 2, 3, 4], outlive=True), join(net, 2, [6, 4, 2], outlive=True)
     third = join(net, 3, [5, 6], outlive=True)
@@ -98,7 +98,7 @@ def test_what_comes_before_the_group_is_open_here_is_heard_when_it_is() -> None:
         net.nodes[rank].join(1, members)
     group(net, 1, 1).leave(3)
     net.run(0.1)
-    net.nodes[1].cohort.say_goodbye()
+    net.nodes[1].protocol.say_goodbye()
     net.run(0.1)
     net.nodes[1].kill()
     net.nodes[0].kill()
@@ -117,8 +117,8 @@ def test_a_group_that_is_over_here_hears_nothing_more_and_what_comes_is_counted(
     net.run(0.1)
     assert notes[0].log == [("abort", 2, "late", "EngineError")]
     assert notes[1].log == []
-    assert net.nodes[1].cohort.groups.late == 1
-    assert net.nodes[1].cohort.foreign == 0
+    assert net.nodes[1].protocol.groups.late == 1
+    assert net.nodes[1].protocol.foreign == 0
 
 
 def test_ranks_that_define_a_group_differently_hear_how_once_one_waits() -> None:
@@ -150,25 +150,27 @@ def test_ranks_that_list_other_members_hear_it_though_one_is_no_member_of_the_ot
         assert kind == "differs"
         assert "of ranks 10, 20 on rank 20 but of ranks 0, 20 on rank 0" in how
     assert notes[1].log == []
-    assert all(node.cohort.foreign == 0 for node in net.nodes)
+    assert all(node.protocol.foreign == 0 for node in net.nodes)
     group(net, 0, 1).leave(-1)
     net.run(0.1)
-    assert net.nodes[2].cohort.foreign == 1, "what else a stranger says is no message of the group"
+    assert net.nodes[2].protocol.foreign == 1, (
+        "what else a stranger says is no message of the group"
+    )
 
 
 def test_a_definition_that_can_not_be_is_malformed() -> None:
     net = ready(2, 10.0)
     notes = define(net, 1, [0, 1], [0, 1])
     for rank in (-1, 2, 7):
-        net.nodes[0].cohort.send(1, Defined(rank, (0, 10), {"repair": 1}), [1])
+        net.nodes[0].protocol.send(1, Defined(rank, (0, 10), {"repair": 1}), [1])
     net.run(0.1)
     assert notes[1].log == []
-    assert net.nodes[1].cohort.foreign == 3
+    assert net.nodes[1].protocol.foreign == 3
 
 
 def test_a_rank_that_was_given_up_hears_it_in_groups_that_it_opens_later() -> None:
     net = ready(3, 10.0)
-    net.nodes[1].cohort.expelled = True
+    net.nodes[1].protocol.is_lost = True
     late = net.nodes[1].join(1, [0, 1, 2])
     assert late.log == [("dead", 1)]
 
@@ -192,7 +194,7 @@ def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
     for rank in range(4):
         net.nodes[rank].groups[7][0].leave(rank)
         net.run(0.1)
-        net.nodes[rank].cohort.say_goodbye()
+        net.nodes[rank].protocol.say_goodbye()
         net.run(0.1)
         net.nodes[rank].kill()
     net.run(2 * LIVENESS)
@@ -207,7 +209,7 @@ def test_who_does_not_belong_to_a_group_is_not_believed_in_it() -> None:
     group(net, 2, 1).abort("not yours", "EngineError")
     net.run(0.1)
     assert not notes[1].log
-    assert net.nodes[1].cohort.foreign == 1
+    assert net.nodes[1].protocol.foreign == 1
 
 
 def test_two_hundred_groups_cost_no_message_and_each_hears_of_a_death() -> None:
@@ -249,7 +251,7 @@ def test_the_plane_outlives_any_one_group_on_every_rank() -> None:
         other[0][0].close()
         assert not s.planes[0].is_sound, "it has left with its last group"
         until(lambda: not s.planes[2].is_here(0))
-        more = s.join(3, [2, 1])  # the hub has gone, and the rest go on
+        more = s.join(3, [2, 1])  # the coordinator has gone, and the rest go on
         s.die(1)
         until(lambda: more[2][1].log == [("dead", 1)])
 
@@ -274,4 +276,4 @@ def test_groups_opened_and_closed_in_another_order_on_each_rank() -> None:
         for rank, mine in enumerate(made):
             for number in reversed(numbers[rank * 7 :] + numbers[: rank * 7]):
                 mine[number][0].close()
-        assert all(plane.cohort.foreign == 0 for plane in s.planes)
+        assert all(plane.protocol.foreign == 0 for plane in s.planes)

@@ -14,18 +14,18 @@ from lossycoll.runtime.membership.view_agreement import View
 
 WORLD = 5
 VIEWS = (View(0, (0, 1, 2, 3, 4)), View(7, (0, 2, 4)), View(7, (2,)))
-COHORT: list[Any] = [
+OF_WORLD: list[Any] = [
     m.Hello(1, "secret", 4, "member"),
-    m.Beat(),
+    m.Heartbeat(),
     m.Follow((1,), (), (0, 2)),
     m.Welcome((), (), (), True),
     m.AllHeard(),
     m.Dead(3, 7.25, False),
     m.Left(2),
-    m.NewKeys(),
+    m.Rekey(),
     m.Addressed(1, 0b10101, 2**64 - 1, ["bye", -1, "", {}]),
 ]
-GROUP: list[Any] = [
+OF_GROUP: list[Any] = [
     m.Abort("out of memory \u00e9\n", "EngineError"),
     m.Bye(-1, "", {"calls": 3}),
     m.Waiting(12, "all_reduce float32[10] SUM", 2**64 - 1),
@@ -40,13 +40,13 @@ GROUP: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("message", COHORT, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", OF_WORLD, ids=lambda message: type(message).__name__)
 def test_what_is_packed_is_unpacked(message: Any) -> None:
     assert m.unpack(m.pack(message), WORLD) == message
 
 
-@pytest.mark.parametrize("body", GROUP, ids=lambda body: type(body).__name__)
-def test_a_groups_message_travels_within_one_of_the_cohort(body: Any) -> None:
+@pytest.mark.parametrize("body", OF_GROUP, ids=lambda body: type(body).__name__)
+def test_a_groups_message_travels_within_one_of_the_world(body: Any) -> None:
     sent = m.Addressed(0, 2, 9, m.pack_list(body))
     received = m.unpack(m.pack(sent), WORLD)
     assert isinstance(received, m.Addressed)
@@ -54,9 +54,9 @@ def test_a_groups_message_travels_within_one_of_the_cohort(body: Any) -> None:
 
 
 def test_every_kind_is_tried_here() -> None:
-    assert {type(one) for one in COHORT} == set(m._COHORT.values())
-    assert {type(one) for one in GROUP} == set(m._GROUP.values())
-    assert set(m._GROUP) >= m.REPEATED
+    assert {type(one) for one in OF_WORLD} == set(m._WORLD.values())
+    assert {type(one) for one in OF_GROUP} == set(m._GROUP.values())
+    assert set(m._GROUP) >= m.REPLAYED
 
 
 def test_each_kind_has_a_name_of_its_own() -> None:
@@ -65,18 +65,18 @@ def test_each_kind_has_a_name_of_its_own() -> None:
         for thing in vars(m).values()
         if dataclasses.is_dataclass(thing) and thing.__module__ == m.__name__
     }
-    named = [*m._COHORT.values(), *m._GROUP.values()]
+    named = [*m._WORLD.values(), *m._GROUP.values()]
     assert len(named) == len({*named}), "a kind has two names"
     assert {*named} == defined, "a kind has no name"
-    assert not m._COHORT.keys() & m._GROUP.keys(), "two kinds have one name"
+    assert not m._WORLD.keys() & m._GROUP.keys(), "two kinds have one name"
 
 
 def test_names_on_the_wire_are_not_those_of_classes() -> None:
     """The protocol's: whoever changes one changes what ranks of another version understand."""
-    assert [json.loads(m.pack(one))[0] for one in COHORT] == [
-        *("hello", "beat", "follow", "welcome", "ready", "dead", "left", "newkeys", "addressed")
+    assert [json.loads(m.pack(one))[0] for one in OF_WORLD] == [
+        *("hello", "heartbeat", "follow", "welcome", "ready", "dead", "left", "rekey", "addressed")
     ]
-    assert [m.pack_list(one)[0] for one in GROUP] == [
+    assert [m.pack_list(one)[0] for one in OF_GROUP] == [
         *("abort", "bye", "waiting", "defined", "ownhost", "mismatch", "missed", "ask", "answer"),
         *("state", "viewchange"),
     ]
@@ -92,7 +92,7 @@ def test_a_kind_of_the_other_level_is_none() -> None:
 WRONG = ["x", -2, 2**64, 1.5, True, None, [], {}, [1, 1], [2, 1], [9], ["1"], [True], "", "0", "zz"]
 
 
-@pytest.mark.parametrize("message", COHORT[2:], ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", OF_WORLD[2:], ids=lambda message: type(message).__name__)
 def test_each_field_is_checked(message: Any) -> None:
     whole = json.loads(m.pack(message))
     refused = 0
@@ -136,7 +136,7 @@ def test_views_that_cannot_be_are_refused(views: object) -> None:
 
 def test_any_bytes_are_a_message_or_malformed() -> None:
     draw = random.Random(7)
-    whole = [m.pack(message) for message in COHORT]
+    whole = [m.pack(message) for message in OF_WORLD]
     refused = 0
     for _ in range(3000):
         data = bytearray(draw.choice(whole))

@@ -10,19 +10,19 @@ from lossycoll.runtime.membership.reachability import (
     Side,
     common_version,
     compare_machines,
-    said_beat,
+    heartbeat_of,
     said_trouble,
     translated,
     unreached,
 )
 
 WHO = "rank 1/2"
-HUB = Side(0, "9.9.9.1", 42000, "eth0")
+COORDINATOR = Side(0, "9.9.9.1", 42000, "eth0")
 FAR = Side(1, "9.9.9.2", 42001, "eth1", "connection refused")
 
 
 def test_a_blocked_control_port_is_named_with_both_ends_and_what_to_set() -> None:
-    error = unreached(WHO, FAR, HUB, "0")
+    error = unreached(WHO, FAR, COORDINATOR, "0")
     for part in (
         "rank 1/2: rank 1 at 9.9.9.2 (eth1) can't reach rank 0's control port, TCP "
         "9.9.9.1:42000 (eth0): connection refused.",
@@ -34,12 +34,12 @@ def test_a_blocked_control_port_is_named_with_both_ends_and_what_to_set() -> Non
         assert part in str(error)
     assert error.peer == 0
     assert "NAT" not in str(error), "the address is a public one"
-    assert unreached("rank 0/2", FAR, HUB, "0").peer == 1
+    assert unreached("rank 0/2", FAR, COORDINATOR, "0").peer == 1
 
 
 def test_both_directions_are_named_where_both_were_tried() -> None:
-    hub = Side(0, "10.0.0.1", 42000, "eth0", NO_ANSWER)
-    text = str(unreached(WHO, Side(1, "fd00::2", 42001), hub, "42000-42099"))
+    coordinator = Side(0, "10.0.0.1", 42000, "eth0", NO_ANSWER)
+    text = str(unreached(WHO, Side(1, "fd00::2", 42001), coordinator, "42000-42099"))
     assert "rank 1 at fd00::2 can't reach rank 0's control port, TCP 10.0.0.1:42000" in text
     assert (
         "rank 0 at 10.0.0.1 (eth0) can't reach rank 1's control port, TCP [fd00::2]:42001" in text
@@ -50,13 +50,13 @@ def test_both_directions_are_named_where_both_were_tried() -> None:
 
 @pytest.mark.parametrize("device", ["docker0", "br-1f2e", "virbr0", "cni0"])
 def test_an_address_within_a_host_is_named(device: str) -> None:
-    hub = Side(0, "172.17.0.1", 42000, device)
-    text = str(unreached(WHO, FAR, hub, "0"))
+    coordinator = Side(0, "172.17.0.1", 42000, device)
+    text = str(unreached(WHO, FAR, coordinator, "0"))
     assert f"172.17.0.1 is of {device}, which is within rank 0's host: set LOSSYCOLL_INTERF" in text
 
 
 def test_a_translated_address_is_named() -> None:
-    error = translated("rank 0/2", Side(1, "192.168.0.5", 42001), "198.51.100.7", HUB)
+    error = translated("rank 0/2", Side(1, "192.168.0.5", 42001), "198.51.100.7", COORDINATOR)
     for part in ("192.168.0.5:42001", "from 198.51.100.7: a NAT", "LOSSYCOLL_INTERFACE", "VPN"):
         assert part in str(error)
     assert error.peer == 1
@@ -110,14 +110,14 @@ def test_ranks_of_one_machine_and_of_unknown_ones_may_share_an_address() -> None
     compare_machines(WHO, ["127.0.0.1", "127.0.0.1", "10.0.0.1"], [A, B, B], ["", "", ""])
 
 
-@pytest.mark.parametrize("told", [None, 5, [], "x", {}, {"beat": "7", "trouble": 7}])
+@pytest.mark.parametrize("told", [None, 5, [], "x", {}, {"heartbeat": "7", "trouble": 7}])
 def test_what_strangers_write_into_the_store_is_no_sign_of_life(told: object) -> None:
-    assert said_beat(told) == 0
+    assert heartbeat_of(told) == 0
     assert said_trouble(told) == ""
 
 
 def test_what_a_rank_tells_is_bounded_and_printable() -> None:
-    assert said_beat({"beat": 3}) == 3
+    assert heartbeat_of({"heartbeat": 3}) == 3
     assert said_trouble({"trouble": "no answer"}) == "no answer"
     assert said_trouble({"trouble": "\x1b[2J"}) == ""
     assert len(said_trouble({"trouble": "x" * 10_000})) == 200

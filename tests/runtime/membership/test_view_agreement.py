@@ -52,13 +52,13 @@ def test_a_view_never_begins_before_the_last_one() -> None:
 
 def test_the_coordinator_is_the_lowest_that_is_left_and_has_not_departed() -> None:
     made = four(2)
-    assert made.coordinator == 0
+    assert made.proposer == 0
     made.lose(0, ended=False)
-    assert made.coordinator == 1
+    assert made.proposer == 1
     made.departed.add(1)
-    assert made.coordinator == 2
+    assert made.proposer == 2
     made.departed.add(2)
-    assert made.coordinator == 2, "it is here itself"
+    assert made.proposer == 2, "it is here itself"
 
 
 def test_longer_views_are_learned_and_shorter_ones_are_not_news() -> None:
@@ -108,7 +108,7 @@ def test_nobody_loses_itself() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_survivors_agree_in_whatever_order_their_news_come(seed: int) -> None:
-    """Reports are doubled and reordered; the coordinator may be lost on the way."""
+    """Reports are doubled and reordered; the proposer may be lost on the way."""
     draw = random.Random(seed)
     ranks = [four(rank) for rank in range(4)]
     victims = draw.sample(range(4), draw.randint(1, 3))
@@ -120,7 +120,7 @@ def test_survivors_agree_in_whatever_order_their_news_come(seed: int) -> None:
         if ranks[rank].lose(victim, ended=True):
             ranks[rank].stopped(nexts[rank], 0.0)
         for teller in draw.sample(left, len(left)):
-            head = ranks[teller].coordinator
+            head = ranks[teller].proposer
             if head in left and ranks[teller].lost:
                 state = ranks[teller]
                 ranks[head].report(teller, set(state.lost), state.next, state.views)

@@ -16,7 +16,7 @@ from lossycoll.runtime.net import descriptor_exchange
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from tests.support.shared_memory import BYTES, memory
 
-TOKEN = "the cohort's"
+TOKEN = "the world's"
 
 
 def descriptors() -> set[str]:
@@ -193,7 +193,7 @@ def test_a_descriptor_that_is_missing_is_noticed(number: int) -> None:
     def send(_: DescriptorExchange, receiver: DescriptorExchange, pair: tuple[int, int]) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
             end.connect(f"\0{receiver.name}")
-            message = b'{"process": 0, "token": "the cohort\'s"}'
+            message = b'{"process": 0, "token": "the world\'s"}'
             socket.send_fds(end, [message], pair[:number])
 
     found = refusals(send)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lossycoll.runtime.collectives.parts import Parts
 
 from lossycoll.errors import LinkError
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.membership.group_state import Health

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lossycoll.runtime.engine.asides import MARK, MOST_BYTES
+from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.knock import (

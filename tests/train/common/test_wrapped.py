@@ -63,6 +63,16 @@ class LikeScaled:
         self.optimizer = optimizer
 
 
+class LikeTorchft(Optimizer):
+    """As torchft's Optimizer, which asks its manager whether all have gradients."""
+
+    def __init__(self, optim: Optimizer) -> None:
+        self.optim = optim
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optim.step(closure)
+
+
 class LikeFabricModule(nn.Module):
     """As Fabric's _FabricModule: what it wraps, and what that wraps."""
 
@@ -90,7 +100,9 @@ class Headed(nn.Module):
         self.head = nn.Linear(2, 2)
 
 
-@pytest.mark.parametrize("wrapper", [LikeAccelerated, LikeLightning, LikeFabric, LikeScaled])
+@pytest.mark.parametrize(
+    "wrapper", [LikeAccelerated, LikeLightning, LikeFabric, LikeScaled, LikeTorchft]
+)
 def test_an_optimizer_is_found_inside_wrappers_and_its_hooks_run(wrapper: Any) -> None:
     model = nn.Linear(2, 2)
     inner = SGD(model.parameters(), lr=0.1)

@@ -35,12 +35,12 @@ class Died(Exception):
 class Process:
     """One that meets, on a thread."""
 
-    def __init__(self, store: MemoryStore, seat: int, seats: int, name: str = "") -> None:
-        self.store, self.seat = store, seat
+    def __init__(self, store: MemoryStore, slot: int, slots: int, name: str = "") -> None:
+        self.store, self.slot = store, slot
         self.dead = False
-        self.start = name or f"start of {seat}"
-        polled = PolledStore(self._Mortal(self), f"seat {seat}")
-        self.meeting = Meeting(polled, seat, seats, self.start, clock=clock, sleep=self._sleep)
+        self.start = name or f"start of {slot}"
+        polled = PolledStore(self._Mortal(self), f"slot {slot}")
+        self.meeting = Meeting(polled, slot, slots, self.start, clock=clock, sleep=self._sleep)
         self.agreed: Generation | None = None
         self.error: LossyError | None = None
         self._thread = threading.Thread()
@@ -98,10 +98,10 @@ class Process:
         return self._thread.is_alive()
 
 
-def met(seats: int = 3, store: MemoryStore | None = None) -> tuple[MemoryStore, list[Process]]:
+def met(slots: int = 3, store: MemoryStore | None = None) -> tuple[MemoryStore, list[Process]]:
     """A job whose first generation is there."""
     store = MemoryStore() if store is None else store
-    processes = [Process(store, seat, seats) for seat in range(seats)]
+    processes = [Process(store, slot, slots) for slot in range(slots)]
     for process in processes:
         process.begin()
     assert {process.end().number for process in processes} == {0}
@@ -112,21 +112,21 @@ def passed(seconds: float) -> None:
     time.sleep(seconds / FAST)
 
 
-def test_all_seats_meet_first() -> None:
+def test_all_slots_meet_first() -> None:
     store, processes = met(4)
     wanted = Generation(0, tuple(Member(n, f"start of {n}", FRESH) for n in range(4)))
     assert [process.agreed for process in processes] == [wanted] * 4
-    assert wanted.seats == (0, 1, 2, 3)
+    assert wanted.slots == (0, 1, 2, 3)
     assert wanted.source == 0
     assert store.data["generation"] == b"0"
 
 
-def test_the_first_generation_has_all_seats_or_none() -> None:
+def test_the_first_generation_has_all_slots_or_none() -> None:
     store = MemoryStore()
-    some = [Process(store, seat, 3).begin(grace=1.0, timeout=4.0) for seat in (0, 2)]
+    some = [Process(store, slot, 3).begin(grace=1.0, timeout=4.0) for slot in (0, 2)]
     for process in some:
         with pytest.raises(
-            OperationTimeout, match=r"seats \[1\] of 3 have not come to generation 0"
+            OperationTimeout, match=r"slots \[1\] of 3 have not come to generation 0"
         ):
             process.end()
     assert "members/0" not in store.data
@@ -159,7 +159,7 @@ def test_the_lost_are_not_waited_for() -> None:
     third.dead = True
     first.begin(3, lost=[2], grace=1e6)
     second.begin(3, lost=[2], grace=1e6)
-    assert first.end().seats == second.end().seats == (0, 1)
+    assert first.end().slots == second.end().slots == (0, 1)
 
 
 def test_one_of_whom_nothing_is_known_is_waited_for_as_long_as_grace() -> None:
@@ -168,7 +168,7 @@ def test_one_of_whom_nothing_is_known_is_waited_for_as_long_as_grace() -> None:
     begin = clock()
     first.begin(3, grace=8.0)
     second.begin(3, grace=8.0)
-    assert first.end().seats == second.end().seats == (0, 1)
+    assert first.end().slots == second.end().slots == (0, 1)
     assert clock() - begin >= 8.0
 
 
@@ -182,29 +182,29 @@ def test_one_that_dies_while_it_waits_is_no_member() -> None:
     assert json.loads(store.data["comer/1/0"])["start"] == "again"
     first.begin(1, lost=[2])
     second.begin(1, lost=[2])
-    assert first.end().seats == second.end().seats == (0, 1)
+    assert first.end().slots == second.end().slots == (0, 1)
 
 
 def test_a_straggler_comes_to_the_next_one() -> None:
     _, (first, second, third) = met()
     first.begin(5, grace=1.0)
     second.begin(5, grace=1.0)
-    assert first.end().seats == second.end().seats == (0, 1)
+    assert first.end().slots == second.end().slots == (0, 1)
     third.begin(4)
     passed(10)
     assert third.waits()
     # A machine so busy that a thread stands still for the usual grace would have one go ahead.
     first.begin(6, grace=50.0)
     second.begin(6, grace=50.0)
-    assert first.end().seats == (0, 1, 2)
+    assert first.end().slots == (0, 1, 2)
     assert {process.end().number for process in (first, second, third)} == {2}
 
 
-def test_all_that_died_meet_when_all_seats_are_here() -> None:
+def test_all_that_died_meet_when_all_slots_are_here() -> None:
     store, processes = met()
     for process in processes:
         process.dead = True
-    some = [Process(store, seat, 3, f"again {seat}").begin() for seat in (0, 1)]
+    some = [Process(store, slot, 3, f"again {slot}").begin() for slot in (0, 1)]
     passed(10)
     assert all(process.waits() for process in some)
     some.append(Process(store, 2, 3, "again 2").begin())
@@ -212,11 +212,11 @@ def test_all_that_died_meet_when_all_seats_are_here() -> None:
     assert some[0].end().source == 0
 
 
-def test_a_seat_that_another_has_taken() -> None:
+def test_a_slot_that_another_has_taken() -> None:
     store, (first, *_) = met()
     Process(store, 0, 3, "another")
     first.begin(1)
-    with pytest.raises(RendezvousError, match="process another has this seat now, and start of 0"):
+    with pytest.raises(RendezvousError, match="process another has this slot now, and start of 0"):
         first.end()
 
 
@@ -233,7 +233,7 @@ def test_who_waits_is_seen_while_it_lives() -> None:
     third.dead = True
 
 
-TWICE = '{"seat": 1, "start": "s", "steps": 0, "before": -1}'
+TWICE = '{"slot": 1, "start": "s", "steps": 0, "before": -1}'
 
 
 @pytest.mark.parametrize(
@@ -241,15 +241,15 @@ TWICE = '{"seat": 1, "start": "s", "steps": 0, "before": -1}'
     [
         ("{", "can't be read"),
         ("[" * 100_000, "can't be read"),
-        ('{"seat": 1}', "no list"),
+        ('{"slot": 1}', "no list"),
         ("[]", "no list"),
-        ('[{"seat": 1, "start": "", "steps": 0, "before": -1}]', "no member"),
+        ('[{"slot": 1, "start": "", "steps": 0, "before": -1}]', "no member"),
         (f"[{TWICE}, {TWICE}]", "in the store"),
-        ('[{"seat": 3, "start": "s", "steps": 0, "before": -1}]', "no member of a job of 3"),
-        ('[{"seat": 1, "start": 5, "steps": 0, "before": -1}]', "no member"),
-        ('[{"seat": 1, "start": "s", "steps": -2, "before": -1}]', "no member"),
-        ('[{"seat": true, "start": "s", "steps": 0, "before": -1}]', "no member"),
-        ('[{"seat": 1, "start": "s", "steps": 0}]', "no member"),
+        ('[{"slot": 3, "start": "s", "steps": 0, "before": -1}]', "no member of a job of 3"),
+        ('[{"slot": 1, "start": 5, "steps": 0, "before": -1}]', "no member"),
+        ('[{"slot": 1, "start": "s", "steps": -2, "before": -1}]', "no member"),
+        ('[{"slot": true, "start": "s", "steps": 0, "before": -1}]', "no member"),
+        ('[{"slot": 1, "start": "s", "steps": 0}]', "no member"),
         ('[[1, "s", 0, -1]]', "no member"),
     ],
 )
@@ -276,7 +276,7 @@ def test_few_do_not_go_on_without_the_others() -> None:
     assert third.waits()
     first.begin(8, grace=1.0)
     second.begin(8, grace=1.0)
-    assert {process.end().seats for process in (first, second, third)} == {(0, 1, 2)}
+    assert {process.end().slots for process in (first, second, third)} == {(0, 1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_few_do_not_go_on_without_the_others() -> None:
     ids=str,
 )
 def test_who_may_go_on(here: set[int], gone: set[int], left: set[int], *, enough: bool) -> None:
-    generation = Generation(4, tuple(Member(seat, str(seat), 1) for seat in range(3)))
+    generation = Generation(4, tuple(Member(slot, str(slot), 1) for slot in range(3)))
     assert Before(generation, frozenset(gone)).is_enough(here, left) == enough
 
 
@@ -305,25 +305,25 @@ def test_a_process_that_fits_no_group_is_left_out() -> None:
     passed(2)
     for process in (first, second):
         process.begin(1, lost=[2], refused=["again"])
-    assert first.end().seats == second.end().seats == (0, 1)
-    with pytest.raises(OperationTimeout, match=r"seats \[0, 1\] of 3 have not come"):
+    assert first.end().slots == second.end().slots == (0, 1)
+    with pytest.raises(OperationTimeout, match=r"slots \[0, 1\] of 3 have not come"):
         again.end()
 
 
 def test_what_a_stranger_writes_is_nobody() -> None:
     store, (first, second, third) = met()
-    for at, said in enumerate(("{", "[]", '{"seat": 7, "start": "s", "steps": 0, "before": -1}')):
+    for at, said in enumerate(("{", "[]", '{"slot": 7, "start": "s", "steps": 0, "before": -1}')):
         store.set(f"comer/1/{at}", said)
         store.add("places/1", 1)
     store.add("places/1", 1)  # and one that died before it said anything
     for process in (first, second, third):
         process.begin(1)
-    assert {process.end().seats for process in (first, second, third)} == {(0, 1, 2)}
+    assert {process.end().slots for process in (first, second, third)} == {(0, 1, 2)}
 
 
 def test_a_store_that_fails_is_named() -> None:
     store, (first, *_) = met()
     store.broken = RuntimeError("connection reset by peer")
     first.begin(1)
-    with pytest.raises(RendezvousError, match=r"seat 0: the store failed .*connection reset"):
+    with pytest.raises(RendezvousError, match=r"slot 0: the store failed .*connection reset"):
         first.end()

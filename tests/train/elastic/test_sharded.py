@@ -31,17 +31,17 @@ def moments(optimizer: Any) -> float:
     return float(torch.cat([state["exp_avg_sq"].flatten() for state in states]).norm())
 
 
-def job(seat: int, seats: int) -> dict[str, Any]:
+def job(slot: int, slots: int) -> dict[str, Any]:
     store, again = job_store(), "AGAIN" in os.environ
     if again:
         store.wait(["died"])
-    world = lossycoll.ElasticWorld(store, seat, seats, timeout=60.0, grace=10.0)
+    world = lossycoll.ElasticWorld(store, slot, slots, timeout=60.0, grace=10.0)
     model = network()
     step, backup = 0, None
     changes: list[Any] = []
     found: list[float] = []
 
-    while step < LAST or len(world.seats) < seats:
+    while step < LAST or len(world.slots) < slots:
         try:
             step = world.share(model)
             optimizer = lossycoll.ShardedOptimizer(
@@ -50,12 +50,12 @@ def job(seat: int, seats: int) -> dict[str, Any]:
             if optimizer.restore_shards(backup):
                 found.append(moments(optimizer))
             backup = lossycoll.ShardBackup(optimizer, every=EVERY)
-            while step < LAST or len(world.seats) < seats:
-                if step == BEFORE and seat == KILLED and not again:
+            while step < LAST or len(world.slots) < slots:
+                if step == BEFORE and slot == KILLED and not again:
                     store.set("died", "")
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.zero_grad()
-                loss_of(model, share(batch(step, seats), seat)).backward()
+                loss_of(model, share(batch(step, slots), slot)).backward()
                 optimizer.step()
                 backup.step()
                 if step == BEFORE - 1:
@@ -83,7 +83,7 @@ def test_a_killed_rank_costs_no_state() -> None:
     assert not [one for one in good if one.error], "\n".join(map(str, good))
     first = good[0].value
     assert first["changes"][0].lost == (KILLED,)
-    assert first["changes"][-1].seats == tuple(range(SEATS))
+    assert first["changes"][-1].slots == tuple(range(SEATS))
     before, without, *_ = first["moments"]
     # All but what a third of the parameters has learnt since the copy was made. Without it a third
     # of the squares would be missing.

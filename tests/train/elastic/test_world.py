@@ -38,9 +38,9 @@ def job_store() -> Any:
     return dist.TCPStore(host, port, is_master=False)
 
 
-def inputs(seat: int, step: int) -> Tensor:
-    """(1, 4): also the gradient of this seat in this step."""
-    return torch.randn(1, 4, generator=torch.Generator().manual_seed(1000 * seat + step))
+def inputs(slot: int, step: int) -> Tensor:
+    """(1, 4): also the gradient of this slot in this step."""
+    return torch.randn(1, 4, generator=torch.Generator().manual_seed(1000 * slot + step))
 
 
 def wrapped(model: nn.Module) -> DistributedDataParallel:
@@ -48,31 +48,31 @@ def wrapped(model: nn.Module) -> DistributedDataParallel:
 
 
 def victims() -> list[int]:
-    return [int(seat) for seat in os.environ.get("VICTIMS", "").split(",") if seat]
+    return [int(slot) for slot in os.environ.get("VICTIMS", "").split(",") if slot]
 
 
-def job(seat: int, seats: int) -> dict[str, Any]:
+def job(slot: int, slots: int) -> dict[str, Any]:
     """Trains until it has AFTER steps in a whole group after a change. Victims kill themselves
     before step BEFORE, and their second processes wait for that."""
     store = job_store()
     again = "AGAIN" in os.environ
     if again:
         store.wait([f"died/{one}" for one in victims()])
-    torch.manual_seed(seat)
+    torch.manual_seed(slot)
     model = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
     changes: list[Any] = []
     seen: list[tuple[int, Tensor, Tensor]] = []
-    with lossycoll.ElasticWorld(store, seat, seats, timeout=60.0) as world:
+    with lossycoll.ElasticWorld(store, slot, slots, timeout=60.0) as world:
         step = world.share(model, optimizer)
         began = step
         ddp, last = wrapped(model), step + AFTER if step else None
         while last is None or step < last:
-            if step == BEFORE and seat in victims() and not again:
-                store.set(f"died/{seat}", "")
+            if step == BEFORE and slot in victims() and not again:
+                store.set(f"died/{slot}", "")
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
-            ddp(inputs(seat, step)).sum().backward()
+            ddp(inputs(slot, step)).sum().backward()
             optimizer.step()
             momentum = optimizer.state[model.weight]["momentum_buffer"]
             seen.append((step, model.weight.detach().clone(), momentum.clone()))
@@ -82,7 +82,7 @@ def job(seat: int, seats: int) -> dict[str, Any]:
                 changes.append(change)
                 step = world.share(model, optimizer)
                 ddp = wrapped(model)
-            if change and len(world.seats) == seats:
+            if change and len(world.slots) == slots:
                 last = step + AFTER
         return {"began": began, "changes": changes, "seen": seen}
 
@@ -92,14 +92,14 @@ def check(values: list[dict[str, Any]], gone: set[int]) -> None:
     of a death a mean may be of fewer, and replicas differ.)"""
     changes = values[0]["changes"]
     assert changes[0].lost == tuple(sorted(gone))
-    assert {seat for change in changes for seat in change.came} == gone
-    assert changes[-1].seats == tuple(range(SEATS))
+    assert {slot for change in changes for slot in change.came} == gone
+    assert changes[-1].slots == tuple(range(SEATS))
     whole = max(value["began"] for value in values)  # whoever came last has come
     assert whole > BEFORE
     for value in values:
         for (_, weights, momentum), (step, after, _) in itertools.pairwise(value["seen"]):
             if step < BEFORE or step > whole:
-                gradient = torch.stack([inputs(seat, step) for seat in range(SEATS)]).mean(0)
+                gradient = torch.stack([inputs(slot, step) for slot in range(SEATS)]).mean(0)
                 wanted = weights - RATE * (0.5 * momentum + gradient)
                 torch.testing.assert_close(after, wanted, rtol=1e-4, atol=1e-5)
         assert [step for step, *_ in value["seen"]][-AFTER:] == list(range(whole, whole + AFTER))
@@ -113,29 +113,29 @@ def test_the_killed_come_back(gone: set[int]) -> None:
     env = {**EXACT, "VICTIMS": ",".join(map(str, gone)), "LOSSYCOLL_LIVENESS": "5"}
     per_rank = {SEATS + at: {"AGAIN": "1"} for at in range(len(gone))}
     with Ranks(job, SEATS, env, ranks=order, per_rank=per_rank) as ranks:
-        survivors = [seat for seat in range(SEATS) if seat not in gone]
+        survivors = [slot for slot in range(SEATS) if slot not in gone]
         outcomes = ranks.collect(90.0)
-    for seat in gone:
-        assert outcomes[seat].code == -signal.SIGKILL, str(outcomes[seat])
+    for slot in gone:
+        assert outcomes[slot].code == -signal.SIGKILL, str(outcomes[slot])
     good = [outcomes[n] for n in (*survivors, *range(SEATS, len(order)))]
     assert not [str(one) for one in good if one.error], "\n".join(map(str, good))
     check([one.value for one in good], gone)
 
 
-def recovering(seat: int, seats: int) -> dict[str, Any]:
+def recovering(slot: int, slots: int) -> dict[str, Any]:
     """Rank 1 leaves by itself after an error that is none of the group's, and comes back."""
     store = job_store()
-    world = lossycoll.ElasticWorld(store, seat, seats, timeout=60.0)
+    world = lossycoll.ElasticWorld(store, slot, slots, timeout=60.0)
     model = nn.Linear(4, 1, bias=False)
     step, changes = world.share(model), []
     while not changes:
         step += 1
-        if seat == 1 and step == BEFORE:
+        if slot == 1 and step == BEFORE:
             changes.append(world.recover(ValueError("a bad batch"), step))
         elif change := world.boundary(step):
             changes.append(change)
     with torch.no_grad():
-        model.weight.fill_(seat)
+        model.weight.fill_(slot)
     shared = world.share(model)
     world.close()
     world.close()
@@ -147,7 +147,7 @@ def test_one_that_leaves_by_an_error_comes_back() -> None:
     assert values[1]["changes"][0].came == ()
     most = max(value["steps"][0] for value in values)
     for value in values:
-        assert value["changes"][-1].seats == tuple(range(SEATS))
+        assert value["changes"][-1].slots == tuple(range(SEATS))
         assert value["changes"][-1].lost == ()
         assert value["steps"][1] == most
     # The state of whoever has had the most steps, the first of several.
@@ -169,15 +169,15 @@ class Broken:
             raise ValueError(self.error)
 
 
-def refused(seat: int, seats: int) -> dict[str, str]:
+def refused(slot: int, slots: int) -> dict[str, str]:
     """What can't be shared, in one group that goes on."""
-    world = lossycoll.ElasticWorld(job_store(), seat, seats, timeout=60.0)
+    world = lossycoll.ElasticWorld(job_store(), slot, slots, timeout=60.0)
     model = nn.Linear(4, 1)
     found = {}
     for name, parts in {
         "object": [Broken(object())],
-        "cannot load": [model, Broken(1, "not today" if seat == 2 else "")],
-        "fewer": [model] if seat == 1 else [model, Broken(1)],
+        "cannot load": [model, Broken(1, "not today" if slot == 2 else "")],
+        "fewer": [model] if slot == 1 else [model, Broken(1)],
     }.items():
         try:
             world.share(*parts)
@@ -194,28 +194,28 @@ def refused(seat: int, seats: int) -> dict[str, str]:
 
 def test_what_cannot_be_shared_is_refused_on_all_ranks() -> None:
     values = run_good(refused, SEATS, EXACT)
-    for seat, value in enumerate(values):
+    for slot, value in enumerate(values):
         assert value["object"].startswith("CheckpointError"), value
         for name, bad, why in (("cannot load", 2, "not today"), ("fewer", 1, "2 states came")):
-            kind = "CheckpointError" if seat == bad else "PeerLostError"
-            assert value[name].startswith(f"{kind}: seat {bad} can't take the state of seat 0")
-            assert (why in value[name]) == (seat == bad)
+            kind = "CheckpointError" if slot == bad else "PeerLostError"
+            assert value[name].startswith(f"{kind}: slot {bad} can't take the state of slot 0")
+            assert (why in value[name]) == (slot == bad)
     assert "object in a state" in values[0]["object"]
 
 
-def left_out(seat: int, seats: int) -> dict[str, Any]:
-    """Seat 2 comes back, and can't take the state: the others go on without it."""
+def left_out(slot: int, slots: int) -> dict[str, Any]:
+    """Slot 2 comes back, and can't take the state: the others go on without it."""
     store, again = job_store(), "AGAIN" in os.environ
     if again:
         store.wait(["died/2"])
-    world = lossycoll.ElasticWorld(store, seat, seats, timeout=20.0)
+    world = lossycoll.ElasticWorld(store, slot, slots, timeout=20.0)
     parts = [nn.Linear(4, 1), Broken(1, "not today" if again else "")]
     step, failures, changes = 0, [], []
     while len(changes) < 2 and len(failures) < 2:
         try:
             step = world.share(*parts)
             while True:
-                if step == BEFORE and seat == 2:
+                if step == BEFORE and slot == 2:
                     store.set("died/2", "")
                     os.kill(os.getpid(), signal.SIGKILL)
                 step += 1
@@ -244,32 +244,32 @@ def test_one_that_cannot_take_the_state_is_left_out() -> None:
     assert killed.code == -signal.SIGKILL, str(killed)
     for one in (first, second):
         assert not one.error, str(one)
-        assert one.value["changes"][-1].seats == (0, 1), str(one)
-        assert "seat 2 can't take the state" in one.value["failures"][0]
+        assert one.value["changes"][-1].slots == (0, 1), str(one)
+        assert "slot 2 can't take the state" in one.value["failures"][0]
     assert "not today" in again.value["failures"][0], str(again)
 
 
-def alone(seat: int, seats: int) -> None:
-    """The other seats never come."""
-    lossycoll.ElasticWorld(job_store(), seat, seats + 1, timeout=3.0)
+def alone(slot: int, slots: int) -> None:
+    """The other slots never come."""
+    lossycoll.ElasticWorld(job_store(), slot, slots + 1, timeout=3.0)
 
 
-def test_a_seat_that_never_comes_is_named() -> None:
+def test_a_slot_that_never_comes_is_named() -> None:
     outcomes = run_ranks(alone, 2)
     for outcome in outcomes:
         assert outcome.error == OperationTimeout.__name__, str(outcome)
-        assert "seats [2] of 3 have not come to generation 0" in outcome.text
+        assert "slots [2] of 3 have not come to generation 0" in outcome.text
 
 
-def displaced(seat: int, seats: int) -> str:
-    """Seat 1 is taken by the third process, while the second one still runs."""
+def displaced(slot: int, slots: int) -> str:
+    """Slot 1 is taken by the third process, while the second one still runs."""
     store = job_store()
     if "THIRD" in os.environ:
         store.wait(["met"])
-        world = lossycoll.ElasticWorld(store, seat, seats, timeout=30.0)
+        world = lossycoll.ElasticWorld(store, slot, slots, timeout=30.0)
         world.close()
         return "in"
-    world = lossycoll.ElasticWorld(store, seat, seats, timeout=30.0)
+    world = lossycoll.ElasticWorld(store, slot, slots, timeout=30.0)
     store.set("met", "")
     step = 0
     try:
@@ -282,17 +282,17 @@ def displaced(seat: int, seats: int) -> str:
     return "in"
 
 
-def test_a_process_whose_seat_is_taken_ends() -> None:
+def test_a_process_whose_slot_is_taken_ends() -> None:
     with Ranks(
         displaced, 2, {"LOSSYCOLL_LIVENESS": "5"}, ranks=[0, 1, 1], per_rank={2: {"THIRD": "1"}}
     ) as ranks:
         first, second, third = ranks.collect(60.0)
-    assert "has this seat now" in second.value, str(second)
+    assert "has this slot now" in second.value, str(second)
     assert (first.value, third.value) == ("in", "in"), f"{first}\n{third}"
 
 
 @pytest.mark.parametrize("arguments", [(3, 3), (-1, 3)], ids=str)
-def test_a_seat_that_is_none(arguments: tuple[int, int]) -> None:
+def test_a_slot_that_is_none(arguments: tuple[int, int]) -> None:
     with pytest.raises(OptionError, match="wanted one from 0 to 2"):
         lossycoll.ElasticWorld(dist.HashStore(), *arguments)
 
@@ -334,5 +334,5 @@ def test_a_world_of_one() -> None:
         assert world.share(model) == 0
         assert world.boundary(1) is None
         assert world.boundary(2) is None
-        assert (world.seats, world.generation) == ((0,), 0)
+        assert (world.slots, world.generation) == ((0,), 0)
     assert not dist.is_initialized()

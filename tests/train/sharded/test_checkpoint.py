@@ -189,7 +189,7 @@ def while_packets_are_lost(rank: int, group: Any) -> int:
     """Nothing is missing from a checkpoint, whatever has been lost on the way there."""
     model, mine = made("AdamW", group)
     train(model, mine, 0, 6, lambda step: share(batch(step, WORLD), rank))
-    assert mine.figures().stale > 0
+    assert mine.stats().stale > 0
     book = saved(model, mine, rank)
     rows = replicas(model)
     assert bool((rows == rows[0]).all())

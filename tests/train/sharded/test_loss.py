@@ -87,10 +87,10 @@ def bounded(rank: int, max_age: int) -> dict[str, Any]:
             assert bool((known == shard.flat).any(0).all())
         oldest = max(oldest, len(mine.ages()) - 1)
         assert oldest <= max_age, mine.ages()
-        assert sum(mine.ages()) * mine.figures().steps == mine.figures().blocks
+        assert sum(mine.ages()) * mine.stats().steps == mine.stats().blocks
 
     losses, norms = learn(mine, model, rank, STEPS, check)
-    figures = mine.figures()
+    figures = mine.stats()
     rows = replicas(model)
     drift = float((rows - rows[0]).abs().max())
     mine.synchronize_parameters()
@@ -114,7 +114,7 @@ def unbounded(rank: int) -> int:
     model = network(HIDDEN)
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.01, max_age=None, bucket_bytes=BUCKET)
     learn(mine, model, rank, 12)
-    assert mine.figures().repaired == 0
+    assert mine.stats().repaired == 0
     return len(mine.ages()) - 1
 
 
@@ -131,7 +131,7 @@ def one_bad_link(rank: int) -> dict[str, Any]:
     oldest = 0
     for step in range(2 * STEPS):
         if step == STEPS:
-            before = mine.figures().stale
+            before = mine.stats().stale
         mine.zero_grad()
         loss_of(model, task(step, rank)).backward()
         mine.step()
@@ -140,8 +140,8 @@ def one_bad_link(rank: int) -> dict[str, Any]:
     assert seen is not None
     return {
         "undelivered": [int(owner) for owner in seen.owners().nonzero()[0]],
-        "stale": (mine.figures().stale - before) / STEPS,
-        "owner": mine.figures().blocks / mine.figures().steps / (WORLD - 1),
+        "stale": (mine.stats().stale - before) / STEPS,
+        "owner": mine.stats().blocks / mine.stats().steps / (WORLD - 1),
         "oldest": oldest,
         "injected": lossycoll.stats(group).packets_injected,
     }
@@ -161,7 +161,7 @@ def in_a_reliable_block(rank: int) -> None:
         loss_of(plain, data).backward()
         theirs.step()
     check_equal(model, plain)
-    assert mine.figures().stale == 0
+    assert mine.stats().stale == 0
 
 
 def not_numbers(rank: int) -> list[float]:
@@ -180,7 +180,7 @@ def not_numbers(rank: int) -> list[float]:
             (loss_of(model, task(step, rank)) * factor).backward()
             mine.step()
             skipped += step % 4 == 1
-            assert mine.figures().skipped == skipped
+            assert mine.stats().skipped == skipped
         else:
             scaler.scale(loss_of(model, task(step, rank)) * factor).backward()
             scaler.unscale_(mine)
@@ -188,7 +188,7 @@ def not_numbers(rank: int) -> list[float]:
             scaler.step(mine)
             scaler.update()
         assert bool(torch.isfinite(torch.cat([p.flatten() for p in model.parameters()])).all())
-    assert (mine.figures().steps, mine.figures().skipped) == (9, 2)
+    assert (mine.stats().steps, mine.stats().skipped) == (9, 2)
     return [scaler.get_scale()]
 
 

@@ -101,7 +101,7 @@ def unused_parameters(rank: int, world: int) -> None:
         mine.step()
         theirs.step()
     check_equal(model, plain)
-    assert mine.figures().steps == STEPS
+    assert mine.stats().steps == STEPS
     mine.consolidate_state_dict()
     if rank == 0:
         check_state(mine.state_dict(), theirs.state_dict())

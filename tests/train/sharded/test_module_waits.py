@@ -114,7 +114,7 @@ def as_one_process(rank: int, world: int) -> None:
         mine.wait_parameters()
         assert not any(under_way(mine))
         check_equal(model, plain, make.__name__)
-        assert mine.figures().steps == STEPS
+        assert mine.stats().steps == STEPS
         accumulated(mine, theirs, model, plain, rank, world)
         check_equal(model, plain, f"{make.__name__}, accumulated")
 
@@ -138,7 +138,7 @@ def accumulated(
             scaler.step(optimizer)
             scaler.update()
     assert scalers[0].get_scale() == scalers[1].get_scale() == 32.0
-    assert mine.figures().steps == STEPS + 1
+    assert mine.stats().steps == STEPS + 1
     assert not any(under_way(mine))
 
 

@@ -61,7 +61,7 @@ def optimizers(group: dist.ProcessGroup, some: slice) -> None:
             check_state(mine.state_dict(), theirs.state_dict())
         rows = replicas(model, group)
         assert bool((rows == rows[0]).all())
-        figures = mine.figures()
+        figures = mine.stats()
         assert (figures.steps, figures.skipped, figures.stale) == (STEPS, 0, 0)
         assert (figures.blocks > 0) is (world > 1)
         assert mine.ages() == ((figures.blocks // STEPS,) if world > 1 else ())

@@ -121,7 +121,7 @@ def test_a_bucket_is_waited_for_alone_and_once() -> None:
     sync.settle()
     assert collectives.waited == [1, 0, 2]
     assert sorted(collectives.closed) == [0, 1, 2]
-    figures = sync.figures
+    figures = sync.stats
     assert (figures.steps, figures.blocks, figures.stale) == (1, 3 * 2 * BLOCKS, 1)
     assert sync.ages() == (3 * 2 * BLOCKS - 1, 1)
 
@@ -198,7 +198,7 @@ def test_what_is_due_is_asked_for_and_its_absence_is_raised_where_all_ranks_sett
     assert third is None
     assert np.argwhere(second).tolist() == [[1, 0]]
     sync.finish_all()  # says nothing
-    assert sync.figures.repaired == 0
+    assert sync.stats.repaired == 0
     with pytest.raises(LinkError, match=r"of rank 1 \(there\) are 2 steps old, wanted at most 1"):
         sync.settle()
     sync.settle()  # once

@@ -289,12 +289,12 @@ def dead_link(rank: int) -> float:
     model = network()
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, max_age=2)
     step(model, mine, rank)
-    assert mine.figures().stale == 0
+    assert mine.stats().stale == 0
     mine._collectives.lossy = lost  # from here on
     for age in (1, 2):
         with lossycoll.lossy():
             step(model, mine, rank)
-        assert mine.ages() == (*[0] * age, mine.figures().blocks // mine.figures().steps)
+        assert mine.ages() == (*[0] * age, mine.stats().blocks // mine.stats().steps)
     begin = time.monotonic()
     error = refuses(
         lossycoll.LinkError,

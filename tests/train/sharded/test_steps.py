@@ -116,7 +116,7 @@ def scaled(rank: int, world: int) -> None:
         assert scales[-1] == scalers[id(theirs)].get_scale()
     assert scales == [1024.0, 1024.0, 512.0, 512.0]
     check_equal(model, plain, rtol=0.01, atol=1e-3)
-    assert mine.figures().steps == STEPS - 1
+    assert mine.stats().steps == STEPS - 1
     mine.consolidate_state_dict()
     received: list[Any] = [None] * world
     dist.all_gather_object(received, scales)

@@ -41,7 +41,7 @@ GRACE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Way:
+class Direction:
     """One direction. None: no UDP packet of it came, so there is nothing to measure.
 
     Attributes:
@@ -63,8 +63,8 @@ class Found:
 
     reach: Reach
     rtt_ms: float
-    out: Way
-    back: Way
+    out: Direction
+    back: Direction
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ def measure(control: Control, ports: Ports, limits: Limits, tell: Tell) -> Found
     tell("ports: TCP and UDP, both ways")
     reach = try_ports(control, ports)
     both = sorted(set(reach.out.heard) & set(reach.back.heard))
-    ways: dict[bool, Way] = {}
+    ways: dict[bool, Direction] = {}
     for is_out in (True, False) if control.leads else (False, True):
         heard = reach.out.heard if is_out else reach.back.heard
         if not heard:
-            ways[is_out] = Way()
+            ways[is_out] = Direction()
             continue
         pair = (both or heard)[0]
         to = reach.targets[pair] if is_out else None
         ways[is_out] = _way(control, ports.udp[pair], to, limits, tell)
     idle = _idle(control, ports, reach, both[1:], limits.idle, tell)
     out, back = (
-        Way(one.mtu, one.flow, one.rate, one.dropped, found)
+        Direction(one.mtu, one.flow, one.rate, one.dropped, found)
         for one, found in zip((ways[True], ways[False]), idle, strict=True)
     )
     return Found(reach, control.rtt_ms, out, back)
@@ -111,7 +111,7 @@ def measure(control: Control, ports: Ports, limits: Limits, tell: Tell) -> Found
 
 def _way(
     control: Control, end: socket.socket, to: tuple[str, int] | None, limits: Limits, tell: Tell
-) -> Way:
+) -> Direction:
     """One direction; ``to`` is None where this end receives."""
     arrow = "to" if to else "from"
     headers = IP_BYTES[end.family]
@@ -142,17 +142,17 @@ def _way(
         limit=rate.limit,
         dropped=dropped,
     )
-    return Way(mtu, flow, rate, dropped)
+    return Direction(mtu, flow, rate, dropped)
 
 
-def _told(said: Mapping[str, Any], mtu: int) -> Way:
+def _told(said: Mapping[str, Any], mtu: int) -> Direction:
     """What the receiver has found, checked."""
     count, lost, late, doubled, longest = _reals(said.get("flow"), 5)
     flow = Flow(int(count), lost, late, doubled, int(longest))
     speed, got, lost, burst, queue = _reals(said.get("rate"), 5)
     limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
     rate = Rate(speed, got, lost, int(burst), queue, limit)
-    return Way(mtu, flow, rate, number(said, "dropped", 0, 1 << 31))
+    return Direction(mtu, flow, rate, number(said, "dropped", 0, 1 << 31))
 
 
 def _reals(said: object, count: int) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Final
 from ..findings import Finding, Severity
 from .analysis import Flow, Rate
 from .control import Peer
-from .measure import Found, Way
+from .measure import Direction, Found
 from .ports import Reached
 
 LOSSY: Final = 0.001
@@ -109,7 +109,7 @@ def _tried(name: str, count: int, blocked: list[str], remedy: str) -> Finding:
     return Finding(name, Severity.FAIL, text, remedy)
 
 
-def _mtu(name: str, way: Way, interfaces: int) -> Finding:
+def _mtu(name: str, way: Direction, interfaces: int) -> Finding:
     most = min(interfaces, 9000)
     if way.mtu >= most:
         return Finding(f"{name}: packet size", Severity.OK, f"{way.mtu} bytes pass")

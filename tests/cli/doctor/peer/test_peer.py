@@ -18,7 +18,7 @@ import pytest
 from lossycoll.cli.doctor.findings import Severity
 from lossycoll.cli.doctor.peer import analysis, control, packets, report
 from lossycoll.cli.doctor.peer.control import Control, Meeting, PeerError
-from lossycoll.cli.doctor.peer.measure import Found, Way
+from lossycoll.cli.doctor.peer.measure import Direction, Found
 from lossycoll.cli.doctor.peer.packets import Arrival
 from lossycoll.cli.doctor.peer.ports import Reach, Reached
 from lossycoll.cli.main import main
@@ -281,7 +281,7 @@ def test_loss_order_and_doubles_are_counted() -> None:
 def test_a_translator_is_named() -> None:
     seen = (("192.168.0.5", 42000), ("198.51.100.7", 1024))
     closed = Reached({42000: "no answer"}, [42000], [])
-    found = Found(Reach(closed, closed, seen, []), 1.0, Way(), Way())
+    found = Found(Reach(closed, closed, seen, []), 1.0, Direction(), Direction())
     checks = report.report(found, "node1", "0", 1500, PEER)
     (address,) = [one for one in checks if one.name == "address of this host"]
     assert address.status is Severity.FAIL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.plan.topology import Topology
-from lossycoll.runtime.collectives.units import sum_units_of, units_of
+from lossycoll.runtime.collectives.element_layout import layout_of, sum_layout_of
 from lossycoll.runtime.engine.binding import DType
 
 PAYLOAD = 1408
@@ -17,11 +17,11 @@ SHARED = 65024
 @pytest.mark.parametrize("payload", [PAYLOAD, 8896, SHARED])
 def test_sums_fit_into_the_packets_of_a_host(payload: int, encoding: str) -> None:
     topology = Topology.of_labels("aabb", "xxxx", SHARED // payload)
-    units = units_of(payload, DType.F32, encoding)
-    found = sum_units_of(units, payload, encoding, topology)
+    layout = layout_of(payload, DType.F32, encoding)
+    found = sum_layout_of(layout, payload, encoding, topology)
     sums = found.topology.sum_packets
-    assert 0 < found.per_packet <= units.per_packet
-    assert found.per_packet == units.per_packet or found.per_packet % 128 == 0
+    assert 0 < found.per_packet <= layout.per_packet
+    assert found.per_packet == layout.per_packet or found.per_packet % 128 == 0
     assert 0 < 4 * found.per_packet * sums <= SHARED
     assert 4 * found.per_packet * (sums + 1) > payload * topology.host_packets
     assert found.topology.of_members(range(4)) == found.topology
@@ -30,8 +30,8 @@ def test_sums_fit_into_the_packets_of_a_host(payload: int, encoding: str) -> Non
 def test_what_there_is_nothing_to_tell_apart_in_stays() -> None:
     shared, flat = Topology.of_labels("aabb", "xxxx", 4), Topology.flat(4)
     for encoding, topology in (("same", shared), ("int8", flat)):
-        units = units_of(PAYLOAD, DType.F32, encoding)
-        assert sum_units_of(units, PAYLOAD, encoding, topology) == (units.per_packet, topology)
+        layout = layout_of(PAYLOAD, DType.F32, encoding)
+        assert sum_layout_of(layout, PAYLOAD, encoding, topology) == (layout.per_packet, topology)
     tiny = Topology.of_labels("aab", "xxx", 1)
-    units = units_of(64, DType.F32, "int2")
-    assert sum_units_of(units, 64, "int2", tiny) == (units.per_packet, tiny)
+    layout = layout_of(64, DType.F32, "int2")
+    assert sum_layout_of(layout, 64, "int2", tiny) == (layout.per_packet, tiny)

@@ -1,4 +1,4 @@
-"""Tensors of devices that a group has another backend for: ``"cpu:lossy,cuda:nccl"``.
+"""Delegate backends, to which a group hands tensors of some devices: ``"cpu:lossy,cuda:nccl"``.
 
 Of several backends torch keeps the first that is a process group, which is this one, and hands it
 the tensors of all devices. So the others are made here, by all ranks at the first call that needs
@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-HANDED_ON: Final = (
+DELEGATED: Final = (
     "allreduce",
     "allreduce_coalesced",
     "reduce",
@@ -52,7 +52,7 @@ NEWER: Final = {
 """Names that newer torch has for some."""
 
 
-class Elsewhere(UnsupportedError):
+class Delegated(UnsupportedError):
     """The call is another backend's. Who makes it by a method of torch's never sees this.
 
     Args:
@@ -69,8 +69,8 @@ class Elsewhere(UnsupportedError):
         self.backend = backend
 
 
-class OtherBackends:
-    """One group's.
+class DelegateBackends:
+    """Backends to which one group delegates the tensors of other devices.
 
     Args:
         where: The group's rank.
@@ -113,7 +113,7 @@ class OtherBackends:
             if backend in self._failed:
                 raise self._failed[backend]
             if backend not in self._made:
-                store = c10d.PrefixStore(f"elsewhere/{backend}", self._store)
+                store = c10d.PrefixStore(f"delegate/{backend}", self._store)
                 try:
                     self._made[backend] = self._make(backend, store, configured)
                 except Exception as error:
@@ -147,9 +147,9 @@ class OtherBackends:
                     end()
 
 
-def handing_on(kind: type) -> None:
-    """Has methods of a process group's class hand calls on that raise :class:`Elsewhere`."""
-    for name in (*HANDED_ON, *NEWER):
+def delegating(kind: type) -> None:
+    """Has methods of a process group's class hand calls on that raise :class:`Delegated`."""
+    for name in (*DELEGATED, *NEWER):
         method = getattr(kind, name, None)
         if method is not None:
             setattr(kind, name, _handing_on(method, NEWER.get(name, name)))
@@ -160,7 +160,7 @@ def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def served(group: Any, *arguments: Any, **rest: Any) -> Any:
         try:
             return method(group, *arguments, **rest)
-        except Elsewhere as found:
+        except Delegated as found:
             call = getattr(found.backend, name, None)
             if call is None:
                 raise

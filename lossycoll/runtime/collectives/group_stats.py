@@ -1,8 +1,7 @@
-"""What one rank has counted, for its program and for the other ranks."""
+"""Counters of one rank, for its program and for the other ranks."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -16,10 +15,10 @@ from lossycoll.runtime.engine.recovery_log import RecoveryLog
 from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
 from lossycoll.runtime.engine.silence_log import SilenceLog
 
+from .group_context import GroupContext
 from .operations import Operations
-from .parts import Parts
 
-FIGURES: Final = (
+SHARED_STATS: Final = (
     "operations",
     "packets_sent",
     "packets_resent",
@@ -34,7 +33,7 @@ FIGURES: Final = (
     "deadline_hits",
     "operation_ns",
 )
-"""What a rank tells others that ask for its counters."""
+"""Counters that a rank sends to others that ask for them."""
 SHARE_OF: Final = ("packets_missing", "packets_received")
 
 
@@ -46,21 +45,21 @@ MAKES_UP: Final = (
 )
 
 
-class Figures:
-    """One group's.
+class GroupStats:
+    """Counters and warnings of one group.
 
     Args:
-        parts: The rank's parts of the group.
+        context: The rank's context of the group.
         operations: Those that were submitted, which know who took part in which.
     """
 
-    def __init__(self, parts: Parts, operations: Operations) -> None:
-        self._health = parts.health
-        self._where = parts.health.where
-        self._engine = parts.engine
-        self._control = parts.control
+    def __init__(self, context: GroupContext, operations: Operations) -> None:
+        self._health = context.health
+        self._where = context.health.where
+        self._engine = context.engine
+        self._control = context.control
         self._operations = operations
-        self._asked = not isinstance(parts.options.max_missing, str)
+        self._asked = not isinstance(context.options.max_missing, str)
         self.made_up_for = False
         """Whether a method has looked after what is missing, which then is as it should be."""
         self._missing_warned = False
@@ -104,7 +103,7 @@ class Figures:
 
     def of_all_ranks(self) -> Mapping[int, Mapping[str, Any]]:
         """The counters of every rank, by rank, asked now; of one that is silent, its last."""
-        others = self._control.group_figures() if self._control is not None else {}
+        others = self._control.group_stats() if self._control is not None else {}
         return dict(sorted({**others, self._where.rank: self.own()}.items()))
 
     def own(self) -> dict[str, Any]:
@@ -123,23 +122,29 @@ class Figures:
             self._warn_of_overflow(sums.socket_overflow)
             self._warn_of_strangers(sums.forged)
             self._warn_of_promise(sums)
-            out |= {name: getattr(sums, name) for name in FIGURES}
+            out |= {name: getattr(sums, name) for name in SHARED_STATS}
         return out
 
     def _warn_of_missing(self, sums: EngineStats) -> None:
         """Once per group, by one rank of each machine."""
-        if self._missing_warned or os.environ.get("LOCAL_RANK", "0") != "0":
+        if self._missing_warned or not self._speaks():
             return
         text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
         if text:
             self._missing_warned = True
             log.warning("%s: %s", self._where, text)
 
+    def _speaks(self) -> bool:
+        """Whether no lower rank of the group is on this machine, by its address."""
+        machines = [address.rpartition(":")[0] for address in self._where.addresses]
+        own = self._where.rank
+        return not machines or machines[own] not in machines[:own]
+
     def tell_missing(self) -> None:
         """At the group's end rank 0 says how much was missing at all ranks, if that is much."""
         if self._where.rank or self._control is None or self._engine is None:
             return
-        known = [*self._control.last_figures().values(), self.own()]
+        known = [*self._control.last_stats().values(), self.own()]
         told = [[one.get(name) for one in known] for name in SHARE_OF]
         of_all = [sum(each for each in of if is_whole(each, 0)) for of in told]
         text = self._missing("at all ranks, now that the group ends", *of_all)

@@ -1,4 +1,4 @@
-"""What the elements of a plan are: the call's own, bytes, or what is encoded."""
+"""Layout of a plan's elements: the call's own, bytes, or what is encoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lossycoll.plan.topology import Topology
 from lossycoll.runtime.engine.binding import DType
 
 
-class Units(NamedTuple):
+class ElementLayout(NamedTuple):
     """The elements of a plan.
 
     Attributes:
@@ -32,7 +32,7 @@ class Units(NamedTuple):
         return tuple([self.count(n) for n in nbytes])
 
 
-class SumUnits(NamedTuple):
+class SumLayout(NamedTuple):
     """The elements of a reduction's plan by tiers, and the topology that it is made from."""
 
     per_packet: int
@@ -40,14 +40,16 @@ class SumUnits(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def sum_units_of(units: Units, payload: int, encoding: str, topology: Topology) -> SumUnits:
+def sum_layout_of(
+    layout: ElementLayout, payload: int, encoding: str, topology: Topology
+) -> SumLayout:
     """What is encoded is what leaves a host: within one, contributions are added up as they are.
 
     A packet there has room for ``host_packets`` of the network's, whose elements take more bytes
     there. So those of the network have no more elements than fit.
 
     Args:
-        units: Of a flat plan.
+        layout: Of a flat plan.
         payload: Bytes that a packet of the network has room for.
         encoding: A name of plan.codec's.
         topology: Of the members.
@@ -56,16 +58,16 @@ def sum_units_of(units: Units, payload: int, encoding: str, topology: Topology) 
         The same where there is nothing to tell apart, or packets are too small to.
     """
     if encoding == "same" or not topology.shares_hosts:
-        return SumUnits(units.per_packet, topology)
-    room = payload * topology.host_packets // units.dtype.itemsize
-    per_packet = min(units.per_packet, room // GROUPS[0] * GROUPS[0])
+        return SumLayout(layout.per_packet, topology)
+    room = payload * topology.host_packets // layout.dtype.itemsize
+    per_packet = min(layout.per_packet, room // GROUPS[0] * GROUPS[0])
     if not per_packet:
-        return SumUnits(units.per_packet, topology)
-    return SumUnits(per_packet, topology.with_sum_packets(room // per_packet))
+        return SumLayout(layout.per_packet, topology)
+    return SumLayout(per_packet, topology.with_sum_packets(room // per_packet))
 
 
 @lru_cache(maxsize=64)
-def units_of(payload: int, dtype: DType, encoding: str) -> Units:
+def layout_of(payload: int, dtype: DType, encoding: str) -> ElementLayout:
     """The elements of a call's plan.
 
     Args:
@@ -75,4 +77,4 @@ def units_of(payload: int, dtype: DType, encoding: str) -> Units:
     """
     if encoding != "same":
         dtype = DType[ENCODED.upper()]
-    return Units(dtype, elements_of(encoding, dtype.name.lower(), payload))
+    return ElementLayout(dtype, elements_of(encoding, dtype.name.lower(), payload))

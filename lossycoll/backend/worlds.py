@@ -1,8 +1,8 @@
-"""The cohorts of this process: who it met in which rendezvous, and its control planes among them.
+"""The worlds of this process: who it met in which rendezvous, and its control planes among them.
 
 A group whose members have all met before needs no connections of its own: it is a membership of
-their cohort's plane. Where all of them are of one group (its *parent*), they need not even meet:
-each knows by itself which cohort that is. A plane lasts as long as its last membership; a forked
+their world's plane. Where all of them are of one group (its *parent*), they need not even meet:
+each knows by itself which world that is. A plane lasts as long as its last membership; a forked
 child has none.
 """
 
@@ -25,7 +25,7 @@ from lossycoll.runtime.net.interfaces import Interface
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a process sends through: the interface, its largest packet, and the data in one."""
+    """Network attachment of a process: the interface, its largest packet, and the data in one."""
 
     interface: Interface
     mtu: int
@@ -33,13 +33,13 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Cohort:
+class World:
     """The processes that met in one rendezvous.
 
     Attributes:
-        session: The rendezvous's, of 16 hex digits; no other cohort has it.
+        session: The rendezvous's, of 16 hex digits; no other world has it.
         rank: This process's number in it.
-        global_ranks: torch's global rank of each, by its number in the cohort.
+        global_ranks: torch's global rank of each, by its number in the world.
         plane: This process's control plane among them.
         host: The engine's socket and thread, which its groups share.
         network: What that host sends through.
@@ -81,69 +81,67 @@ class Parent:
     """The group that all ranks of a new one belong to: torch's default group, or one that is split.
 
     Attributes:
-        cohort: The parent's, on all of its ranks.
-        numbers: Its ranks as ranks of the cohort, by torch's global rank.
+        world: The parent's, on all of its ranks.
+        numbers: Its ranks as ranks of the world, by torch's global rank.
     """
 
-    cohort: Cohort
+    world: World
     numbers: Mapping[int, int]
 
 
-class Cohorts:
-    """A process's cohorts, oldest first."""
+class Worlds:
+    """A process's worlds, oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cohorts: list[Cohort] = []
+        self._worlds: list[World] = []
         self._uses: Counter[tuple[str, str]] = Counter()
 
-    def add(self, cohort: Cohort) -> None:
-        """Offers ``cohort`` to groups that are made later, for as long as its plane lasts."""
+    def add(self, world: World) -> None:
+        """Offers ``world`` to groups that are made later, for as long as its plane lasts."""
         with self._lock:
-            self._cohorts = [
-                one for one in self._cohorts if one.plane.is_sound and one.host.is_open
-            ]
-            self._cohorts.append(cohort)
-            known = {one.session for one in self._cohorts}
+            self._worlds = [one for one in self._worlds if one.plane.is_sound and one.host.is_open]
+            self._worlds.append(world)
+            known = {one.session for one in self._worlds}
             self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
 
-    def use(self, cohort: Cohort, name: str) -> int:
-        """How many groups of this name the cohort has had here before, this one not counted.
+    def use(self, world: World, name: str) -> int:
+        """How many groups of this name the world has had here before, this one not counted.
 
         The same on all ranks of the group, as torch has them make groups in the same order.
         """
         with self._lock:
-            key = (cohort.session, name)
+            key = (world.session, name)
             self._uses[key] += 1
             return self._uses[key] - 1
 
     @contextlib.contextmanager
-    def holding(self, global_ranks: Sequence[int]) -> Iterator[list[Cohort]]:
-        """The cohorts that have all of ``global_ranks``, held until the context ends."""
+    def holding(self, global_ranks: Sequence[int]) -> Iterator[list[World]]:
+        """The worlds that have all of ``global_ranks``, held until the context ends."""
         with self._lock:
-            found = [cohort for cohort in self._cohorts if cohort.holds(global_ranks)]
+            found = [world for world in self._worlds if world.holds(global_ranks)]
         held = []
         try:
-            for cohort in found:
-                if cohort.hold():
-                    held.append(cohort)
+            for world in found:
+                if world.hold():
+                    held.append(world)
             yield held
         finally:
-            for cohort in held:
-                cohort.release()
+            for world in held:
+                world.release()
 
 
-def with_liveness_of(options: Options, cohorts: Sequence[Cohort]) -> Options:
-    """``options`` of a group whose process belongs to ``cohorts`` already.
+def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
+    """``options`` of a group whose process belongs to ``worlds`` already.
 
-    The liveness is the process's: it was read when the cohort was made.
+    The liveness is the process's: it was read when the world was made.
 
     Raises:
         OptionError: The group asks for another one, of its own.
     """
-    if not cohorts:
+    if not worlds:
         return options
-    liveness = cohorts[0].plane.liveness
+    liveness = worlds[0].plane.liveness
     if options.liveness == liveness:
         return options
     if options.is_given("liveness") and options.liveness != Options.from_env().liveness:
@@ -155,5 +153,5 @@ def with_liveness_of(options: Options, cohorts: Sequence[Cohort]) -> Options:
     return Options(**{**given, "liveness": liveness})
 
 
-COHORTS: Final = Cohorts()
-os.register_at_fork(after_in_child=COHORTS.__init__)  # type: ignore[misc]
+WORLDS: Final = Worlds()
+os.register_at_fork(after_in_child=WORLDS.__init__)  # type: ignore[misc]

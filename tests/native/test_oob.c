@@ -1,5 +1,6 @@
-/* Datagrams aside, for the sanitizers: two engines carry messages all the time, while strangers and
- * the engines' users throw datagrams aside at them, and a thread of each takes what has come. */
+/* Out-of-band datagrams, for the sanitizers: two engines carry messages all the time, while
+ * strangers and the engines' users throw out-of-band datagrams at them, and a thread of each takes
+ * what has come. */
 #define _DEFAULT_SOURCE
 #include "net.h"
 
@@ -10,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { SAID = 20000, ELEMENTS = 20000, LONG = LC_ASIDE_BYTES + 1 };
+enum { SAID = 20000, ELEMENTS = 20000, LONG = LC_OOB_BYTES + 1 };
 
 typedef struct {
     lc_host *host;
@@ -38,12 +39,12 @@ static lc_host *start(uint16_t number, uint16_t ports[2], int *descriptor) {
     ports[number] = info.port;
     if (!descriptor)
         return host;
-    uint8_t early[] = LC_ASIDE_MARK;
+    uint8_t early[] = LC_OOB_MARK;
     lc_address to = here(info.port);
     CHECK(lc_host_say(host, &to, early, sizeof early) == LC_E_ARGUMENT);
-    *descriptor = lc_host_asides(host);
+    *descriptor = lc_host_oob(host);
     CHECK(*descriptor >= 0);
-    CHECK(lc_host_asides(host) == LC_E_ARGUMENT);
+    CHECK(lc_host_oob(host) == LC_E_ARGUMENT);
     return host;
 }
 
@@ -51,21 +52,22 @@ static void introduce(lc_host *host[2], const uint16_t ports[2]) {
     lc_address at[2] = {here(ports[0]), here(ports[1])};
     for (int i = 0; i < 2; i++)
         CHECK(lc_host_start(host[i], NET_SESSION, at) == LC_OK);
-    CHECK(lc_host_asides(host[0]) == LC_E_ARGUMENT);
+    CHECK(lc_host_oob(host[0]) == LC_E_ARGUMENT);
 }
 
 static void take(ear *e) {
     static const uint8_t loopback[16] = {[10] = 0xFF, 0xFF, 127, 0, 0, 1};
-    lc_aside aside;
-    while (lc_host_heard(e->host, &aside)) {
+    lc_oob_datagram datagram;
+    while (lc_host_heard(e->host, &datagram)) {
         uint32_t number = 0;
-        CHECK(!memcmp(aside.address, loopback, sizeof loopback));
-        CHECK(aside.length >= 8);
-        memcpy(&number, aside.data + 4, sizeof number);
-        if (aside.port != e->from)
+        CHECK(!memcmp(datagram.address, loopback, sizeof loopback));
+        CHECK(datagram.length >= 8);
+        memcpy(&number, datagram.data + 4, sizeof number);
+        if (datagram.port != e->from)
             continue; /* a stranger's */
         CHECK(number > e->last);
-        CHECK(aside.length == 9 + number % 119 && aside.data[aside.length - 1] == (uint8_t)number);
+        CHECK(datagram.length == 9 + number % 119 &&
+              datagram.data[datagram.length - 1] == (uint8_t)number);
         e->last = number;
         e->heard++;
     }
@@ -84,7 +86,7 @@ static void *hearing(void *arg) {
 }
 
 static uint16_t made(uint8_t data[LONG], uint32_t number) {
-    static const uint8_t mark[] = LC_ASIDE_MARK;
+    static const uint8_t mark[] = LC_OOB_MARK;
     uint16_t n = (uint16_t)(9 + number % 119);
     memset(data, (uint8_t)number, LONG);
     memcpy(data, mark, sizeof mark);
@@ -190,7 +192,7 @@ static void run(void) {
         CHECK_AT(ears[i].heard > SAID / 100, "heard %u", ears[i].heard);
         lc_group_close(g[i]);
     }
-    CHECK(lc_host_asides_dropped(host[0]) >= SAID / 1000);
+    CHECK(lc_host_oob_dropped(host[0]) >= SAID / 1000);
     for (int i = 0; i < 2; i++)
         lc_host_close(host[i]);
 }
@@ -201,7 +203,7 @@ static void overflow(void) {
     int descriptor;
     uint8_t data[LONG];
     lc_host *host[2] = {start(0, ports, NULL), start(1, ports, &descriptor)};
-    lc_aside aside;
+    lc_oob_datagram datagram;
     uint32_t kept = 0;
     introduce(host, ports);
     lc_address to = here(ports[1]);
@@ -210,11 +212,11 @@ static void overflow(void) {
         usleep(20);
     }
     usleep(200000);
-    while (lc_host_heard(host[1], &aside))
-        kept += aside.port == ports[1];
+    while (lc_host_heard(host[1], &datagram))
+        kept += datagram.port == ports[1];
     CHECK_AT(kept == 256, "kept %u", kept);
-    CHECK(lc_host_asides_dropped(host[1]) > 0);
-    CHECK(!lc_host_heard(host[0], &aside) && !lc_host_asides_dropped(host[0]));
+    CHECK(lc_host_oob_dropped(host[1]) > 0);
+    CHECK(!lc_host_heard(host[0], &datagram) && !lc_host_oob_dropped(host[0]));
     for (int i = 0; i < 2; i++)
         lc_host_close(host[i]);
 }
@@ -242,5 +244,5 @@ int main(void) {
     run();
     overflow();
     none();
-    return check_result("test_asides");
+    return check_result("test_oob");
 }

@@ -1,24 +1,24 @@
-"""Who is the hub next, and what it has to hear again."""
+"""Who is the coordinator next, and what it has to hear again."""
 
 from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.membership import hub_failover
-from lossycoll.runtime.membership.hub_failover import Repeats, Succession
+from lossycoll.runtime.membership import failover
+from lossycoll.runtime.membership.failover import ReplayLog, Succession
 from lossycoll.runtime.membership.messages import Addressed, Follow, Welcome
 
 
-def test_the_hub_is_the_lowest_that_is_here() -> None:
+def test_the_coordinator_is_the_lowest_that_is_here() -> None:
     made = Succession(2, 4)
-    assert made.hub == 0
+    assert made.coordinator == 0
     assert not made.succeed(), "nobody is gone"
     assert made.lose(1, ended=True)
     assert not made.succeed()
     assert made.leave(0)
     assert made.succeed()
-    assert made.hub == 2
-    assert made.is_hub
+    assert made.coordinator == 2
+    assert made.is_coordinator
     assert made.others == [3]
 
 
@@ -32,7 +32,7 @@ def test_who_is_gone_is_gone_once_and_this_rank_never() -> None:
     assert made.others == [2]
 
 
-def test_a_new_hub_hears_who_is_gone_and_tells_it() -> None:
+def test_a_new_coordinator_hears_who_is_gone_and_tells_it() -> None:
     made = Succession(3, 6)
     made.lose(0, ended=True)
     made.lose(1, ended=False)
@@ -46,7 +46,7 @@ def message(sender: int, to: int, text: str) -> Addressed:
 
 
 def test_what_is_said_once_is_known_and_told_again() -> None:
-    made = Repeats(20.0)
+    made = ReplayLog(20.0)
     assert made.note(message(1, 0b101, "a"), 0.0)
     assert made.note(message(2, 0b011, "b"), 1.0)
     assert made.note(message(1, 0b101, "c"), 2.0)
@@ -58,7 +58,7 @@ def test_what_is_said_once_is_known_and_told_again() -> None:
 
 
 def test_what_is_old_is_forgotten() -> None:
-    made = Repeats(20.0)
+    made = ReplayLog(20.0)
     made.note(message(1, 1, "a"), 0.0)
     made.note(message(1, 1, "b"), 15.0)
     assert [one.body[1] for one in made.of(1, 30.0)] == ["b"]
@@ -66,8 +66,8 @@ def test_what_is_old_is_forgotten() -> None:
 
 
 def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_failover, "MOST_REPEATS", 10)
-    made = Repeats(20.0)
+    monkeypatch.setattr(failover, "MOST_REPLAYED", 10)
+    made = ReplayLog(20.0)
     for number in range(100):
         made.note(message(1, 1, str(number)), 0.0)
     kept = [int(one.body[1]) for one in made.of(1, 0.0)]

@@ -1,4 +1,4 @@
-"""The protocol of a cohort on a virtual clock: deaths, silences, cuts and sleeps, in any order.
+"""The protocol of a world on a virtual clock: deaths, silences, cuts and sleeps, in any order.
 
 No sockets, threads or sleeps: thousands of seconds pass in one.
 """
@@ -60,7 +60,7 @@ def test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is(v
         return before
 
     for node in net.nodes:
-        node.cohort.pulse = pulse
+        node.protocol.pulse = pulse
     net.nodes[victim].stopped = True
     net.run(20 * LIVENESS)
     assert not any(note.log for note in notes), "it holds its GIL"
@@ -173,25 +173,27 @@ def test_who_slept_while_the_others_went_on_and_ended_does_not_go_on_alone() -> 
 def test_who_slept_for_long_but_was_waited_for_may_go_on_alone() -> None:
     net = ready(2, LIVENESS)
     notes = group_of_all(net, outlive=True)
-    # Such a sleep and a beat's interval may be more than others wait for; this one does wait.
-    net.nodes[1].cohort._detector.silence = 60.0
+    # Such a sleep and a heartbeat's interval may be more than others wait for; this one does wait.
+    net.nodes[1].protocol._detector.silence = 60.0
     net.nodes[0].stopped = True
     net.run(0.65 * LIVENESS)
     net.nodes[0].stopped = False
     net.run(0.001)
-    assert net.nodes[0].cohort.in_doubt
+    assert net.nodes[0].protocol.in_doubt
     net.run(LIVENESS)
-    assert not net.nodes[0].cohort.in_doubt
+    assert not net.nodes[0].protocol.in_doubt
     net.nodes[1].kill()
     net.run(0.1)
     assert views(notes[0])[-1] == (10, (0,))
 
 
-def test_what_a_hub_reported_only_to_some_before_it_died_is_so() -> None:
+def test_what_a_coordinator_reported_only_to_some_before_it_died_is_so() -> None:
     net = ready(4, LIVENESS)
     notes = group_of_all(net, outlive=True)
     net.nodes[0].sockets.send(2, pack(Dead(3, LIVENESS, False)))
-    net.nodes[0].cohort.groups.close(net.nodes[0].groups[GROUP][0])  # it agrees on nothing any more
+    net.nodes[0].protocol.groups.close(
+        net.nodes[0].groups[GROUP][0]
+    )  # it agrees on nothing any more
     net.run(0.1)
     assert notes[2].log[0] == ("lost", 3)
     net.nodes[0].kill()
@@ -201,20 +203,20 @@ def test_what_a_hub_reported_only_to_some_before_it_died_is_so() -> None:
     assert notes[3].log[-1] == ("dead", 3)
 
 
-def test_a_hub_that_leaves_while_the_others_agree_is_not_waited_for() -> None:
+def test_a_coordinator_that_leaves_while_the_others_agree_is_not_waited_for() -> None:
     net = ready(4, LIVENESS)
     notes = group_of_all(net, outlive=True)
-    hub = net.nodes[0]
-    decided = hub.groups[GROUP][0]._survivors
+    coordinator = net.nodes[0]
+    decided = coordinator.groups[GROUP][0]._survivors
     assert decided is not None
     decided.decide = lambda: None  # type: ignore[method-assign]  # it leaves before it can
     net.nodes[3].kill()
     net.run(0.1)
     assert all(note.log == [("lost", 3)] for note in notes[:3])
-    hub.groups[GROUP][0].leave(7)
-    hub.cohort.say_goodbye()
+    coordinator.groups[GROUP][0].leave(7)
+    coordinator.protocol.say_goodbye()
     net.run(0.1)
-    hub.kill()
+    coordinator.kill()
     net.run(0.5)
     assert views(notes[1])[-1] == views(notes[2])[-1] == (12, (1, 2))
 
@@ -225,7 +227,7 @@ def test_a_rank_that_left_is_gone_without_when_it_is_missed() -> None:
         notes = group_of_all(net, outlive=True)
         net.nodes[leaver].groups[GROUP][0].leave(7)
         net.run(0.1)
-        net.nodes[leaver].cohort.say_goodbye()
+        net.nodes[leaver].protocol.say_goodbye()
         net.run(0.1)
         net.nodes[leaver].kill()
         net.run(2 * LIVENESS)
@@ -255,7 +257,7 @@ def test_views_that_cannot_be_and_losses_of_nobody_are_dropped() -> None:
     for body in absurd:
         net.nodes[0].sockets.send(1, pack_addressed(body))
     net.run(0.1)
-    assert net.nodes[1].cohort.foreign == len(absurd)
+    assert net.nodes[1].protocol.foreign == len(absurd)
     assert not any(note.log for note in notes)
     net.nodes[2].kill()
     net.run(0.5)
@@ -272,7 +274,7 @@ def test_a_view_without_this_rank_ends_it() -> None:
     net = ready(3, LIVENESS)
     notes = group_of_all(net, outlive=True)
     views_without = (View(0, (0, 1, 2)), View(5, (0, 1)))
-    net.nodes[0].cohort.send(GROUP, ViewChange(views_without), [2])
+    net.nodes[0].protocol.send(GROUP, ViewChange(views_without), [2])
     net.run(0.1)
     assert notes[2].log == [("dead", 2)]
 
@@ -281,7 +283,7 @@ def test_a_state_tells_of_losses_that_its_receiver_missed() -> None:
     net = ready(3, LIVENESS)
     notes = group_of_all(net, outlive=True)
     state = State((2,), (2,), 40, (View(0, (0, 1, 2)),))
-    net.nodes[1].cohort.send(GROUP, state, [0])
+    net.nodes[1].protocol.send(GROUP, state, [0])
     assert pack_list(state)[1] == [2]
     net.run(0.5)
     assert notes[0].log[0] == notes[1].log[0] == ("lost", 2)

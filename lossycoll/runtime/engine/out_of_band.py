@@ -1,4 +1,4 @@
-"""Datagrams aside: they come and go by an engine's socket, and the engine believes nothing of them.
+"""Out-of-band datagrams, which share an engine's socket and aren't its packets.
 
 Whoever wants to know how the world sees the engine's socket, or to open a way to it, has to send
 from this socket.
@@ -12,15 +12,15 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll._native import ffi, lib
 
-MOST_BYTES: Final[int] = lib.LC_ASIDE_BYTES
+MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
 MARK: Final = b"ASID"
 """What each begins with."""
 Place: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
 
-class Asides:
-    """Those of one host (:meth:`lossycoll.runtime.engine.host.Host.asides`). Any thread may call.
+class OutOfBand:
+    """Out-of-band datagrams of one host, made by its ``out_of_band``. Any thread may call.
 
     Args:
         handle: The host's.
@@ -30,7 +30,7 @@ class Asides:
     def __init__(self, handle: Any, descriptor: int) -> None:
         self._handle = handle
         self._lock = threading.Lock()
-        self._aside = ffi.new("lc_aside *")
+        self._datagram = ffi.new("lc_oob_datagram *")
         self.descriptor = descriptor
 
     def say(self, place: Place, data: bytes) -> bool:
@@ -53,7 +53,7 @@ class Asides:
     def heard(self) -> tuple[Place, bytes] | None:
         """The oldest one that has come, and where from; None: there is none."""
         with self._lock:
-            found = self._aside
+            found = self._datagram
             if self._handle == ffi.NULL or not lib.lc_host_heard(self._handle, found):
                 return None
             address = ipaddress.IPv6Address(bytes(found.address))
@@ -64,7 +64,7 @@ class Asides:
     def dropped(self) -> int:
         """How many were too long, or found no room."""
         with self._lock:
-            return 0 if self._handle == ffi.NULL else int(lib.lc_host_asides_dropped(self._handle))
+            return 0 if self._handle == ffi.NULL else int(lib.lc_host_oob_dropped(self._handle))
 
     def close(self) -> None:
         """Before the host is closed. Idempotent."""

@@ -1,4 +1,4 @@
-"""Which way a call takes, and how packets carry its floats.
+"""Route of a call, and how packets carry its floats.
 
 Nothing that may rightly differ between ranks decides it: all of them must take the same.
 """
@@ -29,8 +29,8 @@ BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 """Where frames of the two passes are to be seen."""
 
 
-class Way(Enum):
-    """How a call is served."""
+class Route(Enum):
+    """Route of a call: how it is served."""
 
     LOSSY = auto()
     """By the engine; packets may be lost."""
@@ -40,10 +40,10 @@ class Way(Enum):
     """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
 
 
-class ChosenWay(NamedTuple):
-    """The way of a call, the options it is served with, and how packets carry its floats."""
+class ChosenRoute(NamedTuple):
+    """The route of a call, the options it is served with, and how packets carry its floats."""
 
-    way: Way
+    route: Route
     options: Options
     encoding: str = "same"
 
@@ -65,8 +65,8 @@ def choose(
     reduction: Reduction | None,
     options: Options,
     around: Scope | None,
-) -> ChosenWay:
-    """The way that a call takes, by the first that holds:
+) -> ChosenRoute:
+    """The route that a call takes, by the first that holds:
 
     1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
        operation), and the kind of call, its size and the scope around it admit losses;
@@ -85,11 +85,11 @@ def choose(
     lossy_scope = around is not None and around.lossy_copies
     encoding = _encoding(call, options, around)
     if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
-        return ChosenWay(Way.LOSSY, options, encoding)
+        return ChosenRoute(Route.LOSSY, options, encoding)
     exact = reliable_version(options)
     if reduction is not None and not (native and kind.submit):
-        return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
-    return ChosenWay(Way.RELIABLE, exact, encoding)
+        return ChosenRoute(Route.GATHERED, exact, codec.phases(encoding)[0])
+    return ChosenRoute(Route.RELIABLE, exact, encoding)
 
 
 def adds_activations() -> bool:

@@ -6,14 +6,14 @@ import pytest
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
-from lossycoll.runtime.collectives.figures import Figures
+from lossycoll.runtime.collectives.group_context import GroupContext
+from lossycoll.runtime.collectives.group_stats import GroupStats
 from lossycoll.runtime.collectives.operations import Operations
-from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.engine.reports import EngineStats
 from lossycoll.runtime.membership.group_state import Health
 
 
-def figures_of(options: Options, rank: int = 0) -> Figures:
+def stats_of(options: Options, rank: int = 0) -> GroupStats:
     health = Health(
         *(rank, 4),
         addresses=[],
@@ -22,14 +22,14 @@ def figures_of(options: Options, rank: int = 0) -> Figures:
         on_failure=lambda error: None,
         group="mesh",
     )
-    parts = Parts(health, options, 0, None, None, Topology.flat(4))
-    return Figures(parts, Operations(parts, timeout=1.0))
+    context = GroupContext(health, options, 0, None, None, Topology.flat(4))
+    return GroupStats(context, Operations(context, timeout=1.0))
 
 
 def test_much_that_is_missing_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    figures = figures_of(Options())
+    stats = stats_of(Options())
     for missing, received in ((99, 100), (101, 10_100), (200, 1800), (300, 1700)):
-        figures._warn_of_missing(
+        stats._warn_of_missing(
             EngineStats(packets_missing=missing, packets_received=received),
         )
     (record,) = caplog.records
@@ -43,24 +43,24 @@ def test_what_is_made_up_for_or_another_ranks_to_say_is_not_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     much = EngineStats(packets_missing=500, packets_received=500)
-    figures_of(Options(max_missing=0.05))._warn_of_missing(much)
-    driftless = figures_of(Options())
+    stats_of(Options(max_missing=0.05))._warn_of_missing(much)
+    driftless = stats_of(Options())
     driftless.made_up_for = True
     driftless._warn_of_missing(much)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    figures_of(Options(), rank=1)._warn_of_missing(much)
+    stats_of(Options(), rank=1)._warn_of_missing(much)
     assert caplog.records == []
     monkeypatch.setenv("LOCAL_RANK", "0")
-    figures_of(Options(), rank=2)._warn_of_missing(much)
+    stats_of(Options(), rank=2)._warn_of_missing(much)
     assert len(caplog.records) == 1
 
 
 def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     health = Health(1, 4, addresses=[], liveness=10.0, control=None, on_failure=lambda error: None)
-    parts = Parts(health, Options(), 0, None, None, Topology.flat(4))
-    figures = Figures(parts, Operations(parts, timeout=1.0))
+    context = GroupContext(health, Options(), 0, None, None, Topology.flat(4))
+    stats = GroupStats(context, Operations(context, timeout=1.0))
     for packets in (0, 7, 9):
-        figures._warn_of_overflow(packets)
+        stats._warn_of_overflow(packets)
     (record,) = caplog.records
     assert "rank 1/4: the kernel dropped 7 packets" in record.getMessage()
     assert "net.core.rmem_max" in record.getMessage()

@@ -1,4 +1,4 @@
-"""What a ShardedOptimizer reports of itself."""
+"""Stats of a ShardedOptimizer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedFigures:
-    """Counts over all steps at this rank: what :meth:`.ShardedOptimizer.figures` returns.
+class ShardedStats:
+    """Counts over all steps at this rank: what :meth:`.ShardedOptimizer.stats` returns.
 
     A block is what one packet carries of one rank's chunk of a bucket. Counts are of blocks of
     parameters, not of gradients.

@@ -1,4 +1,4 @@
-"""What the steps by which a group is made hand on to one another."""
+"""Records that the steps of group construction hand on to one another."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.net.interfaces import Interface
 
-from .cohorts import Attachment, Cohort, Parent
 from .rdma import Rdma, Reach
 from .sharing import Offer, Sharing
+from .worlds import Attachment, Parent, World
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process stands: a rank of a group.
+class GroupSpec:
+    """Specification of a group, seen from one of its ranks.
 
     Attributes:
         store: The group's, with keys of earlier groups maybe.
@@ -56,32 +56,35 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Making:
+class GroupBuilder:
     """A group that is being made.
 
     Attributes:
-        cohorts: Where all its members have met before, held.
+        worlds: Where all its members have met before, held.
         secret: The job's; None: there is none, or it can't be used.
         unusable: Why it can't.
     """
 
-    place: Place
+    spec: GroupSpec
     rendezvous: Rendezvous
     undo: contextlib.ExitStack
-    cohorts: Sequence[Cohort]
+    worlds: Sequence[World]
     secret: Secret | None = None
     unusable: OptionError | None = None
 
     @property
     def who(self) -> str:
         """This rank, as errors name it."""
-        return f"rank {self.place.rank}/{self.place.size}"
+        return f"rank {self.spec.rank}/{self.spec.size}"
 
 
 @dataclass(frozen=True)
 class PreparedRank:
-    """What this rank has by itself. ``ends`` and ``rdma``: what a new cohort takes, where there may
-    be one. ``interfaces``: those that it can send through, the one in use first."""
+    """Resources that this rank opens before the ranks meet.
+
+    ``ends`` and ``rdma``: what a new world takes, where there may be one. ``interfaces``: those
+    that it can send through, the one in use first.
+    """
 
     options: Options
     network: Attachment
@@ -92,7 +95,7 @@ class PreparedRank:
 
 @dataclass(frozen=True)
 class Ends:
-    """A new cohort's sockets at this rank, which are open before the ranks meet."""
+    """A new world's sockets at this rank, which are open before the ranks meet."""
 
     plane: ControlPlane
     host: Host
@@ -119,7 +122,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Met:
-    """What all ranks have said. ``cohort``: where they meet, None: in a new one.
+    """Agreement of all ranks on a new group. ``world``: where they meet, None: in a new one.
 
     Attributes:
         session: This group's, of 16 hex digits, equal on all ranks.
@@ -127,19 +130,19 @@ class Met:
         network: What it sends through.
         definition: What this rank takes the group for.
         number: The group's, which keys injected faults.
-        token: A new cohort's secret.
-        cohort: Where all have met before; None: they make a new cohort.
-        shares: The group is made on the cohort's host, as none asks for another.
-        members: The group's ranks, as ranks of the cohort.
-        plane: The cohort's.
-        host: A new cohort's, to be started.
+        token: A new world's secret.
+        world: Where all have met before; None: they make a new world.
+        shares: The group is made on the world's host, as none asks for another.
+        members: The group's ranks, as ranks of the world.
+        plane: The world's.
+        host: A new world's, to be started.
         sharing: What it offers to others of its machine.
-        endpoints: Where the new cohort's planes listen.
+        endpoints: Where the new world's planes listen.
         devices: The interfaces of these addresses.
         links: Where its hosts are.
         offers: What they offer.
         rdma: This rank's port of RDMA for the host.
-        reach: Who is reached by it, in a new cohort.
+        reach: Who is reached by it, in a new world.
     """
 
     session: str
@@ -148,7 +151,7 @@ class Met:
     definition: Definition
     number: int
     token: str
-    cohort: Cohort | None
+    world: World | None
     shares: bool
     members: tuple[int, ...]
     plane: ControlPlane
@@ -180,7 +183,7 @@ class DataPath:
 
 @dataclass(frozen=True)
 class Joined:
-    """This rank's membership; ``founded``: the cohort that begins with it."""
+    """This rank's membership; ``founded``: the world that begins with it."""
 
     membership: Membership
-    founded: Cohort | None
+    founded: World | None

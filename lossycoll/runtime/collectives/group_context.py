@@ -1,4 +1,4 @@
-"""What one rank has of a group, made by the backend and shared by what is in this package."""
+"""Context of one group at one rank, made by the backend and shared by what is in this package."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lossycoll.runtime.membership.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """One rank's parts of a group.
+class GroupContext:
+    """Context of one group at one rank.
 
     Attributes:
         health: Which calls were issued, and what has failed; the control plane's listener.

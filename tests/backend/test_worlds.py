@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.backend.cohorts import Cohort, Cohorts, with_liveness_of
+from lossycoll.backend.worlds import World, Worlds, with_liveness_of
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from tests.support.failure_cases import CALM, QUIET, SLACK, catch
@@ -26,9 +26,9 @@ def control_threads() -> int:
 
 def planes() -> set[int]:
     """The control planes of this process's groups."""
-    from lossycoll.backend.cohorts import COHORTS
+    from lossycoll.backend.worlds import WORLDS
 
-    return {id(cohort.plane) for cohort in COHORTS._cohorts if cohort.plane.is_sound}
+    return {id(world.plane) for world in WORLDS._worlds if world.plane.is_sound}
 
 
 def rank_makes_many(rank: int, world: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_process_has_one_control_plane_however_many_groups_it_has() -> None:
 
 
 def rank_without_a_world(rank: int, world: int) -> dict[str, Any]:
-    """torch's world is gloo's: the first lossy group makes a cohort, which others may share."""
+    """torch's world is gloo's: the first lossy group makes a world, which others may share."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -89,7 +89,7 @@ def rank_without_a_world(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
-def test_ranks_that_have_not_met_make_a_cohort_of_their_own() -> None:
+def test_ranks_that_have_not_met_make_a_world_of_their_own() -> None:
     first, second, third = run_good(rank_without_a_world, 3, CALM)
     assert first == {
         **{"pair": 1, "everyone": 2, "other": 2, "without pair": 1},
@@ -104,7 +104,7 @@ def rank_outlives(rank: int, world: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from lossycoll.backend.cohorts import COHORTS
+    from lossycoll.backend.worlds import WORLDS
 
     dist.init_process_group("gloo")
     everyone = dist.new_group(backend="lossy")
@@ -113,7 +113,7 @@ def rank_outlives(rank: int, world: int) -> Any:
         dist.destroy_process_group(everyone)
         return len(planes())
     dist.destroy_process_group(everyone)
-    (plane,) = (cohort.plane for cohort in COHORTS._cohorts)
+    (plane,) = (world.plane for world in WORLDS._worlds)
     until(lambda: not plane.is_here(0), "the end of rank 0's last group")
     note("ready")
     return catch(lambda: [dist.all_reduce(torch.ones(60_000), group=pair) for _ in range(10**9)])
@@ -195,7 +195,7 @@ def test_a_group_that_asks_for_another_liveness_is_refused_by_name() -> None:
 
 
 class Plane:
-    """As much of a control plane as a cohort looks at."""
+    """As much of a control plane as a world looks at."""
 
     def __init__(self, liveness: float = 25.0) -> None:
         self.liveness = liveness
@@ -215,7 +215,7 @@ class Plane:
 
 
 class Host:
-    """As much of a host as a cohort looks at."""
+    """As much of a host as a world looks at."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -229,35 +229,35 @@ class Host:
         self.holders -= 1
 
 
-def cohort(plane: Plane, *global_ranks: int) -> Cohort:
-    return Cohort("s", 0, global_ranks, plane, Host(), None)  # type: ignore[arg-type]
+def world(plane: Plane, *global_ranks: int) -> World:
+    return World("s", 0, global_ranks, plane, Host(), None)  # type: ignore[arg-type]
 
 
-def test_only_cohorts_that_hold_all_members_are_offered_and_held() -> None:
-    cohorts, small, large = Cohorts(), Plane(), Plane()
-    cohorts.add(cohort(small, 2, 4))
-    cohorts.add(cohort(large, 0, 2, 4, 6))
-    with cohorts.holding([4, 2]) as found:
+def test_only_worlds_that_hold_all_members_are_offered_and_held() -> None:
+    worlds, small, large = Worlds(), Plane(), Plane()
+    worlds.add(world(small, 2, 4))
+    worlds.add(world(large, 0, 2, 4, 6))
+    with worlds.holding([4, 2]) as found:
         assert [one.plane for one in found] == [small, large]
         assert small.holders == large.holders == 1
         assert [one.host.holders for one in found] == [1, 1]  # type: ignore[attr-defined]
     assert small.holders == large.holders == 0
     assert [one.host.holders for one in found] == [0, 0]  # type: ignore[attr-defined]
     large.gone.add(3)  # global rank 6
-    with cohorts.holding([0, 6]) as found:
+    with worlds.holding([0, 6]) as found:
         assert not found
-    with cohorts.holding([0, 4]) as found:
+    with worlds.holding([0, 4]) as found:
         assert [one.plane for one in found] == [large]
     large.is_sound = False
-    with cohorts.holding([0, 4]) as found:
+    with worlds.holding([0, 4]) as found:
         assert not found
-    cohorts.add(cohort(Plane(), 1, 3))
-    assert len(cohorts._cohorts) == 2, "what is over is forgotten"
+    worlds.add(world(Plane(), 1, 3))
+    assert len(worlds._worlds) == 2, "what is over is forgotten"
 
 
 def test_liveness_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSSYCOLL_LIVENESS", "5")
-    first = [cohort(Plane(25.0), 0, 1)]
+    first = [world(Plane(25.0), 0, 1)]
     assert with_liveness_of(Options.resolve(None), []).liveness == 5.0
     assert with_liveness_of(Options.resolve(None), first).liveness == 25.0
     assert with_liveness_of(Options.resolve({"repair": 1}), first).repair == 1

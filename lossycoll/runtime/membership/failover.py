@@ -1,4 +1,4 @@
-"""Who is the hub, and what a new one has to hear again: bookkeeping without sockets or clock."""
+"""Failover of the coordinator: succession, and a replay log; without sockets or clock."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Final
 
 from .messages import Addressed, Follow, Left, Welcome
 
-MOST_REPEATS: Final = 4096
+MOST_REPLAYED: Final = 4096
 
 
 class Succession:
-    """One rank's view of the cohort: who is lost, who has left, and so who is the hub.
+    """One rank's view of the world: who is lost, who has left, and so who is the coordinator.
 
-    The hub is the lowest rank that is neither. This rank is always left to itself.
+    The coordinator is the lowest rank that is neither. This rank is always left to itself.
 
     Args:
-        rank: This one, in the cohort.
-        world: The cohort's ranks.
+        rank: This one, in the world.
+        world: The world's ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         self._world = world
-        self.hub = 0
+        self.coordinator = 0
         self.lost: set[int] = set()
         self.ended: set[int] = set()
         """Those of ``lost`` whose processes are known to have ended."""
         self.left: set[int] = set()
 
     @property
-    def is_hub(self) -> bool:
-        return self.hub == self._rank
+    def is_coordinator(self) -> bool:
+        return self.coordinator == self._rank
 
     def is_gone(self, rank: int) -> bool:
         return rank in self.lost or rank in self.left
@@ -58,16 +58,16 @@ class Succession:
         return True
 
     def succeed(self) -> bool:
-        """Whether the hub is another one from now on, since the last one is gone."""
-        before, self.hub = self.hub, min([*self.others, self._rank])
-        return before != self.hub
+        """Whether the coordinator is another one from now on, since the last one is gone."""
+        before, self.coordinator = self.coordinator, min([*self.others, self._rank])
+        return before != self.coordinator
 
     def follow(self) -> Follow:
-        """What this rank says to a new hub."""
+        """What this rank says to a new coordinator."""
         return Follow(*self._sets())
 
     def welcome(self, *, ready: bool) -> Welcome:
-        """What the hub answers."""
+        """What the coordinator answers."""
         return Welcome(*self._sets(), ready)
 
     def _sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -78,11 +78,12 @@ class Succession:
         return Left(self._rank)
 
 
-class Repeats:
-    """Messages that are said once, kept for as long as a hub may have died with them.
+class ReplayLog:
+    """Messages that are said once, kept for as long as a coordinator may have died with them.
 
-    A hub that died before it passed a message on is given up within ``seconds`` (liveness) of it.
-    The next hub hears it again from its sender, and tells all that connect what it has itself.
+    A coordinator that died before it passed a message on is given up within ``seconds`` (liveness)
+    of it. The next coordinator hears it again from its sender, and tells all that connect what it
+    has itself.
 
     Args:
         seconds: How long a message is kept.
@@ -114,6 +115,6 @@ class Repeats:
     def _prune(self, now: float) -> None:
         while self._kept:
             at, _ = next(iter(self._kept.values()))
-            if now - at <= self._seconds and len(self._kept) < MOST_REPEATS:
+            if now - at <= self._seconds and len(self._kept) < MOST_REPLAYED:
                 return
             self._kept.popitem(last=False)

@@ -1,7 +1,7 @@
-"""The control plane of a process as a state machine: what it makes of each event and of the time.
+"""Control plane of one process as a state machine, driven by events and by the time.
 
-It belongs to one thread and never blocks: :meth:`CohortProtocol.step` is given what the sockets
-report, and is called again at :attr:`CohortProtocol.due`. Messages go to one handler per type, by a
+It belongs to one thread and never blocks: :meth:`WorldProtocol.step` is given what the sockets
+report, and is called again at :attr:`WorldProtocol.due`. Messages go to one handler per type, by a
 table. docs/control.md has the protocol.
 """
 
@@ -20,26 +20,26 @@ from .connections import (
     Connected,
     Connections,
     Event,
-    NewKeysAsked,
     Received,
     Refused,
+    RekeyAsked,
 )
+from .failover import ReplayLog, Succession
 from .failure_detector import FailureDetector
 from .group_messages import GroupMessages
-from .hub_failover import Repeats, Succession
 from .membership import Membership
 from .messages import (
-    REPEATED,
+    REPLAYED,
     Addressed,
     AllHeard,
-    Beat,
     Body,
     Dead,
     Follow,
+    Heartbeat,
     Left,
     Malformed,
     Message,
-    NewKeys,
+    Rekey,
     Welcome,
     bits,
     pack,
@@ -48,17 +48,17 @@ from .messages import (
 )
 
 MOST_WAITING: Final = 4096
-"""Messages that wait for the next hub."""
-BEAT: Final = pack(Beat())
+"""Messages that wait for the next coordinator."""
+HEARTBEAT: Final = pack(Heartbeat())
 NEVER: Final = float("inf")
 
 
-class CohortProtocol:
-    """One process's part in its cohort. ``begin``, then ``step`` again and again.
+class WorldProtocol:
+    """One process's part in its world. ``begin``, then ``step`` again and again.
 
     Args:
-        rank: This process's number in the cohort.
-        world: The cohort's processes.
+        rank: This process's number in the world.
+        world: The world's processes.
         liveness: Seconds within which a silent rank is named.
         sockets: The connections with the others.
         clock: What silence is measured by, in seconds; it never runs backwards.
@@ -74,15 +74,15 @@ class CohortProtocol:
         sockets: Connections,
         clock: Callable[[], float] = time.monotonic,
         on_met_or_failed: Callable[[], None] = lambda: None,
-        on_new_keys: Callable[[], None] = lambda: None,
+        on_rekey: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_keys = on_new_keys
+        self._rekey_hosts = on_rekey
         self.rank = rank
         self.world = world
         self.liveness = liveness
         self.ready = False
-        """Whether the hub has heard every rank."""
-        self.expelled = False
+        """Whether the coordinator has heard every rank."""
+        self.is_lost = False
         """Whether the others have given this rank up."""
         self.groups: GroupMessages[Membership] = GroupMessages()
         self.pulse: Callable[[int], float] = lambda rank: 0.0
@@ -94,19 +94,19 @@ class CohortProtocol:
         self._sockets = sockets
         self._succession = Succession(rank, world)
         self._detector = FailureDetector(liveness, clock())
-        self._repeats = Repeats(2 * liveness)
+        self._replay_log = ReplayLog(2 * liveness)
         self._foreign = 0
         self._welcomed: set[int] = set()
-        """At the hub: the ranks that follow it. Elsewhere: the hub, once it has said so."""
+        """At the coordinator its followers; at others the coordinator, once it has said so."""
         self._unsent: deque[Addressed] = deque()
-        """What waits for the next hub and isn't kept in ``_repeats``."""
-        self._heard_hub = 0.0
-        """When anything last came over the connection with the hub."""
+        """What waits for the next coordinator and isn't kept in ``_replay_log``."""
+        self._heard_coordinator = 0.0
+        """When anything last came over the connection with the coordinator."""
         self._renew_at = NEVER
         """When that connection is given up for a new one."""
         self._rekey_at = NEVER
         """When it begins again, so that it has new keys."""
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._round_at = 0.0
 
     @property
@@ -125,29 +125,34 @@ class CohortProtocol:
 
     @property
     def welcomed(self) -> frozenset[int]:
-        """Whom this rank can reach at once: the hub, or at the hub the others."""
+        """Whom this rank can reach at once: the coordinator, or at the coordinator the others."""
         return frozenset(self._welcomed)
 
     @property
     def is_cut_off(self) -> bool:
         """Whether nobody hears this one."""
-        return self.expelled or not self._welcomed
+        return self.is_lost or not self._welcomed
 
     @property
-    def seeks_hub(self) -> bool:
-        """Whether what this rank says has to wait for a hub that answers."""
-        waits = not self._succession.is_hub and self._succession.hub not in self._welcomed
-        return waits and self.ready and not self.expelled
+    def seeks_coordinator(self) -> bool:
+        """Whether what this rank says has to wait for a coordinator that answers."""
+        waits = (
+            not self._succession.is_coordinator
+            and self._succession.coordinator not in self._welcomed
+        )
+        return waits and self.ready and not self.is_lost
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the cohort is neither lost nor gone, as far as this one knows."""
+        """Whether a rank of the world is neither lost nor gone, as far as this one knows."""
         return not self._succession.is_gone(rank)
 
     def begin(self) -> None:
         """Judges and connects from now on."""
-        now = self._heard_hub = self._clock()
+        now = self._heard_coordinator = self._clock()
         self._watch(now, expected=False)
-        self._sockets.follow(None if self._succession.is_hub else self._succession.hub, now)
+        self._sockets.follow(
+            None if self._succession.is_coordinator else self._succession.coordinator, now
+        )
 
     def broken(self, error: Exception) -> None:
         """The thread ends by ``error``: all groups hear of it."""
@@ -155,7 +160,7 @@ class CohortProtocol:
             membership.listener.on_broken(error)
 
     def say_goodbye(self) -> None:
-        """This process leaves the cohort in order."""
+        """This process leaves the world in order."""
         body = pack(self._succession.goodbye())
         for rank in self._welcomed:
             self._sockets.send(rank, body)
@@ -171,7 +176,7 @@ class CohortProtocol:
             membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
         for rank in sorted(self._succession.left):
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
-        if self.expelled:
+        if self.is_lost:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
 
     def leave(self, membership: Membership) -> None:
@@ -179,19 +184,19 @@ class CohortProtocol:
         self.groups.close(membership)
 
     def send(self, group: int, body: Body, to: Sequence[int]) -> None:
-        """Sends a group's message to ranks of the cohort, by way of the hub."""
+        """Sends a group's message to ranks of the world, by way of the coordinator."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
             return
         message = Addressed(self.rank, bits(others), group, pack_list(body))
-        if self._succession.is_hub:
+        if self._succession.is_coordinator:
             self._relay(message)
             return
-        if message.body[0] in REPEATED:
-            self._repeats.note(message, self._clock())
-        if self._succession.hub in self._welcomed:
-            self._sockets.send(self._succession.hub, pack(message))
-        elif message.body[0] not in REPEATED and len(self._unsent) < MOST_WAITING:
+        if message.body[0] in REPLAYED:
+            self._replay_log.note(message, self._clock())
+        if self._succession.coordinator in self._welcomed:
+            self._sockets.send(self._succession.coordinator, pack(message))
+        elif message.body[0] not in REPLAYED and len(self._unsent) < MOST_WAITING:
             self._unsent.append(message)
 
     # ---- one turn ----
@@ -199,8 +204,8 @@ class CohortProtocol:
     @property
     def due(self) -> float:
         """When :meth:`step` is to be called at the latest, whether anything has come or not."""
-        hub = self._succession.is_hub
-        return min(self._detector.due, self._beat_at) if hub else self._detector.due
+        coordinator = self._succession.is_coordinator
+        return min(self._detector.due, self._heartbeat_at) if coordinator else self._detector.due
 
     def step(self, events: Sequence[Event]) -> None:
         """One turn of the thread: what has come, what others want, what is due."""
@@ -210,9 +215,9 @@ class CohortProtocol:
         self._on_time(self._clock())
 
     def _on_time(self, now: float) -> None:
-        """What is due: judging, the hub's beat, and what memberships repeat."""
+        """What is due: judging, the coordinator's heartbeat, and what memberships repeat."""
         interval = self._detector.interval
-        if now >= self._detector.due or not self._succession.is_hub:
+        if now >= self._detector.due or not self._succession.is_coordinator:
             found = self._detector.tick(now)
             for rank, seconds in found.silent.items():
                 self._give_up(rank, seconds, ended=False)
@@ -228,11 +233,11 @@ class CohortProtocol:
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
             self._welcomed.clear()
-            self._sockets.follow(self._succession.hub, now)
-        if self._succession.is_hub and now >= self._beat_at:
-            self._beat_at = now + interval
+            self._sockets.follow(self._succession.coordinator, now)
+        if self._succession.is_coordinator and now >= self._heartbeat_at:
+            self._heartbeat_at = now + interval
             for rank in list(self._welcomed):
-                self._sockets.send(rank, BEAT)
+                self._sockets.send(rank, HEARTBEAT)
         if now >= self._round_at:
             self._round_at = now + 0.9 * interval
             for membership in self.groups:
@@ -249,8 +254,8 @@ class CohortProtocol:
         elif isinstance(event, Alive):
             self._detector.heard(event.rank, now)
             self._renew(event.rank, now)
-        elif isinstance(event, NewKeysAsked):
-            self.renew_keys()
+        elif isinstance(event, RekeyAsked):
+            self.rekey()
         elif isinstance(event, Broken):
             self._on_broken(event.rank, now)
         elif isinstance(event, Refused) and not self._succession.is_gone(event.rank):
@@ -258,29 +263,31 @@ class CohortProtocol:
 
     def _on_connected(self, rank: int) -> None:
         self._welcomed.discard(rank)
-        if rank == self._succession.hub:
+        if rank == self._succession.coordinator:
             self._sockets.send(rank, pack(self._succession.follow()))
 
     def _on_broken(self, rank: int, now: float) -> None:
         self._welcomed.discard(rank)
-        if not self._succession.is_gone(rank) and not self.expelled:
+        if not self._succession.is_gone(rank) and not self.is_lost:
             self._detector.suspect(rank, now)
 
     def _renew(self, rank: int, now: float) -> None:
-        """The hub has answered over a new connection. If nothing comes over the old one soon, as
-        after a cut, that isn't waited for."""
+        """The coordinator has answered over a new connection. If nothing comes over the old one
+        soon, as after a cut, that isn't waited for."""
         interval = self._detector.interval
-        if rank == self._succession.hub and now - self._heard_hub > 2 * interval:
+        if rank == self._succession.coordinator and now - self._heard_coordinator > 2 * interval:
             self._renew_at = min(self._renew_at, now + interval / 4)
 
     # ---- messages ----
 
     def _on_message(self, rank: int, message: Message) -> None:
-        if rank == self._succession.hub:
-            self._heard_hub = self._clock()
+        if rank == self._succession.coordinator:
+            self._heard_coordinator = self._clock()
             self._renew_at = NEVER
         if rank in self._succession.lost:
-            if self._succession.is_hub:  # it lives after all, but the others went on without it
+            if (
+                self._succession.is_coordinator
+            ):  # it lives after all, but the others went on without it
                 silent = round(self._detector.silence, 2)
                 self._sockets.send(rank, pack(Dead(rank, silent, False)))
             return
@@ -292,26 +299,28 @@ class CohortProtocol:
         except Malformed:
             self._foreign += 1
 
-    def _from_hub(self, rank: int) -> None:
-        if rank != self._succession.hub:
-            raise Malformed(f"rank {rank} isn't the hub")
+    def _from_coordinator(self, rank: int) -> None:
+        if rank != self._succession.coordinator:
+            raise Malformed(f"rank {rank} isn't the coordinator")
 
-    def _on_beat(self, rank: int, message: Beat) -> None:
-        if rank == self._succession.hub:
-            self._sockets.send(rank, BEAT)
+    def _on_heartbeat(self, rank: int, message: Heartbeat) -> None:
+        if rank == self._succession.coordinator:
+            self._sockets.send(rank, HEARTBEAT)
 
     def _on_follow(self, rank: int, message: Follow) -> None:
-        """A rank takes this one for the hub."""
+        """A rank takes this one for the coordinator."""
         now = self._clock()
         for gone in message.left:
             self._on_left(gone, Left(gone))
         news = [r for r in message.lost if r != self.rank and not self._succession.is_gone(r)]
         for lost in news:
-            if self._succession.is_hub:  # a hub before gave it up, and didn't live to tell all
+            if (
+                self._succession.is_coordinator
+            ):  # a coordinator before gave it up, and didn't live to tell all
                 self._give_up(lost, self._detector.silence, ended=lost in message.ended)
             else:
                 self._detector.suspect(lost, now)
-        if self._succession.is_hub and rank not in self._welcomed:
+        if self._succession.is_coordinator and rank not in self._welcomed:
             self._welcome(rank)
             if not self.ready and len(self._welcomed) == self.world - 1:
                 self._set_ready()
@@ -322,11 +331,11 @@ class CohortProtocol:
         """Tells a rank that is new here what it may have missed."""
         self._welcomed.add(rank)
         self._sockets.send(rank, pack(self._succession.welcome(ready=self.ready)))
-        for message in self._repeats.to(rank, self._clock()):
+        for message in self._replay_log.to(rank, self._clock()):
             self._sockets.send(rank, pack(message))
 
     def _on_welcome(self, rank: int, message: Welcome) -> None:
-        self._from_hub(rank)
+        self._from_coordinator(rank)
         self._welcomed = {rank}
         if message.ready:
             self._set_ready()
@@ -334,16 +343,16 @@ class CohortProtocol:
             self._on_left(rank, Left(gone))
         for lost in message.lost:
             self._lose(lost, self._detector.silence, ended=lost in message.ended)
-        if rank != self._succession.hub:
+        if rank != self._succession.coordinator:
             return
         waiting, self._unsent = self._unsent, deque()
-        for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:
+        for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:
             self._sockets.send(rank, pack(repeated))
         for membership in self.groups:
             membership.on_round()
 
     def _on_ready(self, rank: int, message: AllHeard) -> None:
-        self._from_hub(rank)
+        self._from_coordinator(rank)
         self._set_ready()
 
     def _set_ready(self) -> None:
@@ -351,18 +360,18 @@ class CohortProtocol:
         self._on_met_or_failed()
 
     def _on_dead(self, rank: int, message: Dead) -> None:
-        self._from_hub(rank)
+        self._from_coordinator(rank)
         self._lose(message.rank, message.silent, ended=message.ended)
 
     def _on_left(self, rank: int, message: Left) -> None:
         gone = message.rank
-        if rank not in (gone, self._succession.hub):
+        if rank not in (gone, self._succession.coordinator):
             raise Malformed(f"rank {rank} says that {gone} has left")
         if not self._succession.leave(gone):
             return
         self._detector.forget(gone)
         self.note(gone, LEFT, 0.0)
-        if self._succession.is_hub:
+        if self._succession.is_coordinator:
             self._welcomed.discard(gone)
             self._sockets.hang_up(gone)
             for other in self._welcomed:
@@ -374,18 +383,18 @@ class CohortProtocol:
             self._on_met_or_failed()
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
-        if self._succession.is_hub:
+        if self._succession.is_coordinator:
             if message.sender != rank:
                 raise Malformed(f"rank {rank} sends in the name of rank {message.sender}")
             self._relay(message)
             return
-        self._from_hub(rank)
-        if message.body[0] not in REPEATED or self._repeats.note(message, self._clock()):
+        self._from_coordinator(rank)
+        if message.body[0] not in REPLAYED or self._replay_log.note(message, self._clock()):
             self.groups.deliver(message)
 
     def _relay(self, message: Addressed) -> None:
-        """At the hub: what concerns others goes on to them, and what concerns this one in."""
-        if message.body[0] in REPEATED and not self._repeats.note(message, self._clock()):
+        """Relays a message, at the coordinator: to others, and to this rank."""
+        if message.body[0] in REPLAYED and not self._replay_log.note(message, self._clock()):
             return
         packed = pack(message)
         for rank in ranks_in(message.to):
@@ -394,15 +403,15 @@ class CohortProtocol:
         if message.sender != self.rank and message.to >> self.rank & 1:
             self.groups.deliver(message)
 
-    def renew_keys(self) -> None:
+    def rekey(self) -> None:
         """Has all processes seal with new keys, this one at once."""
-        self._on_new_keys(self.rank, NewKeys())
+        self._on_rekey(self.rank, Rekey())
 
-    def _on_new_keys(self, rank: int, message: NewKeys) -> None:
-        if rank != self.rank and not self._succession.is_hub:
-            self._from_hub(rank)
-        self._on_keys()
-        if not self._succession.is_hub:  # once what is said here has been sent
+    def _on_rekey(self, rank: int, message: Rekey) -> None:
+        if rank != self.rank and not self._succession.is_coordinator:
+            self._from_coordinator(rank)
+        self._rekey_hosts()
+        if not self._succession.is_coordinator:  # once what is said here has been sent
             self._rekey_at = self._clock() + self._detector.interval / 4
         for other in self._welcomed - {rank}:
             self._sockets.send(other, pack(message))
@@ -410,10 +419,10 @@ class CohortProtocol:
     # ---- ranks that are lost ----
 
     def _give_up(self, rank: int, silent: float, *, ended: bool) -> None:
-        """This rank is sure that ``rank`` is lost; the hub's word is the others'."""
-        if self._succession.is_gone(rank) or self.expelled:
+        """This rank is sure that ``rank`` is lost; the coordinator's word is the others'."""
+        if self._succession.is_gone(rank) or self.is_lost:
             return
-        if self._succession.is_hub:
+        if self._succession.is_coordinator:
             told = pack(Dead(rank, round(silent, 2), ended))
             for other in self._welcomed:
                 self._sockets.send(other, told)
@@ -421,7 +430,7 @@ class CohortProtocol:
 
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
-            self.expelled = True
+            self.is_lost = True
             self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
             self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
@@ -431,7 +440,7 @@ class CohortProtocol:
             self.note(rank, ENDED if ended else SILENT, 0.0)
         proven = ended and not self._detector.in_doubt
         self._detector.forget(rank)
-        self._sockets.shunned.add(rank)
+        self._sockets.lost.add(rank)
         for membership in self.groups:
             membership.rank_lost(rank, silent, ended=ended, proven=proven)
         self._follow()
@@ -439,20 +448,20 @@ class CohortProtocol:
             self._on_met_or_failed()
 
     def _follow(self) -> None:
-        """If the hub is no more, the lowest rank takes its place."""
-        if self.expelled or not self._succession.succeed():
+        """If the coordinator is no more, the lowest rank takes its place."""
+        if self.is_lost or not self._succession.succeed():
             return
         now = self._clock()
-        self._heard_hub = now
+        self._heard_coordinator = now
         self._renew_at = self._rekey_at = NEVER
         self._watch(now, expected=True)
-        if not self._succession.is_hub:
+        if not self._succession.is_coordinator:
             self._welcomed = set()
-            self._sockets.follow(self._succession.hub, now)
+            self._sockets.follow(self._succession.coordinator, now)
             return
         self._sockets.follow(None, now)
         self._welcomed = set()
-        self._beat_at = now
+        self._heartbeat_at = now
         for rank in list(self._sockets.members):
             if not self._succession.is_gone(rank):
                 self._detector.heard(rank, now)
@@ -461,24 +470,24 @@ class CohortProtocol:
             membership.on_round()
 
     def _watch(self, now: float, *, expected: bool) -> None:
-        """The hub judges all, the others the hub."""
+        """The coordinator judges all, the others the coordinator."""
         interval = self._detector.interval
-        if self._succession.is_hub:
+        if self._succession.is_coordinator:
             others = self._succession.others
             self._detector.watch(others, now, expected=expected, pause=interval)
         else:
-            hub = (self._succession.hub,)
-            # A little longer, so that the beat wakes this one and no timer has to.
-            self._detector.watch(hub, now, expected=expected, pause=1.25 * interval)
+            coordinator = (self._succession.coordinator,)
+            # A little longer, so that the heartbeat wakes this one and no timer has to.
+            self._detector.watch(coordinator, now, expected=expected, pause=1.25 * interval)
 
 
-_HANDLERS: Final[dict[type, Callable[[CohortProtocol, int, Any], None]]] = {
-    Beat: CohortProtocol._on_beat,
-    Follow: CohortProtocol._on_follow,
-    Welcome: CohortProtocol._on_welcome,
-    AllHeard: CohortProtocol._on_ready,
-    Dead: CohortProtocol._on_dead,
-    Left: CohortProtocol._on_left,
-    NewKeys: CohortProtocol._on_new_keys,
-    Addressed: CohortProtocol._on_addressed,
+_HANDLERS: Final[dict[type, Callable[[WorldProtocol, int, Any], None]]] = {
+    Heartbeat: WorldProtocol._on_heartbeat,
+    Follow: WorldProtocol._on_follow,
+    Welcome: WorldProtocol._on_welcome,
+    AllHeard: WorldProtocol._on_ready,
+    Dead: WorldProtocol._on_dead,
+    Left: WorldProtocol._on_left,
+    Rekey: WorldProtocol._on_rekey,
+    Addressed: WorldProtocol._on_addressed,
 }

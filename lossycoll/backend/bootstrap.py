@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,17 +56,25 @@ from .worlds import WORLDS, Parent
 class Group:
     """``endpoint``, ``topology`` and a ``store`` without stale keys, for one rank of one group.
 
-    Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
+    Raises the errors of :mod:`lossycoll.errors`, on every rank that can know. ``failure``: nobody
+    meets, and every call raises this.
     """
 
-    def __init__(self, spec: GroupSpec, pg_options: object) -> None:
+    def __init__(
+        self, spec: GroupSpec, pg_options: object, failure: LossyError | None = None
+    ) -> None:
         spec = replace(spec, timeout=bounded(spec.timeout))
         self._host: Host | None = None
         self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
         """What groups of some of this one's ranks are made by; None in a world of one."""
+        self.abort_hooks: Mapping[int, Callable[[], object]] = {}
+        """What is called when the group fails; it may change."""
         try:
-            if spec.size == 1:
+            if failure is not None:
+                self._stay_alone(spec, pg_options)
+                self.endpoint.health.failure = failure
+            elif spec.size == 1:
                 self._stay_alone(spec, pg_options)
             else:
                 with contextlib.ExitStack() as undo:
@@ -79,16 +87,16 @@ class Group:
         close_at_exit(self.close)
 
     def _stay_alone(self, spec: GroupSpec, pg_options: object) -> None:
-        """A world of one: nothing to send."""
+        """No connections: a world of one, or nobody has met."""
         find_secret()
-        check_device(spec.store, spec.rank, 1)
+        check_device(spec.store, spec.rank, spec.size)
         options = Options.resolve(pg_options)
-        check_links(options, 1)
+        check_links(options, spec.size)
         logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", spec.store)
-        self.topology = Topology.flat(1)
-        self.endpoint = self._make_endpoint(spec, options, ["this process"])
+        self.topology = Topology.flat(spec.size)
+        self.endpoint = self._make_endpoint(spec, options, ["this process"] * spec.size)
 
     def _meet(self, spec: GroupSpec, pg_options: object, undo: contextlib.ExitStack) -> None:
         secret, unusable = usable_secret(pg_options)
@@ -186,6 +194,13 @@ class Group:
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer."""
+        for hook in list(self.abort_hooks.values()):
+            try:
+                hook()
+            except Exception as raised:  # it is somebody else's
+                logfmt.log.warning(
+                    "%s: an abort hook raised %r", self.endpoint.health.where, raised
+                )
         self.endpoint.operations.abort(error)
 
     def close(self) -> None:

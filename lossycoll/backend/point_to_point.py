@@ -170,7 +170,7 @@ class PointToPoint:
         self._devices.check(name, tensors)
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
-        if peer == where.rank or self._messages is None:
+        if peer == where.rank or where.world == 1:
             raise UnsupportedError(
                 f"{where}: {name} is to this rank itself; copy the tensor instead"
             )
@@ -178,4 +178,5 @@ class PointToPoint:
             raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
         call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
         self._endpoint.health.admit(call)
+        assert self._messages is not None
         return call, self._messages

@@ -32,7 +32,7 @@ from .bootstrap import Group
 from .builder import GroupSpec
 from .delegates import DelegateBackends, delegating
 from .description import Description
-from .device_backend import DeviceBackend, placeholder
+from .device_backend import HAS_BACKENDS, backend_of
 from .devices import SERVED, ServedDevices
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
@@ -40,6 +40,8 @@ from .extensions import Extensions
 from .monitored_barrier import monitored_barrier
 from .overloads import overloaded
 from .point_to_point import PointToPoint
+from .reconfigurable import Reconfigurable
+from .reconfiguration import Reconfiguration
 from .thread_scopes import ByTorch
 from .totals import Counted, total
 from .work import ManyWork
@@ -52,11 +54,12 @@ _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValue
 """The groups of this process that were not destroyed, in the order in which they were made."""
 
 
-class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
+class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route. What
-    torch's interface doesn't have is in :class:`Extensions`. Every collective
+    torch's interface doesn't have is in :class:`Extensions`, and how members change in
+    :class:`Reconfigurable`. Every collective
     returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
     be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
     What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
@@ -70,49 +73,63 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
         super().__init__(backend_options.group_rank, backend_options.group_size)
-        # torch lists none for the default group.
-        self._global_ranks = tuple(
-            backend_options.global_ranks_in_group or range(backend_options.group_size)
-        )
-        self._group = Group(
-            GroupSpec(
-                store=backend_options.store,
-                rank=backend_options.group_rank,
-                size=backend_options.group_size,
-                timeout=backend_options.timeout,
-                name=str(backend_options.group_id),
-                global_ranks=self._global_ranks,
-                parent=_parent(backend_options),
+        spec = GroupSpec(
+            store=backend_options.store,
+            rank=backend_options.group_rank,
+            size=backend_options.group_size,
+            timeout=backend_options.timeout,
+            name=str(backend_options.group_id),
+            # torch lists none for the default group.
+            global_ranks=tuple(
+                backend_options.global_ranks_in_group or range(backend_options.group_size)
             ),
-            pg_options,
+            parent=_parent(backend_options),
         )
-        self._endpoint = self._group.endpoint
+        self._pg_options = pg_options
+        self._timeout = spec.timeout
+        self._serial = next(_serials)
+        self._splits = 0
+        self._name, self._description = "", "undefined"  # as torch has it
+        self._abort_hooks: dict[int, Callable[[], object]] = {}
+        given = getattr(backend_options, "configured", "")
+        self._configured = (lambda: given) if given else _configured(self)
+        self._reconfiguration: Reconfiguration | None = None
+        if getattr(backend_options, "enable_reconfigure", False):
+            self._reconfiguration = Reconfiguration(spec)
+            failure = self._reconfiguration.no_members()
+            self._take(spec, Group(spec, pg_options, failure))
+        else:
+            self._take(spec, Group(spec, pg_options))
+        custom = _c10d.ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(custom)
+        self._backend = backend_of(self)
+        registered = self._backend if HAS_BACKENDS else None
+        self._register_backend(torch.device("cpu"), custom, registered)
+        if torch.version.cuda is not None:
+            self._register_backend(torch.device("cuda"), custom, registered)
+
+    def _take(self, spec: GroupSpec, group: Group) -> None:
+        """From now on calls are ``group``'s."""
+        self._global_ranks = spec.global_ranks
+        self._group = group
+        self._endpoint = group.endpoint
+        self._endpoint.timeout = bounded(self._timeout).total_seconds()
         self._health = self._endpoint.health
         self._where = self._health.where
-        self._topology = self._group.topology
-        self._rekey = self._group.rekey
-        self._others = DelegateBackends(self._where, backend_options.store, backend_options.timeout)
-        given = getattr(backend_options, "configured", "")
-        told = _configured(self) if not given else lambda: given
-        served = ServedDevices(self._where, told, self._others)
+        self._topology = group.topology
+        self._rekey = group.rekey
+        self._others = DelegateBackends(self._where, spec.store, spec.timeout)
+        served = ServedDevices(self._where, self._configured, self._others)
         self._dispatcher = Dispatcher(self._endpoint, served)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
             self._endpoint,
-            self._group.messages,
+            group.messages,
             self._coalescing,
             self._dispatcher.devices,
             self._dispatcher.lanes,
         )
-        self._splits = 0
-        self._name, self._description = "", "undefined"  # as torch has it
-        custom = _c10d.ProcessGroup.BackendType.CUSTOM
-        self._set_default_backend(custom)
-        inert = placeholder(backend_options.group_rank, backend_options.group_size)
-        self._register_backend(torch.device("cpu"), custom, inert)
-        if torch.version.cuda is not None:
-            self._register_backend(torch.device("cuda"), custom, inert)
-        self._serial = next(_serials)
+        group.abort_hooks = self._abort_hooks
         _living[self._serial] = self
 
     # ---- what and who this is ----
@@ -124,6 +141,16 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     def name(self) -> str:
         """The backend's name."""
         return "lossy"
+
+    def getRank(self) -> int:
+        """This rank in the group, as C++ asks for it."""
+        return self._where.rank
+
+    def getSize(self) -> int:
+        """The group's ranks, as C++ asks for them."""
+        return self._where.world
+
+    rank, size = getRank, getSize
 
     # Torch keeps these with the backend that is registered, which may be none.
 
@@ -156,8 +183,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         kind = torch.device(device).type
         if kind in SERVED:
             other = self._dispatcher.devices.known_backend_of(kind)
-            return DeviceBackend(self) if other is None else other
+            return self._backend if other is None else other
         return super()._get_backend(device)  # which raises
+
+    get_backend = _get_backend
 
     def get_group_store(self) -> Any:
         """A store for this group, without keys of an earlier one."""
@@ -659,6 +688,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             timeout: How long; nothing or less: without a limit.
         """
+        self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
 
     def shutdown(self) -> None:
@@ -669,7 +699,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._dispatcher.lanes.give_back()
 
     def abort(self) -> None:
-        """Ends the group on all ranks: all that is pending fails with AbortedError."""
+        """Ends the group on all ranks: all that is pending fails with AbortedError. A group whose
+        members can change lives again by :meth:`reconfigure`."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         _living.pop(self._serial, None)

@@ -1,0 +1,201 @@
+"""Which processes are in a group from now on, by torch's contract: handles, and their order.
+
+Each process has a handle. Whoever steers the job hands all members of the next group the same list
+of handles and a number (uuid) that no group had before; a process's rank is its handle's place in
+the list. Members meet in the store that the group was made with, below a key of the number and the
+list: so two parts of a job that go on with one number each (split brain) never meet by accident.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from torch._C._distributed_c10d import PrefixStore
+
+from lossycoll.errors import ClosedError, LossyError, OptionError, RendezvousError
+from lossycoll.runtime.keys.aead import SealedValues
+from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.membership.polled_store import PolledStore
+
+from .builder import GroupSpec
+
+_FORM: Final = re.compile(
+    r"lossy:(?P<job>[0-9a-f]{16}):(?P<incarnation>[0-9a-f]{16}):(?P<process>\S{1,300})"
+)
+MOST_MEMBERS: Final = 1 << 16
+
+
+class Handle(NamedTuple):
+    """One process, as it tells the others of itself.
+
+    Attributes:
+        job: The store's number, which all who share the store have.
+        incarnation: The process's, which no other process has had.
+        process: Its host and pid, for errors.
+    """
+
+    job: str
+    incarnation: str
+    process: str
+
+    def __str__(self) -> str:
+        return f"lossy:{self.job}:{self.incarnation}:{self.process}"
+
+
+def parsed(text: object) -> Handle | None:
+    """The handle that ``text`` is; None: it is none of this backend's."""
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else Handle(**found.groupdict())
+
+
+class Reconfiguration:
+    """One process's way from group to group.
+
+    Args:
+        spec: The group as torch asks for it: this process, and the store in which all meet.
+    """
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.lock: Final = threading.Lock()
+        """Held by who reconfigures."""
+        self._spec = spec
+        self._used: set[int] = set()
+        secret = find_secret()
+        self._values = None if secret is None else SealedValues(secret)
+        self._incarnation = secrets.token_hex(8)
+        self._handle: Handle | None = None
+        self._listed: tuple[int, tuple[str, ...]] = 0, ()
+
+    def handle(self) -> str:
+        """This process's, which stays the same.
+
+        Raises:
+            RendezvousError: The store fails.
+        """
+        if self._handle is None:
+            store = self._store("job")
+            store.set_first("number", secrets.token_hex(8))
+            job = store.get("number") or ""
+            process = f"{socket.gethostname()}/{os.getpid()}"
+            self._handle = Handle(job, self._incarnation, process)
+            if parsed(str(self._handle)) is None:
+                raise RendezvousError(
+                    f"{self._who}: the store's key reconfigure/job/number holds {job!r}, which "
+                    f"no rank wrote; do all ranks have the same LOSSYCOLL_SECRET?"
+                )
+        return str(self._handle)
+
+    def no_members(self) -> ClosedError:
+        """Why there can't be a call before the first group."""
+        return ClosedError(
+            f"{self._who}: the group was made with enable_reconfigure=True and has no members "
+            f"yet; call torch.distributed._reconfigure with the handles of its members first"
+        )
+
+    def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
+        """Where this process stands in the next group.
+
+        Args:
+            uuid: The group's number.
+            handles: Its members': a list in the order of ranks, or a set, which is sorted.
+            timeout: How long the members have to meet; None: the group's.
+
+        Raises:
+            OptionError: The number was used before; a handle is none, is another job's, or comes
+                twice; or this process's isn't there.
+        """
+        if uuid in self._used:
+            raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
+        listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)
+        own = parsed(self.handle())
+        assert own is not None
+        if not 0 < len(listed) <= MOST_MEMBERS:
+            raise self._wrong(f"got {len(listed)} handles, wanted 1 to {MOST_MEMBERS}")
+        members = [self._checked(at, text, own) for at, text in enumerate(listed)]
+        first: dict[str, int] = {}
+        for at, member in enumerate(members):
+            before = first.setdefault(member.incarnation, at)
+            if before != at:
+                raise self._wrong(f"handles {before} and {at} are the same process's, {member}")
+        rank = first.get(own.incarnation)
+        if rank is None:
+            raise self._wrong(
+                f"this process's handle {own} is not among the {len(members)} handles; leave it "
+                f"out of the call, or ask for its handle again"
+            )
+        self._used.add(uuid)
+        self._listed = uuid, tuple(member.incarnation for member in members)
+        with_values = self._store(str(uuid))
+        with_values.set(own.incarnation, json.dumps(self._digest))
+        return replace(
+            self._spec,
+            store=PrefixStore(f"reconfigure/{uuid}/{self._digest}", self._spec.store),
+            rank=rank,
+            size=len(members),
+            timeout=self._spec.timeout if timeout is None else timeout,
+            global_ranks=tuple(range(len(members))),
+            parent=None,
+        )
+
+    def failed(self, error: LossyError) -> ClosedError:
+        """Why there can't be a call after ``error``, by which the last group wasn't made. It gets
+        the ranks that were given another list of handles, if there are any."""
+        self._explain(error)
+        return ClosedError(
+            f"{self._who}: the group has no members, as reconfiguration {self._listed[0]} failed: "
+            f"{error}; reconfigure with a fresh uuid"
+        )
+
+    def _explain(self, error: LossyError) -> None:
+        uuid, members = self._listed
+        try:
+            store = self._store(str(uuid))
+            said = [store.get(member) for member in members]
+        except RendezvousError:
+            return
+        others = [at for at, one in enumerate(said) if one not in (None, json.dumps(self._digest))]
+        if others:
+            error.args = (
+                f"{error}; ranks {others} were given other handles, or in another order, for uuid "
+                f"{uuid}: all members need the same list",
+            )
+
+    def _checked(self, at: int, text: object, own: Handle) -> Handle:
+        found = parsed(text)
+        if found is None:
+            raise self._wrong(
+                f"handle {at} is {str(text)[:80]!r}, which no group of backend 'lossy' gave; take "
+                f"them from torch.distributed._get_reconfigure_handle"
+            )
+        if found.job != own.job:
+            raise self._wrong(
+                f"handle {at} is of {found.process}, which uses another store (job {found.job}, "
+                f"here {own.job}); members of one group need one store"
+            )
+        return found
+
+    @property
+    def _digest(self) -> str:
+        uuid, members = self._listed
+        return blake2b(f"{uuid} {' '.join(members)}".encode(), digest_size=8).hexdigest()
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self._spec.rank}/{self._spec.size}"
+
+    def _wrong(self, what: str) -> OptionError:
+        return OptionError(f"{self._who}: reconfigure: {what}")
+
+    def _store(self, name: str) -> PolledStore:
+        prefix = PrefixStore(f"reconfigure/{name}", self._spec.store)
+        return PolledStore(prefix, self._who, self._values)

@@ -135,8 +135,8 @@ MEMBERSHIP = (
     mutation(
         "both halves of a network go on",
         "lossycoll/runtime/membership/view_agreement.py",
-        "(2 * here == len(rest) and rest[0] in self.left)",
-        "2 * here == len(rest)",
+        "len({*of}) > 0 and min(of) in mine)",
+        "len({*of}))",
         f"{PROTOCOL}::test_a_half_with_the_lowest_rank_goes_on",
     ),
     mutation(

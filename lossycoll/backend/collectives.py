@@ -93,10 +93,10 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     def compare() -> None:
         where = health.where
         for peer, wanted in enumerate(splits.receive):
-            coming = int(table[peer, where.rank])
-            if coming != wanted:
+            theirs = int(table[peer, where.rank])
+            if theirs != wanted:
                 error = MismatchError(
-                    f"{where}: {s.call.numbered}: {where.peer(peer)} sends {coming} bytes where "
+                    f"{where}: {s.call.numbered}: {where.peer(peer)} sends {theirs} bytes where "
                     f"{wanted} are expected here; make the split sizes of both ranks agree",
                     peer=peer,
                 )

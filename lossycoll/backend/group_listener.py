@@ -17,7 +17,7 @@ class HealthListener:
         self.on_broken = health.on_broken
         self.on_mismatch = health.on_mismatch
         self.on_differs = health.on_differs
-        self.on_apart = health.on_apart
+        self.on_no_quorum = health.on_no_quorum
         self.call_at = health.call_at
 
 

@@ -158,14 +158,14 @@ def _await(
     start = time.monotonic()
     end_at = None if timeout is None else start + timeout
     failed = False
-    coming = sorted(at, key=lambda one: one[0])
+    upcoming = sorted(at, key=lambda one: one[0])
     while True:
         codes = [process.poll() for process in processes]
         if None not in codes:
             return
         now = time.monotonic()
-        while coming and coming[0][0] <= now - start:
-            coming.pop(0)[1]()
+        while upcoming and upcoming[0][0] <= now - start:
+            upcoming.pop(0)[1]()
         if not failed and any(codes):
             failed = True
             end_at = now + grace if end_at is None else min(end_at, now + grace)

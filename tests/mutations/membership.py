@@ -127,7 +127,7 @@ MEMBERSHIP = (
     mutation(
         "a death after a goodbye is a loss",
         "lossycoll/runtime/membership/membership.py",
-        "        elif rank in self._gone:\n            return\n",
+        "        elif not self._states.is_present(rank):\n            return\n",
         "",
         "tests/runtime/membership/test_membership.py"
         "::test_a_rank_that_left_one_group_is_watched_for_the_others",

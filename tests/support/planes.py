@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lossycoll.runtime.engine.rank_states import RankState, RankStates
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.membership import Membership
@@ -71,8 +72,8 @@ class Notes:
     def on_views(self, views: Sequence[View], agreed: bool) -> None:
         self._note("views", [(view.first, view.members) for view in views], agreed)
 
-    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
-        self._note("apart", list(lost), list(left))
+    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
+        self._note("no quorum", list(lost), list(left))
 
     def stats(self) -> dict[str, Any]:
         return {"rank": self.rank, "operations": 10 * self.rank}
@@ -87,7 +88,9 @@ def die(plane: ControlPlane) -> None:
 def silence(plane: ControlPlane) -> None:
     """The rank lives and hears, but nothing of it is heard any more."""
     sockets = plane._sockets
-    sockets.lost = set(range(plane.world))
+    sockets.states = RankStates(plane.world)
+    for rank in range(plane.world):
+        sockets.states.move(rank, RankState.LOST)
     sockets.send = lambda *_: True  # type: ignore[method-assign]
     sockets.ask = lambda *_: None  # type: ignore[method-assign]
 

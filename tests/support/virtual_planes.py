@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.membership.connections import (
     Alive,
     Broken,
@@ -113,7 +114,7 @@ class Node:
     def turn(self) -> None:
         events, self.inbox = self.inbox, []
         for asker in self.asked_by:
-            if asker not in self.sockets.lost:
+            if not self.sockets.states.is_lost(asker):
                 events.append(Alive(asker))
                 self.net.nodes[asker].hear_later(self.rank, Alive(self.rank))
         self.asked_by = []
@@ -204,7 +205,7 @@ class VirtualSockets:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.foreign = 0
-        self.lost: set[int] = set()
+        self.states = RankStates(0)
         self.members: dict[int, Pipe] = {}
         self._coordinator: int | None = None
 

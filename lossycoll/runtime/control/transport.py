@@ -96,6 +96,8 @@ FAILED: Final = frozenset((LEFT, FORGED, 0x4000))
 """libzmq's events of handshakes that fail: by the end of a connection, a message, the roster."""
 FIN: Final = b""
 """The last message of an end that finishes: the other one closes."""
+_DONE, _FAILED, _HUNG_UP = range(3)
+"""Handshakes: the last is of an end that closes during it, as one that measures a round trip."""
 _EVENT: Final = struct.Struct("=HI")
 
 
@@ -204,10 +206,8 @@ class Transport:
         """Descriptors of connections that ended before their first message was read."""
         self._asked: dict[int, tuple[socket.socket, _Connection]] = {}
         """Plain connections that find out why one of libzmq's failed."""
-        self._has_failed = False
-        """The monitor's last event was of a handshake that failed."""
-        self._was_left = False
-        """It failed because the other end closed: whoever measures a round trip does."""
+        self._outcome = _DONE
+        """How the handshake went that the monitor's last event is of."""
         self._events: list[Event] = []
         self._listens_at: Place = ("", 0)
         self._timers_at = NEVER
@@ -482,7 +482,7 @@ class Transport:
             if event == zmq.EVENT_ACCEPTED:
                 self._on_accepted(value)
             elif event == zmq.EVENT_DISCONNECTED:
-                self._on_disconnected(value, greeted=not self._has_failed)
+                self._on_disconnected(value, greeted=self._outcome == _DONE)
             elif event in (zmq.EVENT_CONNECTED, zmq.EVENT_CLOSED):
                 one = self._by_endpoint.get(place.decode())
                 if one is not None and event == zmq.EVENT_CLOSED:
@@ -492,8 +492,8 @@ class Transport:
             elif event == FORGED:
                 self.counts["forged"] += 1
             # A handshake that fails is told just before the end of its connection.
-            self._has_failed = event in FAILED
-            self._was_left = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
+            hung_up = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
+            self._outcome = _HUNG_UP if hung_up else _FAILED if event in FAILED else _DONE
 
     def _take_descriptor(self, one: _Connection, fd: int) -> None:
         one.fd, one.ends = fd, ends_of(fd)
@@ -519,7 +519,7 @@ class Transport:
         one.fd = -1
         if one.is_ours:
             self._disconnect(one)
-        elif not greeted and not self._was_left:
+        elif self._outcome == _FAILED:
             self.counts["handshake"] += 1
         if one.routing:
             if not self._over:

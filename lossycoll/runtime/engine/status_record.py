@@ -85,7 +85,7 @@ class PeerRecord:
     Attributes:
         rank: torch's global rank.
         heard: When it was last heard.
-        state: HERE, ENDED, SILENT or LEFT.
+        state: A RankState.
         silence: Which direction of the link is dead (lc_silence); 0: neither.
         link: 0: UDP, 1: shared memory, 2: RDMA.
         packets_sent: Packets that went there.
@@ -111,9 +111,6 @@ class PeerRecord:
     rate: float
     loss: float
     burst: float
-
-
-HERE, ENDED, SILENT, LEFT = range(4)
 
 
 @dataclass(frozen=True, slots=True)

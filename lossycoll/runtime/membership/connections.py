@@ -23,6 +23,7 @@ from lossycoll.runtime.control import events as transport_events
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.transport import STRANGERS, Transport
+from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.keys.secret import Secret
 
 from .messages import Hello, Malformed, Message, pack, unpack
@@ -136,7 +137,8 @@ class Connections:
         self._clock = clock
         self._token = ""
         self._foreign = 0
-        self.lost: set[int] = set()
+        self.states = RankStates(world)
+        """The world's table of its ranks; who is lost gets no answer."""
         self.trouble: dict[int, str] = {}
         """What became of the last attempt to reach a rank, where that failed."""
         self.answers = Answers("0" * 16, (), lambda _: ())
@@ -378,7 +380,7 @@ class Connections:
             if hello.purpose != "question":
                 self._say_hello(link)
                 self._enter(link)
-            elif hello.rank not in self.lost:
+            elif not self.states.is_lost(hello.rank):
                 self._say_hello(link)
                 self._events.append(Alive(hello.rank))
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
+
 from .messages import Addressed, Follow, Left, Welcome
 
 MOST_REPLAYED: Final = 4096
@@ -24,17 +26,26 @@ class Succession:
         self._rank = rank
         self._world = world
         self.coordinator = 0
-        self.lost: set[int] = set()
-        self.ended: set[int] = set()
-        """Those of ``lost`` whose processes are known to have ended."""
-        self.left: set[int] = set()
+        self.states = RankStates(world)
+        """This rank's own is LOST when the others have given it up."""
 
     @property
     def is_coordinator(self) -> bool:
         return self.coordinator == self._rank
 
+    @property
+    def lost(self) -> list[int]:
+        """The other ranks that were given up."""
+        return sorted(self.states.ranks(LOST_STATES) - {self._rank})
+
+    @property
+    def left(self) -> list[int]:
+        """The ranks that have said goodbye."""
+        return sorted(self.states.ranks([RankState.LEFT]))
+
     def is_gone(self, rank: int) -> bool:
-        return rank in self.lost or rank in self.left
+        """Whether another rank is lost or has left."""
+        return rank != self._rank and not self.states.is_present(rank)
 
     @property
     def others(self) -> list[int]:
@@ -43,19 +54,15 @@ class Succession:
 
     def lose(self, rank: int, *, ended: bool) -> bool:
         """``rank`` is lost. False: not news."""
-        if ended:
-            self.ended.add(rank)
-        if rank == self._rank or self.is_gone(rank):
+        if rank == self._rank or self.states[rank] == RankState.LEFT:
             return False
-        self.lost.add(rank)
-        return True
+        known = self.states.is_lost(rank)
+        self.states.move(rank, RankState.ENDED if ended else RankState.LOST)
+        return not known
 
     def leave(self, rank: int) -> bool:
         """``rank`` has left in order. False: not news."""
-        if rank == self._rank or self.is_gone(rank):
-            return False
-        self.left.add(rank)
-        return True
+        return rank != self._rank and self.states.move(rank, RankState.LEFT)
 
     def succeed(self) -> bool:
         """Whether the coordinator is another one from now on, since the last one is gone."""
@@ -71,8 +78,8 @@ class Succession:
         return Welcome(*self._sets(), ready)
 
     def _sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        lost, ended = sorted(self.lost), sorted(self.ended & self.lost)
-        return tuple(lost), tuple(ended), tuple(sorted(self.left))
+        ended = [rank for rank in self.lost if self.states[rank] == RankState.ENDED]
+        return tuple(self.lost), tuple(ended), tuple(self.left)
 
     def goodbye(self) -> Left:
         return Left(self._rank)

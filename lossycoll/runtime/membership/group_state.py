@@ -229,7 +229,7 @@ class Health:
         how = self.without.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
-    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
+    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
         names = ", ".join(f"{self.where.peer(rank)}: {self.without.get(rank)}" for rank in lost)
         text = (
             f"{self.where}: lost {names}; ranks {list(left)} don't continue, since they may "

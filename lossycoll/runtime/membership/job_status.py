@@ -10,24 +10,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lossycoll.runtime.engine import processes
-from lossycoll.runtime.engine.status_record import (
-    ENDED,
-    HERE,
-    LEFT,
-    SILENT,
-    CallRecord,
-    GroupRecord,
-    PeerRecord,
-    Record,
-)
+from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState
+from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, PeerRecord, Record
 
-ALIVE, STOPPED, SILENT_STATE, DEAD, LEFT_STATE = "alive", "stopped", "silent", "dead", "left"
-STATES: Final = (DEAD, STOPPED, SILENT_STATE, LEFT_STATE, ALIVE)
-"""The worst first."""
+_WORST_FIRST: Final = (
+    RankState.ENDED,
+    RankState.STOPPED,
+    RankState.SILENT,
+    RankState.LEFT,
+    RankState.PRESENT,
+)
+ALIVE, DEAD, LEFT = (s.word for s in (RankState.PRESENT, RankState.ENDED, RankState.LEFT))
+STATES: Final = tuple(state.word for state in _WORST_FIRST)
+"""The words of the states, the worst first."""
 LINKS: Final = ("udp", "shared_memory", "rdma")
 DIRECTIONS: Final = ("", "nothing comes", "nothing arrives there", "no data comes")
-_KERNEL: Final = {processes.DEAD: DEAD, processes.STOPPED: STOPPED, processes.RUNS: ALIVE}
-_KNOWN: Final = {ENDED: DEAD, SILENT: DEAD, LEFT: LEFT_STATE}
+_KERNEL: Final = {
+    processes.DEAD: RankState.ENDED,
+    processes.STOPPED: RankState.STOPPED,
+    processes.RUNS: RankState.PRESENT,
+}
+_TOLD: Final = LOST_STATES | {RankState.LEFT}
+"""States of a rank that others know better than it."""
 SILENT_SHARE: Final = 0.25
 """Of liveness: a rank that tells nothing, and wasn't heard for so long, counts as silent."""
 
@@ -56,7 +60,7 @@ def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
 
 def is_over(job: Mapping[str, Any]) -> bool:
     """Whether no rank of a job is left."""
-    return all(rank["state"] in (DEAD, LEFT_STATE) for rank in job["ranks"])
+    return all(rank["state"] in (DEAD, LEFT) for rank in job["ranks"])
 
 
 def latest(records: Iterable[Record]) -> dict[int, Record]:
@@ -82,31 +86,36 @@ def _heard(process: int, known: Mapping[int, Record]) -> float:
     return min((p.heard for p in _seen_by_others(process, known) if p.heard >= 0), default=-1.0)
 
 
-def _state(process: int, known: Mapping[int, Record]) -> str:
+def _state(process: int, known: Mapping[int, Record]) -> RankState:
     mine = known.get(process)
     by_kernel = _KERNEL.get(mine.state) if mine is not None else None
     if by_kernel is not None:
         return by_kernel
     seen = _seen_by_others(process, known)
-    gone = [_KNOWN[peer.state] for peer in seen if peer.state != HERE and peer.state in _KNOWN]
-    if gone:
-        return gone[0]
+    told = [peer.state for peer in seen if peer.state in _TOLD]
+    if told:
+        return RankState(told[0])
     if mine is not None:
-        return ALIVE
+        return RankState.PRESENT
     liveness = min((record.liveness for record in known.values()), default=0.0)
     heard = _heard(process, known)
-    return ALIVE if 0 <= heard <= SILENT_SHARE * liveness else SILENT_STATE
+    recent = 0 <= heard <= SILENT_SHARE * liveness
+    return RankState.PRESENT if recent else RankState.SILENT
 
 
-def _rank(process: int, known: Mapping[int, Record], states: Mapping[int, str]) -> dict[str, Any]:
+def _rank(
+    process: int, known: Mapping[int, Record], states: Mapping[int, RankState]
+) -> dict[str, Any]:
     mine = known.get(process)
-    heard = 0.0 if states[process] == ALIVE and mine is not None else _heard(process, known)
+    heard = (
+        0.0 if states[process] == RankState.PRESENT and mine is not None else _heard(process, known)
+    )
     entry: dict[str, Any] = {
         "rank": _global_rank(process, known),
         "host": mine.host if mine is not None else None,
         "pid": mine.pid if mine is not None else None,
         "control": (mine.control or None) if mine is not None else None,
-        "state": states[process],
+        "state": states[process].word,
         "tells": mine is not None,
         "heard_seconds": _seconds(heard),
         "groups": [],
@@ -125,7 +134,9 @@ def _rank(process: int, known: Mapping[int, Record], states: Mapping[int, str]) 
     return entry if mine is None else entry | _told(mine, known, states)
 
 
-def _told(mine: Record, known: Mapping[int, Record], states: Mapping[int, str]) -> dict[str, Any]:
+def _told(
+    mine: Record, known: Mapping[int, Record], states: Mapping[int, RankState]
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "groups": [_group(group, mine) for group in mine.groups],
         "step_seconds": _seconds(max((g.step_seconds for g in mine.groups), default=-1.0)),
@@ -175,7 +186,7 @@ def _absent(
     call: CallRecord,
     mine: Record,
     known: Mapping[int, Record],
-    states: Mapping[int, str],
+    states: Mapping[int, RankState],
 ) -> set[int]:
     """The processes that a call waits for: those that haven't made it. If all have, those of them
     that aren't alive."""
@@ -183,7 +194,7 @@ def _absent(
     others = {rank: process for rank, process in members.items() if process != mine.process}
     if call.peer >= 0:
         return {members[call.peer]} if call.peer in members else set()
-    here = {r: p for r, p in others.items() if states.get(p) != LEFT_STATE}
+    here = {r: p for r, p in others.items() if states.get(p) != RankState.LEFT}
     if call.seq < 0:  # a receive from any rank
         return set(here.values())
     absent = set()
@@ -192,11 +203,11 @@ def _absent(
         if theirs is None:
             told = group.absent_of == call.op and rank in group.absent
             made = not told and group.absent_of == call.op
-            if not made and (told or states.get(process) != ALIVE):
+            if not made and (told or states.get(process) != RankState.PRESENT):
                 absent.add(process)
         elif not _has_made(theirs, group.number, call.op):
             absent.add(process)
-    return absent or {p for p in here.values() if states.get(p) != ALIVE}
+    return absent or {p for p in here.values() if states.get(p) != RankState.PRESENT}
 
 
 def _has_made(theirs: Record, number: int, op: int) -> bool:

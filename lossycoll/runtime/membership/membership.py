@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
+from lossycoll.runtime.engine.rank_states import RankState, RankStates
 
 from .definition import Definition, difference
 from .failure_detector import SILENT_SHARE
@@ -55,7 +56,7 @@ class Listener(Protocol):
     def stats(self) -> dict[str, Any]: ...
     def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
     def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
-    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
+    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
 
 
 class Router(Protocol):
@@ -124,18 +125,18 @@ class Membership:
             raise ClosedError("the control plane of this process is ending")
         self._held = True
         # The rest belongs to the plane's thread, apart from plain reads.
+        self._states = RankStates(len(self._members))
         self._survivors = (
-            Survivors(self.rank, len(self._members), plane.liveness) if outlive else None
+            Survivors(self.rank, len(self._members), plane.liveness, self._states)
+            if outlive
+            else None
         )
         self._silence = SILENT_SHARE * plane.liveness
-        self._apart = False
+        self._has_stopped = False
+        """Whether this rank doesn't go on, since too few are left or they couldn't agree."""
         self._differs = False
-        self._gone: set[int] = set()
-        """Ranks whose end isn't news any more: they have left, aborted, or are lost."""
-        self._departed: set[int] = set()
-        """Ranks that have said goodbye."""
         self._missed: set[int] = set()
-        """Ranks that others miss, and whose goodbye hasn't come yet."""
+        """Ranks that others need, whose goodbye may not have come yet."""
         self._stats: dict[int, dict[str, Any]] = {}
         self._asked: set[int] = set()
         self._fresh = threading.Event()
@@ -219,7 +220,7 @@ class Membership:
             self._on_defined(process, message)
         elif sender is None:
             raise Malformed(f"rank {process} of the world is no member")
-        elif self._survivors is None or sender not in self._survivors.lost:
+        elif self._survivors is None or not self._states.is_lost(sender):
             _HANDLERS[type(message)](self, sender, message)
 
     def rank_lost(self, process: int, silent: float, *, ended: bool, proven: bool) -> None:
@@ -230,10 +231,11 @@ class Membership:
         self._answered(rank)
         if rank == self.rank:
             self.listener.on_dead(rank, silent, False)
-        elif rank in self._gone:
+        elif not self._states.is_present(rank):
             return
         elif self._survivors is None or not self._router.ready:
-            self._gone.add(rank)
+            self._survivors = None  # the group fails before all have met
+            self._states.move(rank, RankState.ENDED if ended else RankState.LOST)
             self.listener.on_dead(rank, silent, ended)
         else:
             self._lose(rank, silent, ended=ended, proven=proven)
@@ -255,7 +257,7 @@ class Membership:
 
     def _ask(self) -> None:
         self._stats[self.rank] = self.listener.stats()
-        others = set(range(len(self._members))) - {self.rank} - self._gone
+        others = self._states.ranks([RankState.PRESENT]) - {self.rank}
         self._asked = others
         if others:
             self._send(Ask(), sorted(others))
@@ -278,20 +280,18 @@ class Membership:
     # ---- calls, aborts, goodbyes ----
 
     def _on_abort(self, sender: int, message: Abort) -> None:
-        if sender not in self._gone:
-            self._gone.add(sender)  # whether it lives on doesn't matter any more
+        if self._states.is_present(sender):
+            self._states.move(sender, RankState.ABORTED)
             self.listener.on_abort(sender, message.reason, message.kind)
 
     def _on_bye(self, sender: int, message: Bye) -> None:
-        if sender in self._departed:
+        if self._states[sender] == RankState.LEFT:
             return
-        self._departed.add(sender)
-        self._gone.add(sender)
+        self._states.move(sender, RankState.LEFT)
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
         self.listener.on_bye(sender, message.seq, message.why)
         if self._survivors is not None:
-            self._survivors.departed.add(sender)
             if sender in self._missed:
                 self._lose(sender, 0.0, ended=True, proven=True)
             elif not self._survivors.agreed:
@@ -342,15 +342,14 @@ class Membership:
         if self._survivors is None or message.rank == self.rank:
             return
         self._missed.add(message.rank)
-        if message.rank in self._departed:
+        if self._states[message.rank] == RankState.LEFT:
             self._lose(message.rank, 0.0, ended=True, proven=True)
 
     def _lose(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
         survivors = self._survivors
         assert survivors is not None
-        if self._apart or not survivors.lose(rank, ended=proven):
+        if self._has_stopped or not survivors.lose(rank, ended=proven):
             return
-        self._gone.add(rank)
         self._answered(rank)
         survivors.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
         self._agree()
@@ -359,15 +358,15 @@ class Membership:
         """Tells the proposer where this rank stands; it decides when it knows that of all."""
         survivors = self._survivors
         assert survivors is not None
-        if self._apart or survivors.agreed:
+        if self._has_stopped or survivors.agreed:
             return
         for rank in survivors.left:
-            if rank in self._departed:  # it can't be asked any more
+            if self._states[rank] == RankState.LEFT:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if survivors.is_apart(self._router.now):
-            self._apart = True
-            self.listener.on_apart(sorted(survivors.lost), survivors.left)
+        if survivors.must_stop(self._router.now):
+            self._has_stopped = True
+            self.listener.on_no_quorum(sorted(survivors.lost), survivors.left)
         elif survivors.proposer != self.rank:
             self._send(self._state(), [survivors.proposer])
         elif survivors.decide() is not None:
@@ -377,17 +376,17 @@ class Membership:
     def _state(self) -> State:
         survivors = self._survivors
         assert survivors is not None
-        lost, ended = sorted(survivors.lost), sorted(survivors.ended & survivors.lost)
+        lost, ended = sorted(survivors.lost), sorted(survivors.ended)
         return State(tuple(lost), tuple(ended), survivors.next, survivors.views)
 
     def _on_state(self, sender: int, message: State) -> None:
         survivors = self._survivors
-        if survivors is None or self._apart:
+        if survivors is None or self._has_stopped:
             return
         self._learn(message.views)
         survivors.report(sender, message.lost, message.next, ())
         for rank in message.lost:
-            if rank not in survivors.lost:  # another proposer's verdict, which died with it
+            if not self._states.is_lost(rank):  # another proposer's verdict, which died with it
                 ended = rank in message.ended
                 proven = ended and not self._router.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
@@ -399,7 +398,7 @@ class Membership:
         self._agree()
 
     def _on_view_change(self, sender: int, message: ViewChange) -> None:
-        if self._survivors is None or self._apart:
+        if self._survivors is None or self._has_stopped:
             return
         if self.rank not in message.views[-1].members:
             self.listener.on_dead(self.rank, 0.0, False)
@@ -413,7 +412,6 @@ class Membership:
             return
         for rank in set(survivors.views[-1].members) - set(views[-1].members) - survivors.lost:
             survivors.lose(rank, ended=False)
-            self._gone.add(rank)
             before = self.listener.on_lost(rank, self._silence, False)
             survivors.stopped(before, self._router.now)
         if survivors.learn(views):

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
+
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
     """Whether ``here`` is the one part of ``of`` that may form the next group.
@@ -40,26 +42,32 @@ class Survivors:
         rank: This one, in the group.
         world: The group's ranks.
         patience: Seconds from this rank's stop after which it no longer waits for an agreement.
+        states: The group's table of its ranks.
     """
 
-    def __init__(self, rank: int, world: int, patience: float) -> None:
+    def __init__(self, rank: int, world: int, patience: float, states: RankStates) -> None:
         self._rank = rank
+        self.states = states
         self._patience = patience
         self.views: tuple[View, ...] = (View(0, tuple(range(world))),)
-        self.lost: set[int] = set()
-        """Ranks that this one gives up, in the latest view or since."""
-        self.ended: set[int] = set()
-        """Ranks whose processes are known to have ended."""
-        self.departed: set[int] = set()
-        """Ranks that have said goodbye: they can't be asked any more."""
         self.next = 0
         """The operation before which this rank has stopped."""
         self._stopped_at = 0.0
         self._reported: dict[int, tuple[frozenset[int], int]] = {}
 
     @property
+    def lost(self) -> set[int]:
+        """Ranks that this one gives up, in the latest view or since."""
+        return self.states.ranks(LOST_STATES)
+
+    @property
+    def ended(self) -> set[int]:
+        """Those of them whose processes are known to have ended."""
+        return self.states.ranks([RankState.ENDED])
+
+    @property
     def left(self) -> tuple[int, ...]:
-        return tuple(rank for rank in self.views[-1].members if rank not in self.lost)
+        return tuple(rank for rank in self.views[-1].members if not self.states.is_lost(rank))
 
     @property
     def agreed(self) -> bool:
@@ -68,19 +76,17 @@ class Survivors:
 
     @property
     def proposer(self) -> int:
-        """Who decides. This rank is always left, so there is one."""
-        return min(rank for rank in self.left if rank == self._rank or rank not in self.departed)
+        """The rank that decides; who has said goodbye can't. This rank is always left."""
+        left = self.states.ranks([RankState.LEFT]) - {self._rank}
+        return min(rank for rank in self.left if rank not in left)
 
     def lose(self, rank: int, *, ended: bool) -> bool:
         """Gives ``rank`` up; ``ended``: its process is known to have ended. False: not news."""
         if rank == self._rank:
             return False
-        if ended:
-            self.ended.add(rank)
-        if rank in self.lost:
-            return False
-        self.lost.add(rank)
-        return True
+        known = self.states.is_lost(rank)
+        self.states.move(rank, RankState.ENDED if ended else RankState.LOST)
+        return not known
 
     def stopped(self, before: int, now: float) -> None:
         """This rank has stopped before operation ``before``, at ``now`` (seconds)."""
@@ -97,25 +103,27 @@ class Survivors:
         if len(views) <= len(self.views):
             return False
         self.views = tuple(views)
-        self.lost |= set(self.views[0].members) - set(self.views[-1].members)
+        for rank in {*self.views[0].members} - {*self.views[-1].members}:
+            self.states.move(rank, RankState.LOST)
         return True
 
     def decide(self) -> View | None:
         """At the proposer: the next view, once all that are left have told the same."""
         if self.agreed:
             return None
-        self._reported[self._rank] = (frozenset(self.lost), self.next)
+        given_up = frozenset(self.lost)
+        self._reported[self._rank] = (given_up, self.next)
         firsts = [self.views[-1].first]
         for rank in self.left:
             lost, before = self._reported.get(rank, (frozenset[int](), 0))
-            if lost != self.lost:
+            if lost != given_up:
                 return None
             firsts.append(before)
         view = View(max(firsts), self.left)
         self.views = (*self.views, view)
         return view
 
-    def is_apart(self, now: float) -> bool:
+    def must_stop(self, now: float) -> bool:
         """Whether this rank must not go on: too few are left, or they took too long to agree."""
         late = not self.agreed and now - self._stopped_at > self._patience
         return late or not self.may_go_on()

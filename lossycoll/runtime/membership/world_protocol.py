@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lossycoll.runtime.engine.status_record import ENDED, HERE, LEFT, SILENT
+from lossycoll.runtime.engine.rank_states import RankState
 
 from .connections import (
     Alive,
@@ -82,8 +82,6 @@ class WorldProtocol:
         self.liveness = liveness
         self.ready = False
         """Whether the coordinator has heard every rank."""
-        self.is_lost = False
-        """Whether the others have given this rank up."""
         self.groups: GroupMessages[Membership] = GroupMessages()
         self.pulse: Callable[[int], float] = lambda rank: 0.0
         """Asks a rank's engine for a sign of life, and returns when the last one came."""
@@ -93,6 +91,7 @@ class WorldProtocol:
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
         self._succession = Succession(rank, world)
+        self._states = sockets.states = self._succession.states
         self._detector = FailureDetector(liveness, clock())
         self._replay_log = ReplayLog(2 * liveness)
         self._foreign = 0
@@ -117,6 +116,11 @@ class WorldProtocol:
     @property
     def now(self) -> float:
         return self._clock()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the others have given this rank up."""
+        return self._states.is_lost(self.rank)
 
     @property
     def in_doubt(self) -> bool:
@@ -171,10 +175,10 @@ class WorldProtocol:
         """Opens a membership: what has come for it before is delivered, then who is gone: a rank
         that has said goodbye since is no loss."""
         self.groups.open(membership)
-        for rank in sorted(self._succession.lost):
-            ended = rank in self._succession.ended
+        for rank in self._succession.lost:
+            ended = self._states[rank] == RankState.ENDED
             membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
-        for rank in sorted(self._succession.left):
+        for rank in self._succession.left:
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
         if self.is_lost:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
@@ -229,7 +233,7 @@ class WorldProtocol:
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)
             for rank, at in self._detector.last_heard.items():
-                self.note(rank, HERE, at)
+                self.note(rank, RankState.PRESENT, at)
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
             self._welcomed.clear()
@@ -284,7 +288,7 @@ class WorldProtocol:
         if rank == self._succession.coordinator:
             self._heard_coordinator = self._clock()
             self._renew_at = NEVER
-        if rank in self._succession.lost:
+        if self._states.is_lost(rank):
             if (
                 self._succession.is_coordinator
             ):  # it lives after all, but the others went on without it
@@ -370,7 +374,7 @@ class WorldProtocol:
         if not self._succession.leave(gone):
             return
         self._detector.forget(gone)
-        self.note(gone, LEFT, 0.0)
+        self.note(gone, RankState.LEFT, 0.0)
         if self._succession.is_coordinator:
             self._welcomed.discard(gone)
             self._sockets.hang_up(gone)
@@ -430,17 +434,16 @@ class WorldProtocol:
 
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
-            self.is_lost = True
+            self._states.move(rank, RankState.LOST)
             self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
             self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
         elif not self._succession.lose(rank, ended=ended):
             return
         if rank != self.rank:
-            self.note(rank, ENDED if ended else SILENT, 0.0)
+            self.note(rank, self._states[rank], 0.0)
         proven = ended and not self._detector.in_doubt
         self._detector.forget(rank)
-        self._sockets.lost.add(rank)
         for membership in self.groups:
             membership.rank_lost(rank, silent, ended=ended, proven=proven)
         self._follow()

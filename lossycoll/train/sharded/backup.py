@@ -49,7 +49,7 @@ class ShardBackup:
         self._group: dist.ProcessGroup = optimizer.group
         self._rank, self._world = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._steps = 0
-        self._coming: _Coming | None = None
+        self._pending: _PendingExchange | None = None
         self._copy: ShardState | None = None
 
     @property
@@ -68,8 +68,8 @@ class ShardBackup:
         if self._world == 1:
             return
         if (self._steps - 1) % self._every == 0:
-            if self._coming is not None:
-                for work in self._coming.works:
+            if self._pending is not None:
+                for work in self._pending.works:
                     work.wait()
             self._take()
             self._begin()
@@ -100,7 +100,7 @@ class ShardBackup:
         if not all(0 <= length < MOST_BYTES for length in lengths):
             raise CheckpointError(f"a neighbour's state of {lengths} bytes")
         room = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
-        self._coming = _Coming(self._exchange(mine, room), mine, room)
+        self._pending = _PendingExchange(self._exchange(mine, room), mine, room)
 
     def _exchange(self, mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Any]:
         after, before = (self._rank + 1) % self._world, (self._rank - 1) % self._world
@@ -112,19 +112,19 @@ class ShardBackup:
 
     def _take(self) -> None:
         """Takes a copy that has come as a whole."""
-        coming = self._coming
-        if coming is None or not all(work.is_completed() for work in coming.works):
+        pending = self._pending
+        if pending is None or not all(work.is_completed() for work in pending.works):
             return
-        self._coming = None
-        if not all(work.is_success() for work in coming.works):
+        self._pending = None
+        if not all(work.is_success() for work in pending.works):
             return
-        skeleton, data = coming.room
+        skeleton, data = pending.room
         plain = unpacked(skeleton.numpy().tobytes(), data.numpy())
         self._copy = ShardState.of_plain(plain)
 
 
 @dataclass(frozen=True)
-class _Coming:
+class _PendingExchange:
     """A copy on its way: works, what is sent, and where what comes will be."""
 
     works: Sequence[Any]

@@ -13,6 +13,7 @@ import pytest
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Closed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
+from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.connections import (
     VERSION,
@@ -88,7 +89,7 @@ def test_messages_come_in_order_both_ways_and_before_the_end() -> None:
 def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others() -> None:
     with ends(4) as (asker, alive, shy, ended):
         ended.close(0)
-        shy.lost.add(0)
+        shy.states.move(0, RankState.LOST)
         # libzmq closes a listener on a thread of its own, a little later.
         until(lambda: _is_refused(asker.place_of(3)), "nobody listens there")
         asker.ask([1, 2, 3], 10.0, 0.0)
@@ -129,7 +130,8 @@ def test_probes_are_answered_by_that_rank_of_that_world_alone() -> None:
         stack.callback(coordinator.close, 0)
         port = coordinator.open("127.0.0.1", (0, 0))
         coordinator.start("secret", [("127.0.0.1", port)] * 3)
-        coordinator.lost.update({1, 2})
+        for rank in (1, 2):
+            coordinator.states.move(rank, RankState.LOST)
         with running(coordinator) as found:
             assert answers("127.0.0.1", port, 0, "secret", 2)  # the asker's world is another's
             assert coordinator.foreign == 0

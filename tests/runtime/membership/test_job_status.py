@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.engine.status_record import (
-    ENDED,
-    HERE,
-    LEFT,
-    SILENT,
     CallRecord,
     GroupRecord,
     PeerRecord,
@@ -21,7 +18,7 @@ from lossycoll.runtime.membership.job_status import job_of, jobs_of
 WORLD = 4
 
 
-def peer(rank: int, heard: float = 0.5, state: int = HERE) -> PeerRecord:
+def peer(rank: int, heard: float = 0.5, state: int = RankState.PRESENT) -> PeerRecord:
     return PeerRecord(rank, heard, state, 0, 0, 0, 90, 10, 0.001, 0.0, 1e6, 0.2, 3.0)
 
 
@@ -117,22 +114,22 @@ def test_a_message_waits_for_its_peer() -> None:
     receives = with_group(record(0, 7, waits=False), messages=(message,))
     assert waits_for(receives, record(1, 7, waits=False))[0] == [3]
     from_any = with_group(receives, messages=(replace(message, peer=-1),))
-    left = with_peer(from_any, 2, state=LEFT)
+    left = with_peer(from_any, 2, state=RankState.LEFT)
     assert waits_for(left)[0] == [1, 3]
 
 
 def test_states_are_by_the_kernel_then_by_what_others_know() -> None:
     here = record(0, 7)
     assert states(here, record(1, 7, state=processes.DEAD))[:2] == ["alive", "dead"]
-    assert states(with_peer(here, 1, state=ENDED))[1] == "dead"
-    assert states(with_peer(here, 1, state=SILENT))[1] == "dead"
-    assert states(with_peer(here, 1, state=LEFT))[1] == "left"
+    assert states(with_peer(here, 1, state=RankState.ENDED))[1] == "dead"
+    assert states(with_peer(here, 1, state=RankState.LOST))[1] == "dead"
+    assert states(with_peer(here, 1, state=RankState.LEFT))[1] == "left"
     assert states(with_peer(here, 1, heard=0.1))[1] == "alive"
     assert states(with_peer(here, 1, heard=3.0))[1] == "silent"
     assert states(with_peer(here, 1, heard=-1.0))[1] == "silent"
     far = record(1, 7, state=processes.ELSEWHERE)
     assert states(here, far)[1] == "alive"
-    assert states(with_peer(here, 1, state=SILENT), far)[1] == "dead"
+    assert states(with_peer(here, 1, state=RankState.LOST), far)[1] == "dead"
     # A dead process's own word on others isn't news.
     assert states(with_peer(record(0, 7, state=processes.DEAD), 1, heard=0.1))[1] == "silent"
 

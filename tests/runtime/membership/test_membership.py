@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.messages import Defined
@@ -170,7 +171,7 @@ def test_a_definition_that_can_not_be_is_malformed() -> None:
 
 def test_a_rank_that_was_given_up_hears_it_in_groups_that_it_opens_later() -> None:
     net = ready(3, 10.0)
-    net.nodes[1].protocol.is_lost = True
+    net.nodes[1].sockets.states.move(1, RankState.LOST)
     late = net.nodes[1].join(1, [0, 1, 2])
     assert late.log == [("dead", 1)]
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lossycoll.runtime.engine.rank_states import RankState, RankStates
 from lossycoll.runtime.membership.view_agreement import Survivors, View, has_quorum
 
 ALL = View(0, (0, 1, 2, 3))
 
 
 def four(rank: int) -> Survivors:
-    return Survivors(rank, 4, patience=10.0)
+    return Survivors(rank, 4, 10.0, RankStates(4))
 
 
 def test_the_next_view_begins_where_no_survivor_has_been() -> None:
@@ -57,9 +58,9 @@ def test_the_coordinator_is_the_lowest_that_is_left_and_has_not_departed() -> No
     assert made.proposer == 0
     made.lose(0, ended=False)
     assert made.proposer == 1
-    made.departed.add(1)
+    made.states.move(1, RankState.LEFT)
     assert made.proposer == 2
-    made.departed.add(2)
+    made.states.move(2, RankState.LEFT)
     assert made.proposer == 2, "it is here itself"
 
 
@@ -95,8 +96,8 @@ def test_only_the_larger_part_or_the_half_with_the_lowest_goes_on(
         made.lose(lost, ended=True)
     assert made.may_go_on() is goes_on
     made.stopped(1, 100.0)
-    assert made.is_apart(101.0) is not goes_on
-    assert made.is_apart(110.1), "an agreement isn't waited for without end"
+    assert made.must_stop(101.0) is not goes_on
+    assert made.must_stop(110.1), "an agreement isn't waited for without end"
 
 
 def test_nobody_loses_itself() -> None:

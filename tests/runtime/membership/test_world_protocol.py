@@ -139,7 +139,7 @@ def test_the_smaller_part_of_a_broken_network_ends(some: tuple[int, ...]) -> Non
     small, large = sorted((some, rest), key=len)
     for rank in small:
         kind, lost, _ = notes[rank].log[-1]
-        assert kind == "apart"
+        assert kind == "no quorum"
         assert set(lost) <= set(large)
         assert not views(notes[rank])
     for rank in large:
@@ -152,7 +152,7 @@ def test_a_half_with_the_lowest_rank_goes_on() -> None:
     net.cut((0, 3))
     net.run(3 * LIVENESS)
     assert views(notes[0])[-1][1] == views(notes[3])[-1][1] == (0, 3)
-    assert notes[1].log[-1][0] == notes[2].log[-1][0] == "apart"
+    assert notes[1].log[-1][0] == notes[2].log[-1][0] == "no quorum"
 
 
 def test_who_slept_while_the_others_went_on_and_ended_does_not_go_on_alone() -> None:
@@ -166,7 +166,7 @@ def test_who_slept_while_the_others_went_on_and_ended_does_not_go_on_alone() -> 
     net.run(0.1)
     net.nodes[0].stopped = False
     net.run(3 * LIVENESS)
-    assert any(reported[0] in ("apart", "dead") for reported in notes[0].log)
+    assert any(reported[0] in ("no quorum", "dead") for reported in notes[0].log)
     assert not views(notes[0])
 
 

@@ -1,0 +1,75 @@
+"""States of ranks: the enum, its transitions, and the table that a world or a group keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+
+class RankState(IntEnum):
+    """State of a rank, as one process knows it. The numbers are those of the status page."""
+
+    PRESENT = 0
+    """It takes part, as far as is known."""
+    ENDED = 1
+    """It is lost: its process has ended."""
+    LOST = 2
+    """It is lost: it was silent for too long, so it is dead, stopped or cut off."""
+    LEFT = 3
+    """It has said goodbye."""
+    ABORTED = 4
+    """It has given the group up."""
+    STOPPED = 5
+    """A signal or a debugger has stopped its process; only its own machine knows that."""
+    SILENT = 6
+    """Nothing was heard of it for a while, but it isn't given up."""
+
+    @property
+    def word(self) -> str:
+        """The state in what ``lossycoll status`` prints."""
+        return _WORDS.get(self, self.name.lower())
+
+
+_WORDS: Final = {RankState.PRESENT: "alive", RankState.ENDED: "dead", RankState.LOST: "dead"}
+LOST_STATES: Final = frozenset((RankState.ENDED, RankState.LOST))
+_TRANSITIONS: Final = {
+    RankState.PRESENT: {RankState.ENDED, RankState.LOST, RankState.LEFT, RankState.ABORTED},
+    RankState.LOST: {RankState.ENDED},
+    RankState.ABORTED: {RankState.ENDED, RankState.LOST, RankState.LEFT},
+    # A group that needs a rank that has left continues without it.
+    RankState.LEFT: {RankState.ENDED, RankState.LOST},
+}
+
+
+def next_state(now: RankState, news: RankState) -> RankState:
+    """The state of a rank in state ``now`` after ``news`` of it; older news change nothing."""
+    return news if news in _TRANSITIONS.get(now, ()) else now
+
+
+class RankStates:
+    """The table of one world or group: the state of each rank."""
+
+    def __init__(self, world: int) -> None:
+        self._states = [RankState.PRESENT] * world
+
+    def __getitem__(self, rank: int) -> RankState:
+        return self._states[rank]
+
+    def move(self, rank: int, news: RankState) -> bool:
+        """Takes ``news`` of a rank. False: it changes nothing."""
+        before, after = self._states[rank], next_state(self._states[rank], news)
+        self._states[rank] = after
+        return before != after
+
+    def is_present(self, rank: int) -> bool:
+        return self._states[rank] == RankState.PRESENT
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether a rank was given up, for whichever reason."""
+        return self._states[rank] in LOST_STATES
+
+    def ranks(self, states: Iterable[RankState]) -> set[int]:
+        """The ranks in one of ``states``."""
+        wanted = {*states}
+        return {rank for rank, state in enumerate(self._states) if state in wanted}

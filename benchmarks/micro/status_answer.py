@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 LATE, VICTIM = 2, 5
+FUNCTION = "benchmarks.micro.status_answer:rank_waits"
 
 Job = dict[str, Any]
 
@@ -85,7 +86,7 @@ def measure(state: str, world: int, times: int, folder: Path) -> dict[str, float
     go = folder / "go"
     env = {"XDG_RUNTIME_DIR": str(folder), "GO": str(go), "LOSSYCOLL_LIVENESS": "30"}
     victim = 0 if state == "coordinator killed" else VICTIM
-    with Ranks(rank_waits, world, {**env, "HOW": state}) as ranks:
+    with Ranks(FUNCTION, world, {**env, "HOW": state}) as ranks:
         for rank in range(world):
             ranks.wait_for(rank, "all are here")
         place = find_jobs(None)[0]["ranks"][1]["control"]

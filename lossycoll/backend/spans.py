@@ -32,7 +32,7 @@ MOST_KEPT: Final = 1 << 16
 """Calls whose phases are kept: the latest ones."""
 
 _ops: Any = torch.ops.profiler
-_fast: Any = torch._C._profiler._RecordFunctionFast  # type: ignore[attr-defined]
+_fast: Any = torch._C._profiler._RecordFunctionFast
 
 
 class Phase(NamedTuple):
@@ -172,7 +172,7 @@ def phases_of(report: Report, streams: Sequence[Stream], begin: int) -> list[Pha
     last = max((one.last_ns for one in came), default=first)
     settled = max((one.settled_ns for one in streams), default=last)
     slowest = max(streams, key=lambda one: one.settled_ns, default=None)
-    ends = (
+    ends: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("wait", first, {}),
         ("receive", last, {"packets": report.packets_received, "bytes": report.bytes_received}),
         (

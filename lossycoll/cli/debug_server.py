@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from torch._C import _distributed_c10d
-from torch.distributed.debug import _debug_handlers as theirs
-from torch.distributed.debug import _frontend as frontend
+from torch.distributed.debug import _debug_handlers, _frontend
 
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
@@ -24,6 +23,8 @@ from lossycoll.runtime.membership import flight_recorder, job_status
 from .status_text import as_text
 
 _c10d: Any = _distributed_c10d
+theirs: Any = _debug_handlers
+frontend: Any = _frontend
 ENDPOINT: Final = "lossycoll_records"
 STATUS_TEMPLATE: Final = """
 {% extends "base.html" %}
@@ -46,7 +47,7 @@ def handlers() -> list[Any]:
     return [*theirs.default_handlers(), StatusHandler(), CallsHandler()]
 
 
-class StatusHandler(frontend.DebugHandler):
+class StatusHandler(_frontend.DebugHandler):
     """What each rank does, and for whom it waits."""
 
     def routes(self) -> list[Any]:
@@ -82,7 +83,7 @@ class StatusHandler(frontend.DebugHandler):
         return page
 
 
-class CallsHandler(frontend.DebugHandler):
+class CallsHandler(_frontend.DebugHandler):
     """The latest calls of all ranks, as torch's flight recorder compares them."""
 
     def routes(self) -> list[Any]:

@@ -141,11 +141,13 @@ def _line(text: str) -> Mapping[str, Any] | None:
     """None: it is none, as the last one of a job that was killed may be."""
     try:
         line = json.loads(text)
-        ranks = [(int(rank["rank"]), rank["state"], rank["link"]) for rank in line["ranks"]]
-        ranks += [(float(line["time"]), int(line["world"]), line["measured"])]
+        checked: list[Any] = [float(line["time"]), int(line["world"]), line["measured"].items()]
         for rank in line["ranks"]:
-            {name: float(value) for name, value in rank["counters"].items()}
-            [(link["rank"], float(link["loss"]), float(link["missing"])) for link in rank["link"]]
+            checked += [int(rank["rank"]), rank["state"], rank["waits_for"], rank["call_seconds"]]
+            checked += [float(value) for value in rank["counters"].values()]
+            checked += [
+                (link["rank"], float(link["loss"]), float(link["missing"])) for link in rank["link"]
+            ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     found: Mapping[str, Any] = line
@@ -164,7 +166,9 @@ def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job
         raise NoFigures(f"{len(jobs)} jobs; choose one by --session: {', '.join(jobs)}")
     session = session or next(iter(jobs))
     lines = jobs[session]
-    begin, ranks, drift = float(lines[0]["time"]), {}, []
+    begin = float(lines[0]["time"])
+    ranks: dict[int, Rank] = {}
+    drift = []
     for line in lines:
         at = float(line["time"]) - begin
         for rank in line["ranks"]:

@@ -1,5 +1,5 @@
-"""``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``: torch's own
-tests of groups whose members change, with lossy.
+"""``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``: lossy under
+torch's own tests of groups whose members change.
 
 FILE is test/distributed/test_c10d_fault_tolerance.py of torch's sources, which its wheels lack. It
 needs torch 2.14. Our own tests of the same situations are tests/backend/test_reconfigure.py.

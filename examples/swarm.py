@@ -44,7 +44,7 @@ def begin(optimizer: lossycoll.MoshpitSGD, checkpoint: Path | None, is_alone: bo
         caught = optimizer.catch_up()
         if caught is not None:
             print(
-                f"swarm: took the state of {caught.lenders} peers, {caught.bytes / 1024:.0f} KiB "
+                f"swarm: took the state of {caught.donors} peers, {caught.bytes / 1024:.0f} KiB "
                 f"in {caught.seconds:.1f} s, and was in round {caught.round}",
                 flush=True,
             )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from .backend.spans import export_chrome_trace
     from .backend.wire_all_reduce import wire_allreduce_
     from .errors import (
         AbortedError,
@@ -93,6 +94,7 @@ _HOME: Final = {
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
     "wire_allreduce_": "backend.wire_all_reduce",
+    "export_chrome_trace": "backend.spans",
     "ShardedOptimizer": "train.sharded.optimizer",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift.measure"),
     "DriftBound": "train.drift.bound",
@@ -142,7 +144,9 @@ __all__ = [
     "WireFeedbackState",
     "WorldChange",
     "arc_topk_hook",
+    "debug_handlers",
     "dispersing_hook",
+    "export_chrome_trace",
     "group_stats",
     "last_report",
     "lossy",
@@ -252,3 +256,24 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
     from .backend.process_group import of
 
     return of(group).lossy_group_stats()
+
+
+def debug_handlers() -> list[Any]:
+    """Return the pages of torch's debug server with those of this package, on all ranks.
+
+    ``torch.distributed.debug.start_debug_server(handlers=lossycoll.debug_handlers())`` then has
+    the pages ``/lossycoll`` (docs/operate.md) and ``/lossycoll_fr_trace``.
+
+    Raises:
+        UnsupportedError: This torch has no such server, or a package that it needs is missing.
+    """
+    from .errors import UnsupportedError
+
+    try:
+        from .cli.debug_server import handlers
+    except ImportError as error:
+        raise UnsupportedError(
+            f"torch's debug server can't be loaded ({error}): it needs torch 2.13 and the packages "
+            f"jinja2, tabulate, and aiohttp or requests"
+        ) from None
+    return handlers()

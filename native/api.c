@@ -278,6 +278,17 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     return call->ticket;
 }
 
+int64_t lc_group_submit_case(lc_group *g, const lc_call *call, lc_call_case *own) {
+    lc_call whole = *call;
+    whole.in = (const void *)own->in;
+    whole.out = (void *)own->out;
+    whole.gate = (lc_gate *)own->gate;
+    whole.seq = own->seq;
+    int64_t ticket = lc_group_submit(g, &whole);
+    own->ticket = whole.ticket;
+    return ticket;
+}
+
 static lc_op *op_of(int64_t ticket) {
     return (lc_op *)(intptr_t)ticket;
 }

@@ -632,7 +632,7 @@ int lc_host_admit(lc_host *host, uint16_t process, const lc_address *address,
  * LC_OOB_MARK. They are no packets, and the engine believes nothing of them. Before
  * lc_host_start. Returns a descriptor, which is the host's and an eventfd: readable when one has
  * come where none waited. LC_E_ARGUMENT also where its first link has none; LC_E_MEMORY. */
-int lc_host_oob(lc_host *host);
+int lc_host_oob_open(lc_host *host);
 /* Sends an out-of-band datagram, of LC_OOB_BYTES at most and with the mark, by the host's socket,
  * to any address of the socket's family. It may be lost like any other. Any thread may call it.
  * LC_OK, LC_E_ARGUMENT, or LC_E_SYSTEM if the system didn't take it. */
@@ -664,6 +664,14 @@ void lc_group_close(lc_group *group);
 /* Hands an operation to the group. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
  * belong to the engine until the ticket is done. Operation numbers are given in submit order. */
 int64_t lc_group_submit(lc_group *group, lc_call *call);
+/* What one of several equal calls has of its own; buffers and gate as addresses. */
+typedef struct {
+    uintptr_t in, out, gate;
+    int64_t seq;
+    int64_t ticket; /* as lc_call's */
+} lc_call_case;
+/* As lc_group_submit, of a call that is kept and may be submitted by several threads. */
+int64_t lc_group_submit_case(lc_group *group, const lc_call *call, lc_call_case *own);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_group_wait(lc_group *group, int64_t ticket, uint64_t timeout_ns);
 /* As lc_group_wait, but LC_OK as soon as the result is there, whatever becomes of the operation
@@ -800,5 +808,5 @@ uint32_t lc_probe(void);
 /* cdef end */
 
 /* What an out-of-band datagram begins with: no packet does (wire.h). */
-#define LC_OOB_MARK {'A', 'S', 'I', 'D'}
+#define LC_OOB_MARK {'O', 'O', 'B', 'D'}
 #endif

@@ -27,7 +27,7 @@
 #include "inject.h"
 #include "loss.h"
 #include "mailbox.h"
-#include "oob.h"
+#include "out_of_band.h"
 #include "pace.h"
 #include "packet_size.h"
 #include "pieces.h"
@@ -301,7 +301,7 @@ struct lc_host {
     uint64_t session;
     lc_sealing sealing;
     uint8_t *unsealed;   /* a datagram that was sealed; NULL: none are */
-    lc_oob *oob;         /* NULL: there are none, and what looks like one is malformed */
+    lc_oob_ring *oob;    /* NULL: there are none, and what looks like one is malformed */
     double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;        /* of this turn of the loop */
     uint64_t came_ns;    /* when the kernel got the datagram that is looked at, */

@@ -20,8 +20,9 @@ import zmq
 from lossycoll.runtime.control.transport import NUMBER_BYTES
 from lossycoll.runtime.keys.secret import Secret, secret_of
 from lossycoll.runtime.swarm.directory import LEASE
+from lossycoll.runtime.swarm.directory_transport import swarm_keys
 from lossycoll.runtime.swarm.protocol import (
-    PLACES,
+    MOST_PEERS,
     VERSION,
     Averages,
     Beat,
@@ -33,11 +34,10 @@ from lossycoll.runtime.swarm.protocol import (
     Spare,
     pack,
 )
-from lossycoll.runtime.swarm.relayed import Relayed
+from lossycoll.runtime.swarm.relayed import RelayedConnection
 from lossycoll.runtime.swarm.valkey_directory import COMING_BYTES, key_of
 from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
-from lossycoll.runtime.swarm.ways import swarm_keys
 
 BEAT_SECONDS: Final = LEASE / 4
 READ: Final = 1 << 16
@@ -177,7 +177,7 @@ class Wire:
         return values, at
 
 
-class ByServer(Relayed):
+class ByServer(RelayedConnection):
     """A peer's end by a valkey server: as ``valkey_relay`` has it, without a thread."""
 
     def __init__(self, place: tuple[str, int], notices: Notices, inbox: str, key: bytes | None):
@@ -220,7 +220,7 @@ class Peer:
         self.heard = time.monotonic()
         self.group = 0
         """Of the round that is on, as it was told of it."""
-        self.say(Join(VERSION, name, secrets.token_hex(16), PLACES, "0" * 16, 0))
+        self.say(Join(VERSION, name, secrets.token_hex(16), MOST_PEERS, "0" * 16, 0))
 
     def say(self, *messages: Message) -> None:
         for message in messages:

@@ -80,7 +80,7 @@ def row_of_newcomer(hosts: int, mib: float) -> list[str]:
         f"{new['all']:.2f}",
         f"{new['seconds']:.2f}",
         f"{new['tries']}",
-        f"{new['lenders']}",
+        f"{new['donors']}",
         f"{new['bytes'] / 2**20:.1f}",
         f"{1e3 * statistics.median(steps):.0f}, {1e3 * max(steps):.0f}",
     ]
@@ -155,9 +155,7 @@ def main() -> int:
     print(markdown([*head, "group formed in, ms", "contributions"], [row]), "\n")
     head = ["peers", "state of", "until it trains, s", "of it for the state and a round", "tries"]
     row = row_of_newcomer(options.hosts, options.mib)
-    print(
-        markdown([*head, "lenders", "MiB that came", "others' steps, ms: median, longest"], [row])
-    )
+    print(markdown([*head, "donors", "MiB that came", "others' steps, ms: median, longest"], [row]))
     return 0
 
 

@@ -82,7 +82,7 @@ def newcomer(config: dict[str, Any]) -> dict[str, Any]:
         if is_new:
             report = optimizer.catch_up(timeout=60)
             assert report is not None
-            fields = ("round", "tries", "lenders", "bytes", "seconds")
+            fields = ("round", "tries", "donors", "bytes", "seconds")
             said = {name: getattr(report, name) for name in fields}
             said["all"] = time.monotonic() - begin
         together, over, steps = 0, False, []

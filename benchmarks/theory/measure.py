@@ -16,6 +16,7 @@ from . import hosts as theory_hosts
 from . import ranks as theory_ranks
 from .owners import owners
 from .parity import parity
+from .spread import spread
 from .swarms import groups
 
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
@@ -264,5 +265,6 @@ PARTS = {
     "partial sums": partial_sums,
     "parity": parity,
     "owners": owners,
+    "spread": spread,
     "groups": groups,
 }

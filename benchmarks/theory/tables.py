@@ -11,6 +11,7 @@ from benchmarks.common.report import markdown
 from .measure import VARIANTS
 from .owners import LONGER, RATES
 from .parity import PACKETS
+from .spread import BETWEEN, BUCKETS, BURSTS
 
 Found = dict[str, Any]
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
@@ -127,6 +128,31 @@ def hard_case(found: Found) -> Iterable[Sequence[Any]]:
         ]
 
 
+SPREAD_OVER = {
+    "in order": "neighbours",
+    "stream": "the stream",
+    "port": f"the stream, {BETWEEN - 1} others between",
+    "buckets": f"{BUCKETS} buckets",
+    "owners": "the longer stream of few owners",
+}
+
+
+def spread_over(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["spread"]["ways"]:
+        cells = [row["by"][way] for way in SPREAD_OVER]
+        yield [
+            *(f"{100 * row['loss']:.0f}%", f"{row['burst']:.0f}", row["packets"]),
+            *(f"{c['parity']:.2f}: {_percent(c['left'])}" for c in cells),
+        ]
+
+
+def lengths_needed(found: Found) -> Iterable[Sequence[Any]]:
+    rows = found["spread"]["needed"]
+    for loss in sorted({row["loss"] for row in rows}):
+        lengths = {row["burst"]: row["packets"] for row in rows if row["loss"] == loss}
+        yield [f"{100 * loss:.0f}%", *(lengths[burst] for burst in BURSTS)]
+
+
 SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8)
 SHOWN_IN_FEW_BITS = (1, 2, 4, 8, 12, 16)
 RARE = 0.25
@@ -226,6 +252,8 @@ HARD_CASE = Table(
     ),
     hard_case,
 )
+SPREAD = Table(("p", "in bursts of", "packets", *SPREAD_OVER.values()), spread_over)
+NEEDED = Table(("p", *(f"bursts of {burst:.0f}" for burst in BURSTS)), lengths_needed)
 MEASURED = ("measured", "predicted")
 TABLES = (
     Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
@@ -246,6 +274,8 @@ TABLES = (
     PARITY,
     LONGER_STREAMS,
     HARD_CASE,
+    SPREAD,
+    NEEDED,
     GROUPS_WITHOUT_LOSS,
     GROUPS_WITH_LOSS,
     GROUPS_IN_ROUNDS,
@@ -278,6 +308,8 @@ def marked(found: Found) -> dict[str, str]:
         "theory-parity": PARITY.text(found),
         "theory-owners": LONGER_STREAMS.text(found),
         "theory-owners-cost": HARD_CASE.text(found),
+        "theory-spread": SPREAD.text(found),
+        "theory-lengths": NEEDED.text(found),
         "theory-groups": GROUPS_WITHOUT_LOSS.text(found),
         "theory-groups-loss": GROUPS_WITH_LOSS.text(found),
         "theory-groups-rounds": GROUPS_IN_ROUNDS.text(found),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -17,10 +18,10 @@ from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
-from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
 from lossycoll.runtime.core.logfmt import log
 
-from . import checks
+from . import checks, spans
 from .coalescing import Coalescing
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import Description, Loss, Staged, Submission
@@ -350,12 +351,14 @@ class Dispatcher:
                 keeps = choice.route is Route.LOSSY or choice.options.continues
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
+            span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
             call_options = self._call_options(
                 choice.options,
                 opts,
                 staged,
                 mean=reduction is None or reduction.mean,
                 encoding=choice.encoding,
+                observe=None if span is None else span.observe,
             )
             s = Submission(
                 *(self._collectives, numbered, carried, staged.source, staged.target, call_options),
@@ -364,9 +367,11 @@ class Dispatcher:
             if on_device is not None:
                 numbered.operations *= on_device.pieces
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
-            return self._work(
-                call, submit(s) if on_device is None else on_device.submit(submit, s), on_device
-            )
+            with contextlib.nullcontext() if span is None else span:
+                submitted = submit(s) if on_device is None else on_device.submit(submit, s)
+            if span is not None:
+                span.ends_with(submitted)
+            return self._work(call, submitted, on_device)
         except BaseException:
             if on_device is not None:
                 on_device.give_up(submitted=numbered.submitted == numbered.operations)
@@ -408,6 +413,7 @@ class Dispatcher:
         *,
         mean: bool = True,
         encoding: str = "same",
+        observe: Observer | None = None,
     ) -> CallOptions:
         """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
         timeout = opts.timeout
@@ -420,4 +426,5 @@ class Dispatcher:
             among=staged.among,
             future=opts.asyncOp,
             encoding=encoding,
+            observe=observe,
         )

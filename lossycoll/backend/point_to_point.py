@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,11 +19,12 @@ from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.p2p.messages import Messages, Tolerance
 from lossycoll.runtime.p2p.transfer import Transfer
 
-from . import checks
+from . import checks, spans
 from .coalescing import Coalescing
 from .devices import ServedDevices
 from .on_device import Lanes
 from .resource_limits import not_submitted
+from .spans import Span
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
 
@@ -62,17 +64,18 @@ class PointToPoint:
         bounce = self._bounce(call, source)
         if bounce is not None:
             source = bounce.source
-        transfer = messages.send(
-            call,
-            address(source),
-            source.element_size(),
-            peer,
-            tag,
-            keep=source,
-            timeout=self._endpoint.timeout,
-            tolerance=tolerance,
-        )
-        return self._posted(transfer, tensors, bounce)
+        with self._span(call, tensors) as span:
+            transfer = messages.send(
+                call,
+                address(source),
+                source.element_size(),
+                peer,
+                tag,
+                keep=source,
+                timeout=self._endpoint.timeout,
+                tolerance=tolerance,
+            )
+        return self._posted(transfer, tensors, bounce, span)
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
@@ -86,18 +89,27 @@ class PointToPoint:
         bounce = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
         if bounce is not None:
             target, finish = bounce.target, partial(bounce.finish, ())
-        transfer = messages.receive(
-            call,
-            address(target),
-            target.element_size(),
-            peer,
-            tag,
-            keep=target,
-            timeout=self._endpoint.timeout,
-            finish=finish,
-            tolerance=tolerance,
-        )
-        return self._posted(transfer, tensors, bounce)
+        with self._span(call, tensors) as span:
+            transfer = messages.receive(
+                call,
+                address(target),
+                target.element_size(),
+                peer,
+                tag,
+                keep=target,
+                timeout=self._endpoint.timeout,
+                finish=finish,
+                tolerance=tolerance,
+            )
+        return self._posted(transfer, tensors, bounce, span)
+
+    def _span(
+        self, call: Collective, tensors: list[Tensor]
+    ) -> contextlib.AbstractContextManager[Span | None]:
+        """The message's span in torch's profiler, if that runs."""
+        if not spans.are_wanted():
+            return contextlib.nullcontext()
+        return spans.of_message(self._endpoint.health.where.group, call, tensors)
 
     def _bounce(
         self,
@@ -126,8 +138,10 @@ class PointToPoint:
         return bounce
 
     def _posted(
-        self, transfer: Transfer, tensors: list[Tensor], bounce: Bounce | None
+        self, transfer: Transfer, tensors: list[Tensor], bounce: Bounce | None, span: Span | None
     ) -> dist.Work:
+        if span is not None:
+            span.ends_with(transfer)
         work = MessageWork(self._endpoint, transfer, tensors)
         if bounce is not None:
             work.streams = bounce

@@ -2,7 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
-docs/backend.md says which call takes which way; ``routes.py`` chooses it.
+docs/backend.md says which call takes which route; ``routes.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
 ``describe.py`` make the description.
@@ -57,7 +57,7 @@ _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValue
 class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
-    torch.distributed calls its methods; docs/backend.md says which call takes which way. What
+    torch.distributed calls its methods; docs/backend.md says which call takes which route. What
     torch's interface doesn't have is in :class:`Extensions`, and how members change in
     :class:`Reconfigurable`. Every collective
     returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't

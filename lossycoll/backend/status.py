@@ -46,8 +46,8 @@ def tell(plane: ControlPlane, met: Met, host: Host) -> None:
     session = int(met.session, 16)
     shown = met.options.status == "on"
 
-    def read() -> list[Record]:
-        return status_page.pages(session) if shown else []
+    def read(calls: bool = False) -> list[Record]:
+        return status_page.pages(session, calls=calls) if shown else []
 
     plane.tell_status(met.session, read)
     if met.options.metrics:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from . import directory, keygen, lab, rekey, status, top, trial
+from . import directory, keygen, lab, rekey, report, status, top, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -35,6 +35,7 @@ COMMANDS = {
     "rekey": rekey,
     "status": status,
     "top": top,
+    "report": report,
 }
 TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.

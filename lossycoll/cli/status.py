@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_folder import UnsafeFolder
+from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
-from lossycoll.runtime.membership import job_status
+from lossycoll.runtime.membership import flight_recorder, job_status
+from lossycoll.runtime.membership.status_answer import CALLS, STATUS
 from lossycoll.runtime.membership.status_query import NoAnswer, ask_job, ask_stacks
+from lossycoll.runtime.swarm import peer_status
 
-from .launcher import EXIT_FAILED
-from .status_text import as_text
+from .launcher import EXIT_FAILED, Unwritable
+from .status_text import as_text, swarm_as_text
 
 Job = dict[str, Any]
 PLACE_HELP: Final = (
@@ -36,10 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stacks", action="store_true", help="with the Python stacks of ranks that can tell them"
     )
+    parser.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="DIR",
+        help="write the latest calls of each rank to files that torch's flight recorder reads",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     try:
+        if options.flight_recorder is not None:
+            return _write_calls(find_records(options.place, calls=True), options.flight_recorder)
         jobs = find_jobs(options.place)
     except Unreachable as error:
         print(f"lossycoll status: {error}", file=sys.stderr)
@@ -47,10 +60,36 @@ def run(options: argparse.Namespace) -> int:
     if options.stacks:
         for job in jobs:
             _add_stacks(job)
+    swarms = peer_status.swarms() if options.place is None else []
     if options.json:
-        print(json.dumps({"jobs": jobs}, indent=2))
+        print(json.dumps({"jobs": jobs, "swarms": swarms}, indent=2))
     else:
-        print(as_text(jobs))
+        parts = [as_text(jobs)] if jobs or not swarms else []
+        print("\n\n".join(parts + [swarm_as_text(swarm) for swarm in swarms]))
+    return 0
+
+
+def _write_calls(records: Sequence[Record], folder: Path) -> int:
+    """Writes a file for each rank of the one job that records are of."""
+    sessions = sorted({record.session for record in records})
+    if len(sessions) != 1:
+        raise Unreachable(
+            f"{len(sessions)} jobs of this user are on this machine: "
+            f"{', '.join(sessions) or 'none'}; name one by HOST:PORT of a rank"
+        )
+    dumps = flight_recorder.dumps(records)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, dump in dumps.items():
+            (folder / f"{flight_recorder.PREFIX}{rank}").write_bytes(pickle.dumps(dump))
+    except OSError as error:
+        raise Unwritable(f"{folder} can't be written: {error.strerror or error}") from None
+    missing = records[0].world - len(dumps)
+    print(
+        f"{len(dumps)} ranks written to {folder}"
+        + (f"; {missing} tell nothing: add --allow-incomplete-ranks" if missing else "")
+        + f"\npython -m torch.distributed.flight_recorder.fr_trace {folder}"
+    )
     return 0
 
 
@@ -61,12 +100,21 @@ def find_jobs(place: str | None) -> list[Job]:
         Unreachable: Nothing can be learnt; the text says why.
         OptionError: The place is none, or the secret can't be used.
     """
+    return job_status.jobs_of(find_records(place))
+
+
+def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
+    """What ranks tell, as :func:`find_jobs` finds them; with their latest calls, if asked for.
+
+    Raises:
+        Unreachable: Nothing can be learnt; the text says why.
+        OptionError: The place is none, or the secret can't be used.
+    """
     if place is None:
         try:
-            jobs = job_status.jobs_of(status_page.pages())
+            return status_page.pages(calls=calls)
         except UnsafeFolder as error:
             raise Unreachable(f"the folder of status pages isn't safe: {error}") from None
-        return jobs
     host, port = place_of(place)
     secret = find_secret()
     if secret is not None:
@@ -74,7 +122,8 @@ def find_jobs(place: str | None) -> list[Job]:
 
         check_library(Options.from_env().libcrypto)
     try:
-        session, places, records = ask_job(host, port, secret)
+        purpose = CALLS if calls else STATUS
+        session, places, records = ask_job(host, port, secret, purpose=purpose)
     except NoAnswer as error:
         raise Unreachable(
             f"{place} gives no answer ({error.args[0]}): it isn't a rank of this version of "
@@ -90,7 +139,7 @@ def find_jobs(place: str | None) -> list[Job]:
             f"more: it runs with LOSSYCOLL_STATUS=off, or can't write its status page (its log "
             f"says why)"
         )
-    return [job_status.job_of(session, records)]
+    return records
 
 
 def place_of(text: str) -> tuple[str, int]:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from lossycoll.runtime.membership.job_status import ALIVE, DEAD, ago, doing, in_words, is_over
+from lossycoll.runtime.membership.job_status import (
+    ALIVE,
+    DEAD,
+    DIRECTIONS,
+    ago,
+    doing,
+    in_words,
+    is_over,
+)
 
 
 def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
@@ -33,6 +41,25 @@ def _job(job: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def swarm_as_text(swarm: Mapping[str, Any]) -> str:
+    """A swarm, as this machine's peers tell of it."""
+    here = sum(peer["state"] != DEAD for peer in swarm["peers"])
+    lines = [
+        f"swarm {swarm['session']}: {here} peers here, {swarm['peers_in_all']} in all, "
+        f"{swarm['rounds']} rounds"
+    ]
+    lines += [f"  {line}" for line in swarm["trouble"]]
+    for peer in swarm["peers"]:
+        text = f"peer {peer['name']} {peer['host']}/{peer['pid']}: {peer['state']}"
+        doing = "waits for a round" if peer["doing"] == "waits" else "computes"
+        text += f", {doing} for {in_words(peer['since_seconds'])}"
+        if peer["round"] >= 0:
+            took = in_words(peer["waited_seconds"] + peer["round_seconds"])
+            text += f"; round {peer['round']} of {len(peer['members'])} peers took {took}"
+        lines.append(text)
+    return "\n".join(lines)
+
+
 def culprits(job: Mapping[str, Any]) -> list[str]:
     """What to look at first: ranks that others wait for or that aren't well, and bad links."""
     by_rank = {rank["rank"]: rank for rank in job["ranks"]}
@@ -54,10 +81,17 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
             heard = "" if rank["state"] == DEAD else f", heard {ago(rank['heard_seconds'])}"
             found.append(f"rank {rank['rank']} is {rank['state']}{heard}")
         for link in rank["link"]:
-            if link["trouble"] or link["loss"] >= BAD_LOSS:
-                what = link["trouble"] or f"loses {link['loss']:.1%}"
-                found.append(f"link from rank {link['rank']} to rank {rank['rank']}: {what}")
+            here, there = rank["rank"], link["rank"]
+            if link["trouble"] == NOT_THERE:
+                found.append(f"link from rank {here} to rank {there}: nothing arrives")
+            elif link["trouble"]:
+                found.append(f"link from rank {there} to rank {here}: {link['trouble']}")
+            elif link["loss"] >= BAD_LOSS:
+                found.append(f"link from rank {here} to rank {there}: loses {link['loss']:.1%}")
     return found
+
+
+NOT_THERE: Final = DIRECTIONS[2]
 
 
 BAD_LOSS = 0.05

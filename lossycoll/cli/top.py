@@ -21,7 +21,8 @@ from .status import PLACE_HELP, Job, Unreachable, find_jobs
 from .status_text import culprits
 
 Rank = Mapping[str, Any]
-HEADINGS: Final = 6
+MOST_TROUBLES: Final = 4
+HEADINGS: Final = MOST_TROUBLES + 4
 """Lines of a job besides its ranks."""
 
 
@@ -62,7 +63,7 @@ def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bo
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and from which width of the terminal on it is shown."""
+    """A column. Of those that don't fit, the ones with the greatest ``from_width`` go first."""
 
     heading: str
     text: Callable[[Rank], str]
@@ -88,7 +89,7 @@ def _bytes(value: float) -> str:
 
 def _loss(rank: Rank) -> str:
     worst = _worst_link(rank)
-    return f"{worst['loss']:.1%} from {worst['rank']}" if worst.get("loss") else ""
+    return f"{worst['loss']:.1%} to {worst['rank']}" if worst.get("loss") else ""
 
 
 def _by(rank: Rank) -> str:
@@ -101,12 +102,16 @@ def _waits(rank: Rank) -> str:
     return ",".join(map(str, found[:4])) + (f"+{len(found) - 4}" if len(found) > 4 else "")
 
 
+CALL: Final = Column("call", lambda rank: rank["call"] or "", 60, False)
+LEAST_CALL: Final = 16
+GAP: Final = 2
+"""After each column."""
 COLUMNS: Final = (
     Column("rank", lambda rank: str(rank["rank"]), 0),
     Column("state", lambda rank: rank["state"], 0, False),
     Column("for", lambda r: in_words(r["call_seconds"]) if r["call"] else "", 0),
     Column("waits", _waits, 0, False),
-    Column("call", lambda rank: rank["call"] or "", 60, False),
+    CALL,
     Column("step", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else "", 80),
     Column("loss", _loss, 80, False),
     Column("missing", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else "", 90),
@@ -138,21 +143,44 @@ def _job(job: Job, width: int, most: int | None) -> Iterable[Any]:
     states = {state: sum(r["state"] == state for r in job["ranks"]) for state in STATES}
     counts = ", ".join(f"{n} {state}" for state, n in states.items() if n)
     yield Text(f"job {job['session']}: {counts}", overflow="ellipsis", no_wrap=True)
-    for line in culprits(job)[:2] if not is_over(job) else []:
+    for line in culprits(job)[:MOST_TROUBLES] if not is_over(job) else []:
         yield Text(line, style="bold", overflow="ellipsis", no_wrap=True)
     ranks = worst_first(job)
     shown = ranks if most is None else ranks[:most]
-    columns = [column for column in COLUMNS if column.from_width <= width]
     table = Table(box=None, pad_edge=False, width=width if width < 60 else None)
-    for column in columns:
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.heading, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for rank in shown:
+    cells = {column: [column.text(rank) for rank in shown] for column in COLUMNS}
+    widths = _fitting(cells, width)
+    for column, wide in widths.items():
+        table.add_column(
+            column.heading,
+            justify="right" if column.is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=wide,
+        )
+    for number, rank in enumerate(shown):
         style = "" if rank["state"] == ALIVE else "bold red"
-        table.add_row(*(Text(column.text(rank)) for column in columns), style=style)
+        table.add_row(*(Text(cells[column][number]) for column in widths), style=style)
     yield table
     if len(shown) < len(ranks):
         yield Text(f"and {len(ranks) - len(shown)} more ranks")
+
+
+def _fitting(cells: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]:
+    """The columns that fit side by side, and how wide each is: the least important ones go, and the
+    call's text takes what is left."""
+    widths = {column: max(map(len, (column.heading, *texts))) for column, texts in cells.items()}
+    whole = widths[CALL]
+    widths[CALL] = min(whole, LEAST_CALL)
+    for column in sorted(cells, key=lambda one: -one.from_width):
+        left = width - sum(widths.values()) - GAP * len(widths)
+        if left >= 0 or not column.from_width:
+            break
+        del widths[column]
+    if CALL in widths:
+        left = width - sum(widths.values()) - GAP * len(widths)
+        widths[CALL] = min(whole, widths[CALL] + max(0, left))
+    return widths
 
 
 def worst_first(job: Job) -> list[Rank]:

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from lossycoll.plan import algorithm_names, codec, lowbit, sets
+from lossycoll.plan.order import STREAM_PACKETS
 from lossycoll.plan.registry import AUTO
 
 from . import texts
@@ -108,6 +109,16 @@ class Options:
         "(parity.md).",
         agree=True,
         per_call=True,
+    )
+    stream_packets: int = option(
+        STREAM_PACKETS,
+        integer(0, 65535),
+        "Where parity alone meets `max_missing` (`repair` is 0): fewer ranks own parts of a short "
+        "all_reduce, so that a stream has so many packets (as far as none is more than 8 times as "
+        "long), and a burst doesn't take it as a whole. 0: all ranks own a part (parity.md).",
+        agree=True,
+        per_call=True,
+        enters=Enters.PLAN,
     )
     lossy_min_bytes: int = option(
         16384,
@@ -394,8 +405,8 @@ class Options:
         "",
         text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
         "Where Prometheus finds figures of the ranks of a machine: a port, or a file that is "
-        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status` "
-        "(operate.md).",
+        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status`. To a "
+        "path that ends in `.jsonl`, lines for `lossycoll report` are appended (operate.md).",
         enters=Enters.PYTHON,
     )
     log: str = option(
@@ -554,6 +565,11 @@ class Options:
     def chooses_rounds(self) -> bool:
         """Whether measured loss decides on the rounds of resending too."""
         return not isinstance(self.max_missing, str) and not self.is_given("repair")
+
+    @property
+    def by_parity_alone(self) -> bool:
+        """Whether a share may be missing, and nothing is resent to get there."""
+        return not isinstance(self.max_missing, str) and self.is_given("repair") and not self.repair
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from .model import (
     Target,
     packet_count,
 )
-from .order import draw_order, segments
+from .order import draw_order, owner_count, segments
 from .registry import (
     Algorithm,
     algorithm_names,
@@ -78,6 +78,7 @@ __all__ = [
     "find_algorithm",
     "hierarchical",
     "leave_out",
+    "owner_count",
     "packet_count",
     "reduce_scatter",
     "register",

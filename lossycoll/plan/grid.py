@@ -56,44 +56,44 @@ class Grid:
         found: Cells = cells // self._stride(axis) % self.shape[axis]
         return found
 
-    def line(self, cells: Cells, axis: int) -> Cells:
-        """The number of the line along ``axis`` through each cell: that of its first cell."""
+    def row(self, cells: Cells, axis: int) -> Cells:
+        """The number of the row along ``axis`` through each cell: that of its first cell."""
         first: Cells = cells - self.coordinate(cells, axis) * self._stride(axis)
         return first
 
     def first(self, cell: int, axis: int) -> int:
-        """The first cell of the line along ``axis`` through one cell."""
+        """The first cell of the row along ``axis`` through one cell."""
         stride = self._stride(axis)
         return cell - cell // stride % self.shape[axis] * stride
 
     def on(self, first: int, axis: int) -> range:
-        """The cells along ``axis`` of the line through ``first``, in order."""
+        """The cells along ``axis`` of the row through ``first``, in order."""
         stride = self._stride(axis)
         return range(first, first + stride * self.shape[axis], stride)
 
     def groups(self, cells: Cells, number: int) -> list[NDArray[np.intp]]:
-        """The peers that average together in a round: by line, their positions in ``cells``, in
-        order of their place on the line."""
-        lines = self.line(cells, self.axis(number))
-        order = np.lexsort((cells, lines))
-        starts = np.flatnonzero(np.diff(lines[order])) + 1
+        """The peers that average together in a round: by row, their positions in ``cells``, in
+        order of their place on the row."""
+        rows = self.row(cells, self.axis(number))
+        order = np.lexsort((cells, rows))
+        starts = np.flatnonzero(np.diff(rows[order])) + 1
         return np.split(order, starts) if len(cells) else []
 
     def moved(self, cells: Cells, number: int, seed: int) -> Cells:
-        """Where peers sit after a round by the paper's rule: each at the place on its line that is
+        """Where peers sit after a round by the paper's rule: each at the place on its row that is
         the number of the chunk which it reduced.
 
         Chunks are dealt anew in each round, so that two peers of a group meet different ones next,
-        and the empty places of a line change. All who know the peers of a line deal alike.
+        and the empty places of a row change. All who know the peers of a row deal alike.
         """
         axis = self.axis(number)
         out: Cells = cells.copy()
         for group in self.groups(cells, number):
-            line = int(self.line(cells[group[:1]], axis)[0])
+            row = int(self.row(cells[group[:1]], axis)[0])
             places = np.arange(self.shape[axis], dtype=np.uint64)
-            drawn = mix_array(places ^ np.uint64(key_of(seed, number, line)))
+            drawn = mix_array(places ^ np.uint64(key_of(seed, number, row)))
             dealt = np.argsort(drawn, kind="stable")[: len(group)]
-            out[group] = line + dealt * self._stride(axis)
+            out[group] = row + dealt * self._stride(axis)
         return out
 
     def _stride(self, axis: int) -> int:

@@ -34,7 +34,7 @@ from .registry import Algorithm, register
 from .signature import signature
 from .tiers import Tree, Unit, tree_of
 from .topology import Topology
-from .validation import check_count, check_finish, check_order, check_topology, check_world, others
+from .validation import check_count, check_finish, check_owners, check_topology, check_world, others
 
 NAME: Final = "transpose"
 GRAIN: Final = 1024
@@ -95,9 +95,11 @@ def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
     one to be drawn as often as any rank: with parts of one size a single one.
 
     So each element goes to a part as if a rank were drawn and the part were the rank's: then the
-    mean of what arrives is unbiased, whatever the parts' sizes.
+    mean of what arrives is unbiased, whatever the parts' sizes. An ``order`` of some of the ranks
+    has a turn for each of them.
     """
-    step = gcd(*[len(part.ranks) for part in root.parts])
+    every = len(order) == len(root.ranks)
+    step = gcd(*[len(part.ranks) for part in root.parts]) if every else 1
     part_of = {rank: i for i, part in enumerate(root.parts) for rank in part.ranks[::step]}
     return tuple([part_of[rank] for rank in order if rank in part_of])
 
@@ -149,21 +151,21 @@ def all_reduce(
 
     Two steps for each tier. On a flat topology slot number ``s`` reduces segment ``s`` at
     ``order[s]``, and ``world + s`` is its copy back. ``order`` (:func:`~.order.draw_order`) is the
-    permutation of ranks by which owners are drawn on the topmost tier; None: each host (or site)
-    owns as much as any other. ``missing`` is what a reduced packet becomes at a rank that it never
-    reaches. ValueError, besides arguments that the world doesn't allow: a topology whose plan would
-    have too many slots.
+    permutation of ranks by which owners are drawn on the topmost tier, or its beginning: then these
+    ranks alone own segments, which are longer. None: each host (or site) owns as much as any other.
+    ``missing`` is what a reduced packet becomes at a rank that it never reaches. ValueError, but
+    for arguments that the world doesn't allow: a topology whose plan would have too many slots.
     """
     check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     elements = check_count("elements", elements)
     topology = check_topology(topology, world)
     if order is not None:
-        check_order(order, world)
+        check_owners(order, world)
     tree, scratch = tree_of(topology, rank, elements_per_packet), 0
     if topology.is_flat:
         order = order or tuple(range(world))
-        slots = _flat_slots(rank, order, elements, elements_per_packet, missing, finish)
+        slots = _flat_slots(world, rank, order, elements, elements_per_packet, missing, finish)
     else:
         turns = None if order is None else drawn_turns(tree.root, order)
         how = (elements, elements_per_packet, turns, missing, finish)
@@ -185,6 +187,7 @@ def all_reduce(
 
 
 def _flat_slots(
+    world: int,
     rank: int,
     order: tuple[int, ...],
     elements: int,
@@ -194,16 +197,15 @@ def _flat_slots(
 ) -> tuple[Slot, ...]:
     """A rank's slots where there is one tier: what :class:`_Rank` makes in twice the time, which a
     lossy call takes with each order that is drawn."""
-    world = len(order)
-    positions = check_order(order, world)
-    cut = segments(elements, world, elements_per_packet)
+    cut = segments(elements, len(order), elements_per_packet)
+    owned = {owner: (s, *cut[s]) for s, owner in enumerate(order)}
     peers = others(world, rank)
-    theirs = [(peer, positions[peer], *cut[positions[peer]]) for peer in peers]
+    theirs = [(peer, *owned[peer]) for peer in peers if peer in owned]
     slots = [send_own(s, offset, length, Edge(peer, s)) for peer, s, offset, length in theirs]
-    mine = positions[rank]
-    offset, length = cut[mine]
-    back = [Edge(peer, world + mine) for peer in peers]
-    slots.append(add(mine, offset, offset, length, *back, sources=peers, finish=finish))
+    if rank in owned:
+        mine, offset, length = owned[rank]
+        back = [Edge(peer, world + mine) for peer in peers]
+        slots.append(add(mine, offset, offset, length, *back, sources=peers, finish=finish))
     slots += [
         receive(world + s, peer, offset, length, missing=missing)
         for peer, s, offset, length in theirs
@@ -379,6 +381,7 @@ register(
         # Two steps rather than 2 (world - 1) at every world and size: docs/design.md.
         default=True,
         draws_order=True,
+        few_owners=True,
         levels=True,
         relays=True,
     )

@@ -11,6 +11,12 @@ from .validation import MAX_WORLD, check_count
 DOMAIN: Final = 0x6F72646572
 """Keeps the order apart from injected faults, which may be given the same seed ("order")."""
 
+STREAM_PACKETS: Final = 256
+"""From this length on, parity alone leaves a hundredth of 20% loss in bursts of 8
+(docs/theory.md)."""
+LONGER_MOST: Final = 8
+"""A stream is at most so many times as long as if all ranks were owners."""
+
 
 def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
     """A permutation of the ranks 0..world-1, equal on all ranks that share the arguments.
@@ -43,6 +49,26 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
         j = (mix(key ^ i) * (i + 1)) >> 64
         order[i], order[j] = order[j], order[i]
     return tuple(order)
+
+
+def owner_count(world: int, packets: int, stream_packets: int) -> int:
+    """How many of the ranks own a part of a buffer of so many packets.
+
+    As many as leave each stream ``stream_packets``, so that a burst can't take a stream as a whole
+    with its parity; but so many that none is more than ``LONGER_MOST`` times as long as if all
+    ranks were owners, since what an owner sends grows as much. 0: all ranks.
+
+    Args:
+        world: Number of ranks.
+        packets: Of the buffer.
+        stream_packets: The length that streams should have.
+
+    Returns:
+        1 to ``world``.
+    """
+    if not stream_packets:
+        return world
+    return min(world, max(1, -(-world // LONGER_MOST), packets // stream_packets))
 
 
 @lru_cache(maxsize=256)

@@ -71,6 +71,9 @@ class Algorithm:
         default: Whether ``"auto"`` means this one. Each collective has one, for any world.
         draws_order: Whether a lossy call draws a new ``order`` of the ranks for each operation;
             else ``order`` is None. All-reduce only.
+        few_owners: Whether ``order`` may have some of the ranks alone, which then own all segments.
+            Where nothing is resent, streams of short buffers are longer that way (option
+            ``stream_packets``).
         partial_sums: Whether a lost packet may cost the contributions of several ranks.
         direct: Whether all data goes straight from the rank that has it to one that needs it. When
             a rank is lost, only its own data is then missing.
@@ -90,6 +93,7 @@ class Algorithm:
     serves: Callable[[int], bool] = _every_world
     default: bool = False
     draws_order: bool = False
+    few_owners: bool = False
     partial_sums: bool = False
     direct: bool = False
     levels: bool = False

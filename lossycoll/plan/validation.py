@@ -61,6 +61,14 @@ def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
     return tuple(place)
 
 
+@lru_cache(maxsize=256)
+def check_owners(owners: tuple[int, ...], world: int) -> None:
+    """Refuses ``owners`` that aren't one or more ranks of the world, each once."""
+    wanted = set(range(world))
+    if not owners or len(set(owners)) != len(owners) or not wanted.issuperset(owners):
+        raise ValueError(f"order is {owners}, wanted one or more of 0 to {world - 1}, each once")
+
+
 def check_topology(topology: Topology | None, world: int) -> Topology:
     """``topology``, or the flat one for None; refuses one of another number of ranks."""
     if topology is None:

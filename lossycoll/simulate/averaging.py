@@ -77,7 +77,7 @@ def random_groups(peers: int, grid: Grid, generator: Draws) -> Round:
 
 
 def moshpit(peers: int, grid: Grid, generator: Draws) -> Round:
-    """The lines of a grid in whose cells peers stay, as in the published table."""
+    """The rows of a grid in whose cells peers stay, as in the published table."""
     return _lines(peers, grid, generator, moves=False)
 
 
@@ -154,10 +154,10 @@ def _lines(peers: int, grid: Grid, generator: Draws, *, moves: bool) -> Round:
     def step(values: Values, alive: Alive, number: int) -> Values:
         nonlocal cells
         present = np.flatnonzero(alive)
-        lines = grid.line(cells[present], grid.axis(number))
+        rows = grid.row(cells[present], grid.axis(number))
         if moves:
             cells = grid.moved(cells, number, seed)
-        return _grouped(values, present, np.unique(lines, return_inverse=True)[1])
+        return _grouped(values, present, np.unique(rows, return_inverse=True)[1])
 
     return step
 

@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks.theory import experiments as theory
 from benchmarks.theory import formulas, hosts
 from benchmarks.theory import owners as theory_owners
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
+from benchmarks.theory.owners import chosen
 from benchmarks.theory.parity import left_by_engines, left_missing
+from benchmarks.theory.spread import between, ways
 from lossycoll.plan import Finish
-from lossycoll.plan.faults import parse
-from lossycoll.plan.sets import Code
+from lossycoll.plan.faults import Inject, lost, parse
+from lossycoll.plan.sets import Code, shape_of
 from lossycoll.plan.wire_types import Array
 from tests.support.harness import run_good
 
@@ -275,6 +278,47 @@ def test_fewer_owners_leave_less_missing_and_send_more() -> None:
         by_owners[owners] = means.expected
     assert by_owners[2] < by_owners[8] / 2
     assert theory_owners.busiest(8, 2) > 2
+
+
+def drawn_at(every: int, packets: int, loss: float, burst: float) -> Iterator[NDArray[np.bool_]]:
+    """The losses of streams of so many packets that stand ``every`` apart in a chain."""
+    for op in range(3000):
+        yield lost(Inject(loss=loss, burst=burst, seed=3), 0, op, 0, 1, 0, packets * every)[::every]
+
+
+def test_bursts_of_a_port_are_short_in_its_streams() -> None:
+    """Runs of what is lost among every 7th packet of a chain."""
+    runs = gone = 0
+    for here in drawn_at(7, 60, 0.2, 8.0):
+        runs += int(here[0]) + int((here[1:] & ~here[:-1]).sum())
+        gone += int(here.sum())
+    # Ends of streams cut runs.
+    assert abs(gone / runs / between(0.2, 8.0, 7) - 1) < 0.04
+    assert between(0.2, 8.0, 1) == pytest.approx(8)
+    assert between(0.2, 8.0, 1000) == pytest.approx(1.25)
+    assert gone / runs < 3
+
+
+def test_what_a_burst_leaves_by_what_a_set_is_spread_over() -> None:
+    """As drawn, for 24 packets: in a stream of a path, of a port, and of one owner of eight."""
+    found = ways(24, 0.2, 8.0)
+    left = {way: cell["left"] for way, cell in found.items()}
+    for way, n, every, run in (
+        ("stream", 24, 1, 8.0),
+        ("port", 24, 7, between(0.2, 8.0, 7)),
+        ("owners", 192, 1, 8.0),
+    ):
+        code = chosen(n, 0.2, run).code
+        shape, shares = shape_of(code, n), []
+        assert len(shape.of_parity) / n == found[way]["parity"] <= 0.6
+        for here in drawn_at(every, n + len(shape.of_parity), 0.2, 8.0):
+            back = shape.recover(here[:n], np.zeros(n, bool), ~here[n:])
+            shares.append((here[:n] & ~back).mean())
+        error = np.std(shares) / np.sqrt(len(shares))
+        assert abs(np.mean(shares) - left[way]) < STANDARD_ERRORS * error, way
+    assert left["owners"] < 0.2 * left["stream"]
+    assert left["stream"] < left["in order"] < 0.2
+    assert left["port"] < left["buckets"] < left["stream"]
 
 
 @long

@@ -38,7 +38,7 @@ def rank_waits(rank: int, world: int) -> str:
 
     from lossycoll.errors import LossyError
 
-    init()
+    init(float(os.environ.get("PATIENCE", "60")))
     t = torch.ones(20_000)
     for _ in range(5):
         dist.all_reduce(t)
@@ -316,4 +316,4 @@ def test_what_is_no_place_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["status"]) == 0
     assert "no job of this user" in capsys.readouterr().out
     assert main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"jobs": []}
+    assert json.loads(capsys.readouterr().out) == {"jobs": [], "swarms": []}

@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 def test_wide_tables_have_all_columns() -> None:
     text = shown([SICK], 200)
-    for word in ("12.5 s", "20.0% from 1", "all_reduce float32[9]", "2 MB/s", "udp*", "1.00%"):
+    for word in ("12.5 s", "20.0% to 1", "all_reduce float32[9]", "2 MB/s", "udp*", "1.00%"):
         assert word in text, word
     assert "rank 3, which is alive: 1 wait for it" in text
 
@@ -100,3 +100,15 @@ def test_without_a_terminal_one_table_is_printed(
     assert main(["top", "127.0.0.1:1"]) == EXIT_FAILED
     assert "nobody can be reached" in capsys.readouterr().out.replace("\n", " ")
     assert main(["top", "nowhere"]) == EXIT_USAGE
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 132])
+def test_columns_that_are_shown_are_whole_but_for_the_call(width: int) -> None:
+    """Rank, state, times and loss are what a table is read for."""
+    stopped = {"call": "all_reduce float32[6553600] SUM (lossy)", "call_seconds": 11.8}
+    text = shown([job(rank(0, state="stopped", **stopped), rank(1, link=[link(0, 0.2)]))], width)
+    assert "stopped" in text
+    assert "11.8 s" in text
+    table = text.splitlines()[-3:]
+    assert not any("…" in line.partition("all_reduce")[0] for line in table)
+    assert width < 80 or any("20.0% to 0" in line for line in table)

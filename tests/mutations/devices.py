@@ -54,7 +54,7 @@ DEVICES = (
     mutation(
         "a call of which the last piece alone counts",
         "lossycoll/backend/on_device.py",
-        "each = works if len(way.pieces) > 1 else [last]",
+        "each = works if len(bounce.pieces) > 1 else [last]",
         "each = [last]",
         f"{FAKE}::test_what_the_checks_want_holds_on_a_fake_device",
     ),

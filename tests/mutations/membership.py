@@ -32,7 +32,7 @@ MEMBERSHIP = (
     mutation(
         "who hears another definition of a group keeps silent",
         "lossycoll/runtime/membership/membership.py",
-        "            self._define(world)\n        elif",
+        "            self._define(process)\n        elif",
         "            pass\n        elif",
         "tests/backend/test_connected.py"
         "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
@@ -135,8 +135,8 @@ MEMBERSHIP = (
     mutation(
         "both halves of a network go on",
         "lossycoll/runtime/membership/view_agreement.py",
-        "(2 * here == len(rest) and rest[0] in self.left)",
-        "2 * here == len(rest)",
+        "len({*of}) > 0 and min(of) in mine)",
+        "len({*of}))",
         f"{PROTOCOL}::test_a_half_with_the_lowest_rank_goes_on",
     ),
     mutation(

@@ -110,8 +110,8 @@ SEALING = (
     mutation(
         "a connection with one key for both ways",
         "lossycoll/runtime/swarm/relayed.py",
-        'for way in (b"there", b"back")]',
-        'for way in (b"there", b"there")]',
+        'for direction in (b"there", b"back")',
+        'for direction in (b"there", b"there")',
         "tests/runtime/swarm/test_relayed.py::test_a_frame_that_is_turned_round_does_not_open",
     ),
     mutation(

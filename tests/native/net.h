@@ -22,6 +22,12 @@ static int net_shared;
 /* The engines reach each other by RDMA: the path of the libibverbs; NULL: they don't. */
 static const char *net_verbs;
 
+/* Called with each engine before it starts. */
+static void (*net_opened)(lc_host *host, uint16_t rank, uint16_t size);
+
+/* What the status page says of this thread's calls. */
+static _Thread_local const char *net_text;
+
 typedef struct {
     lc_host *host[NET_MAX];
     lc_group *group[NET_MAX];
@@ -82,6 +88,8 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
         n->host[r] = lc_host_open(&c, &failure);
         if (!CHECK(n->host[r] != NULL))
             abort();
+        if (net_opened)
+            net_opened(n->host[r], r, size);
         CHECK(lc_host_link(n->host[r], 0, &info) == LC_OK);
         n->port[r] = info.port;
         peers[r] = (lc_address){.host = "127.0.0.1", .port = at ? at[r] : info.port};
@@ -254,7 +262,8 @@ static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank
                     .lingers = n->lingers,
                     .scale = 1,
                     .signature = 1000 + segment + (uint64_t)ring,
-                    .timeout_ns = n->timeout_ns};
+                    .timeout_ns = n->timeout_ns,
+                    .text = net_text};
     return lc_group_submit(group, &call);
 }
 

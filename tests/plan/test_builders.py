@@ -314,7 +314,7 @@ def test_encode_refuses_what_does_not_fit() -> None:
         ),
         (
             lambda: hierarchical.all_reduce(3, 0, 5, 5, order=(0, 1, 1)),
-            r"order is \(0, 1, 1\), wanted each of 0 to 2 once",
+            r"order is \(0, 1, 1\), wanted one or more of 0 to 2, each once",
         ),
         (lambda: ring.all_reduce(3, 0, 5, 5, order=(0, 1)), r"order is \(0, 1\), wanted each"),
         (

@@ -1,4 +1,4 @@
-"""Who averages with whom: lines of a grid, and where peers sit afterwards."""
+"""Who averages with whom: rows of a grid, and where peers sit afterwards."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_a_full_grid_has_the_exact_mean_after_as_many_rounds_as_axes(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", [0.4, 1.0])
 def test_peers_of_one_group_meet_others_next(shape: tuple[int, ...], share: float) -> None:
-    """They stay on their line, in places of their own."""
+    """They stay on their row, in places of their own."""
     grid = Grid(shape)
     cells = some(grid, share)
     for number in range(3 * len(shape)):
         moved = grid.moved(cells, number, seed=7)
         axis = grid.axis(number)
-        assert (grid.line(moved, axis) == grid.line(cells, axis)).all()
+        assert (grid.row(moved, axis) == grid.row(cells, axis)).all()
         assert len(set(moved.tolist())) == len(cells)
         if len(shape) > 1:
             together = grid.groups(moved, number + 1)
@@ -82,7 +82,7 @@ def test_places_are_dealt_anew_in_each_round_and_by_each_seed() -> None:
     assert len({tuple(one.tolist()) for one in dealt}) == len(dealt)
     again = grid.moved(cells, 0, 1)
     assert (again == dealt[0]).all()
-    # Each place of a line is as likely as any other.
+    # Each place of a row is as likely as any other.
     counts = np.zeros(16)
     for seed in range(2000):
         counts += np.bincount(grid.coordinate(grid.moved(cells, 0, seed), 0), minlength=16)
@@ -90,8 +90,8 @@ def test_places_are_dealt_anew_in_each_round_and_by_each_seed() -> None:
     assert np.abs(counts - expected).max() < 5 * math.sqrt(expected)
 
 
-def test_what_one_knows_of_a_line_is_enough() -> None:
-    """A peer that sees its own line alone deals as one that sees the grid."""
+def test_what_one_knows_of_a_row_is_enough() -> None:
+    """A peer that sees its own row alone deals as one that sees the grid."""
     grid = Grid((6, 7, 5))
     cells = some(grid, 0.6)
     for number in range(3):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm import lookout, reunion
+from lossycoll.runtime.swarm import partition_merge
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
 from tests.support.waiting import until
@@ -19,11 +19,11 @@ ASK_SECONDS = 0.2
 
 def hurry(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> None:
     """Directories that ask, and give up, sooner than in earnest."""
-    monkeypatch.setattr(reunion, "ASK_SECONDS", ASK_SECONDS)
-    monkeypatch.setattr(reunion, "HOLD_SECONDS", 1.0)
-    monkeypatch.setattr(reunion, "BOUND_SECONDS", 2.5)
-    monkeypatch.setattr(reunion, "PATIENCE_SECONDS", patience)
-    monkeypatch.setattr(lookout, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(partition_merge, "ASK_SECONDS", ASK_SECONDS)
+    monkeypatch.setattr(partition_merge, "HOLD_SECONDS", 1.0)
+    monkeypatch.setattr(partition_merge, "BOUND_SECONDS", 2.5)
+    monkeypatch.setattr(partition_merge, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(partition_merge, "ANSWER_SECONDS", 1.0)
 
 
 def directory(
@@ -44,8 +44,8 @@ def place(server: DirectoryServer) -> tuple[str, int]:
 def divide(members: Sequence[SwarmMember], server: DirectoryServer, *, waits: bool = True) -> None:
     """These lose their directory, and find but this one."""
     for member in members:
-        member._client._where.learn([place(server)])
-        member._client._where.prefer(place(server))
+        member._client._directories.learn([place(server)])
+        member._client._directories.prefer(place(server))
         member._client._broken.set()
         member._client._nudge()
     until(lambda: not waits or len(names(server)) >= len(members))
@@ -54,13 +54,13 @@ def divide(members: Sequence[SwarmMember], server: DirectoryServer, *, waits: bo
 def cut(*servers: DirectoryServer) -> None:
     """None of them sees another."""
     for server in servers:
-        server._reunion._known.clear()
-        server._reunion._rival = None
+        server._merge._known.clear()
+        server._merge._redirect_to = None
 
 
 def heal(one: DirectoryServer, other: DirectoryServer) -> None:
     """The one can reach the other, and so can its peers."""
-    one._reunion.learn(place(other))
+    one._merge.learn(place(other))
 
 
 def names(server: DirectoryServer) -> set[str]:

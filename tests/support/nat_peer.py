@@ -27,7 +27,7 @@ def main(fd: int, name: str, own: float, keep: float, secret: str) -> None:
     with socket.socket(fileno=fd) as end:
         socket.send_fds(end, [b"t"], [tun])
     found = Secret.of(secret.encode()) if secret else None
-    member = SwarmMember([DIRECTORY], name=name, secret=found, keep=keep)
+    member = SwarmMember([DIRECTORY], name=name, secret=found, keepalive=keep)
     member.averages("5c" * 16)
     print(json.dumps({"number": member.number, "address": member.address}), flush=True)
     for line in sys.stdin:

@@ -117,7 +117,7 @@ class Averaging:
         self.steps = metadata["steps"]
         return {
             "tries": tries,
-            "lenders": 1,
+            "donors": 1,
             "bytes": sum(tensor.nbytes for tensor in tensors),
             "seconds": time.monotonic() - begin,
         }

@@ -161,6 +161,9 @@ class Operations:
                 trace.end(
                     self._where, self._engine, operation, *self._engine.result(operation.ticket)
                 )
+            if operation.observe is not None:
+                report, _ = self._engine.result(operation.ticket)
+                operation.observe(report, self._engine.streams(operation.ticket))
             if code >= 0:
                 if operation.blocks is not None:
                     if not operation.shown:
@@ -177,7 +180,8 @@ class Operations:
         """Whether more is to be known of one that ended well. Only a rank's death leaves out what
         is exact."""
         died = operation.exact and bool(self._health.without)
-        return died or operation.blocks is not None or self._tracing
+        seen = self._tracing or operation.observe is not None
+        return died or operation.blocks is not None or seen
 
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation. A second time nothing: a signal's handler may

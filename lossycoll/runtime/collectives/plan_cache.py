@@ -16,6 +16,7 @@ from lossycoll.plan import (
     default_algorithm,
     draw_order,
     leave_out,
+    owner_count,
     rename,
 )
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
@@ -67,18 +68,22 @@ def name_of(options: Options, topology: Topology) -> str:
 
 
 def order(
-    choice: Choice, members: Members, options: Options, group: int, op: int
+    choice: Choice, members: Members, options: Options, group: int, op: int, packets: int
 ) -> tuple[int, ...] | None:
     """The order of the ranks for operation number ``op``, redrawn for each that may lose packets.
 
     Without loss, as within one host, nobody's own contribution weighs more, and one order does for
-    all.
+    all. Where parity alone meets ``max_missing``, a short buffer, of so many packets, has the first
+    ranks of the order alone as owners, if each rank is a host of its own.
     """
     if options.delivery != "lossy" or not choice.by.draws_order:
         return None
     if choice.topology is not None and choice.topology.one_host:
         return None
-    return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
+    drawn = draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
+    if not (options.by_parity_alone and choice.by.few_owners and choice.topology is None):
+        return drawn
+    return drawn[: owner_count(len(drawn), packets, options.stream_packets)]
 
 
 KEPT: Final = {

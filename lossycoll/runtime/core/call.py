@@ -12,6 +12,7 @@ from lossycoll.errors import ClosedError, EngineError, LossyError, OperationTime
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import Report, Stream
 
 LONGEST: Final = timedelta(days=10_000)
 """More (timedelta.max, say) would overflow the nanoseconds of whoever waits."""
@@ -88,6 +89,10 @@ def text_of(key: CallKey) -> str:
     return f"{text} ({delivery})" if delivery else text
 
 
+Observer = Callable[[Report, Sequence[Stream]], None]
+"""Takes a finished operation's report and its streams."""
+
+
 class CallOptions(NamedTuple):
     """Options of one call.
 
@@ -98,7 +103,8 @@ class CallOptions(NamedTuple):
     the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
     ``encoding``: how packets carry float32, a name of plan.codec's. ``gate``: address of the gate
     that holds the operation back until its input is there (engine/gates.py); 0: it is there.
-    ``on_device``: a group of one rank, whose caller has copied what is to be copied.
+    ``on_device``: a group of one rank, whose caller has copied what is to be copied. ``observe``:
+    is given what the engine says of the operation when it is done.
     """
 
     options: Options
@@ -111,6 +117,7 @@ class CallOptions(NamedTuple):
     encoding: str = "same"
     gate: int = 0
     on_device: bool = False
+    observe: Observer | None = None
 
 
 class LongWait:
@@ -175,6 +182,7 @@ class Operation:
         "gated",
         "members",
         "notify",
+        "observe",
         "shown",
         "ticket",
         "timeout",
@@ -209,6 +217,7 @@ class Operation:
         """Whether the result is there, though the operation need not be done."""
         self.gated = bool(call_options.gate)
         """Whether it waits behind a gate."""
+        self.observe = call_options.observe
         self.done = False
         self.error: LossyError | None = None
 

@@ -305,9 +305,15 @@ class EngineGroup:
         self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0, seq: int = -1
     ) -> int:
         """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
-        c = ffi.new("lc_call *", ready.call[0])
-        c.seq = seq
-        return self._submit(c, input, output, owner, gate)
+        own = ffi.new("lc_call_case *", (input, output, gate, seq))
+        try:
+            with self._use:
+                ticket = int(lib.lc_group_submit_case(self._handle, ready.call, own))
+        finally:
+            owner.ticket = own.ticket
+        if ticket < 0:
+            raise error_of(Failure(ticket), self._where)
+        return ticket
 
     def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None, gate: int) -> int:
         if gate:

@@ -171,12 +171,12 @@ class Host:
         self._verbs_link = number
 
     def out_of_band(self) -> OutOfBand:
-        """Takes out-of-band datagrams from now on; before ``start``, once.
+        """Take out-of-band datagrams from now on; before ``start``, once.
 
         Raises:
             EngineError: There is no memory for them, or no descriptor.
         """
-        descriptor = lib.lc_host_oob(self.handle)
+        descriptor = lib.lc_host_oob_open(self.handle)
         if descriptor < 0:
             raise error_of(Failure(descriptor), self._where)
         self._out_of_band = OutOfBand(self.handle, descriptor)

@@ -1,7 +1,7 @@
-"""Out-of-band datagrams, which share an engine's socket and aren't its packets.
+"""Out-of-band datagrams by an engine's socket, of which the engine believes nothing.
 
-Whoever wants to know how the world sees the engine's socket, or to open a way to it, has to send
-from this socket.
+A user that wants the engine's reflexive address, or to open a route through a NAT, has to send from
+this socket.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias
 from lossycoll._native import ffi, lib
 
 MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
-MARK: Final = b"ASID"
+MARK: Final = b"OOBD"
 """What each begins with."""
 Place: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
 
 class OutOfBand:
-    """Out-of-band datagrams of one host, made by its ``out_of_band``. Any thread may call.
+    """Out-of-band datagrams of one host. Any thread may call.
 
     Args:
         handle: The host's.

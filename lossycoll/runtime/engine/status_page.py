@@ -26,6 +26,9 @@ TRIES: Final = 20
 """Looks at a page that is being written. A writer takes microseconds, unless it is stopped then."""
 KEPT_SECONDS: Final = 60.0
 """How long the page of a dead process is kept after its job's end."""
+MOST_READ: Final = 32
+"""Pages of processes that have ended, which making a page reads at most."""
+CLOSED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Job:
 
 
 class StatusPage:
-    """This process's page as a file. The engine has it from ``handle`` on; ``close`` removes it.
+    """This process's page as a file, for the engine to map. ``close`` removes it.
 
     Args:
         process: The number of this process.
@@ -56,17 +59,21 @@ class StatusPage:
 
     Raises:
         OSError: There is no folder for it, or no room in it.
+
+    Attributes:
+        path: Of the page.
+        file: Its descriptor; CLOSED once the engine has mapped it.
     """
 
     def __init__(self, process: int, job: Job) -> None:
         where = status_folder.make_folder()
-        pages()  # removes those of jobs that have ended without doing so
+        _remove_old(where)
         pid = os.getpid()
         self.path: Final = where / f"{job.session:016x}.{process}.{pid}"
         self._pid = pid
         world = len(job.ranks)
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file: Final = os.open(self.path, flags, 0o600)
+        self.file = os.open(self.path, flags, 0o600)
         try:
             # Reserved: a write to a page for which there is no room would end the process.
             os.posix_fallocate(self.file, 0, lib.lc_page_bytes(world))
@@ -78,13 +85,11 @@ class StatusPage:
     def handed_over(self) -> None:
         """The engine has mapped it."""
         os.close(self.file)
-        self.file_is_open = False
-
-    file_is_open = True
+        self.file = CLOSED
 
     def close(self) -> None:
         """Removes it; a forked child leaves it."""
-        if self.file_is_open:
+        if self.file != CLOSED:
             self.handed_over()
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
@@ -112,11 +117,34 @@ def _text(text: str) -> bytes:
 # ---- reading ----
 
 
-def pages(session: int | None = None) -> list[Record]:
+def _remove_old(where: Path) -> None:
+    """Removes pages of jobs that have ended. It reads few, and none of processes that run: a job's
+    start must not take longer where many jobs run."""
+    by_session: dict[str, list[Path]] = {}
+    for path in sorted(where.glob("*.*.*")):
+        by_session.setdefault(path.name.partition(".")[0], []).append(path)
+    ended = [
+        path
+        for paths in by_session.values()
+        if not any(Path("/proc", path.name.rpartition(".")[2]).exists() for path in paths)
+        for path in paths
+    ]
+    for path in ended[:MOST_READ]:
+        with contextlib.suppress(OSError, ValueError):
+            record = read_page(path)
+            if record.state == processes.DEAD and _is_old(record):
+                path.unlink()
+
+
+def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
     """What the processes of this user on this machine tell, of one job or of all.
 
     Pages that are damaged or unreadable are left out; those of jobs that ended long ago are
     removed.
+
+    Args:
+        session: The job's; None: of all.
+        calls: Whether records have all calls of each group that a page has.
 
     Raises:
         UnsafeFolder: The folder isn't this user's alone.
@@ -129,7 +157,7 @@ def pages(session: int | None = None) -> list[Record]:
     found = []
     for path in sorted(where.glob(f"{session:016x}.*" if session is not None else "*.*.*")):
         with contextlib.suppress(OSError, ValueError):
-            found.append((path, read_page(path)))
+            found.append((path, read_page(path, calls=calls)))
     alive = {record.session for _, record in found if record.state != processes.DEAD}
     for path, record in found:
         if record.session not in alive and _is_old(record):
@@ -143,7 +171,7 @@ def _is_old(record: Record) -> bool:
     return not 0 <= record.written <= KEPT_SECONDS
 
 
-def read_page(path: Path) -> Record:
+def read_page(path: Path, *, calls: bool = False) -> Record:
     """What a page says, with times as seconds before now.
 
     Raises:
@@ -158,7 +186,7 @@ def read_page(path: Path) -> Record:
         data = _steady(file, size)
     finally:
         os.close(file)
-    return _record(path, data, time.monotonic_ns())
+    return _record(path, data, time.monotonic_ns(), calls)
 
 
 def _steady(file: int, size: int) -> bytes:
@@ -174,7 +202,7 @@ def _steady(file: int, size: int) -> bytes:
     return data
 
 
-def _record(path: Path, data: bytes, now: int) -> Record:
+def _record(path: Path, data: bytes, now: int, whole: bool) -> Record:
     base = ffi.cast("uint8_t *", ffi.from_buffer(data))
     head = ffi.cast("lc_page *", base)
     wanted = (lib.LC_PAGE_MAGIC, lib.LC_PAGE_VERSION)
@@ -199,7 +227,7 @@ def _record(path: Path, data: bytes, now: int) -> Record:
         state=processes.state_of(pid, head.pid_start, head.pid_space),
         written=_ago(now, head.turn_ns),
         groups=tuple(
-            _group(block, head.world, now, block_bytes)
+            _group(block, head.world, now, block_bytes, whole)
             for block in blocks
             if ffi.cast("lc_page_group *", block).number
         ),
@@ -226,7 +254,7 @@ def _peer(c: Any, now: int) -> PeerRecord:
     )
 
 
-def _group(block: Any, world: int, now: int, size: int) -> GroupRecord:
+def _group(block: Any, world: int, now: int, size: int, whole: bool) -> GroupRecord:
     c = ffi.cast("lc_page_group *", block)
     members = ffi.cast("uint16_t *", c + 1)
     words = (world + 63) // 64
@@ -252,6 +280,7 @@ def _group(block: Any, world: int, now: int, size: int) -> GroupRecord:
         step_seconds=step_seconds(
             [((_read_text(one.text), int(one.bytes)), one.begin_ns * 1e-9) for one in calls]
         ),
+        calls=tuple(_call(one, now) for one in calls) if whole else (),
     )
 
 

@@ -58,6 +58,7 @@ class GroupRecord:
         absent_of: ``op`` of the operation that ``absent`` is of; 0: of none.
         absent: Ranks of the group whose call the engine hasn't heard of.
         step_seconds: Seconds between repetitions of the same calls; -1: none are repeated.
+        calls: The latest calls, the oldest first, where they were asked for.
     """
 
     number: int
@@ -74,6 +75,7 @@ class GroupRecord:
     absent_of: int
     absent: tuple[int, ...]
     step_seconds: float
+    calls: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class PeerRecord:
         rtt: Round trip, in seconds.
         queue: How long packets wait in queues on the way, in seconds.
         rate: What may be sent, in bytes/s.
-        loss: Share of packets that the link loses, before anything is brought back.
+        loss: Share of packets there that the link loses, before anything is brought back.
         burst: Mean length of its losses.
     """
 

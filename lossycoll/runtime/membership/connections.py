@@ -27,7 +27,7 @@ from lossycoll.runtime.keys.secret import Secret
 
 from .messages import Hello, Malformed, Message, pack, unpack
 from .reachability import NO_ANSWER
-from .status_answer import STACKS, STATUS, Answers
+from .status_answer import QUESTIONS, Answers
 
 VERSION: Final = 3
 PLANE: Final = "control"
@@ -139,7 +139,7 @@ class Connections:
         self.lost: set[int] = set()
         self.trouble: dict[int, str] = {}
         """What became of the last attempt to reach a rank, where that failed."""
-        self.answers = Answers("0" * 16, (), list)
+        self.answers = Answers("0" * 16, (), lambda _: ())
         """What those are told that ask for the job's status."""
         self.sources: dict[int, str] = {}
         """The address that a rank has connected from, where it isn't the one that it gave."""
@@ -351,7 +351,7 @@ class Connections:
 
     def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
         """In clear anybody may; over a sealed connection, whoever has the secret."""
-        asks = hello.version == VERSION and hello.purpose in (STATUS, STACKS)
+        asks = hello.version == VERSION and hello.purpose in QUESTIONS
         return asks and link.rank < 0 and link.purpose == "stranger"
 
     def _is_ours(self, link: _Link, message: Message) -> bool:

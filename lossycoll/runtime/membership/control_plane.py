@@ -118,7 +118,7 @@ class ControlPlane:
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
-    def tell_status(self, session: str, read: Callable[[], Sequence[Record]]) -> None:
+    def tell_status(self, session: str, read: Callable[[bool], Sequence[Record]]) -> None:
         """From now on whoever asks is told of the job.
 
         Args:

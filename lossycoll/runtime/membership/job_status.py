@@ -47,7 +47,7 @@ def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
         session: The job's.
         records: Of those of its processes that told something.
     """
-    known = _latest(records)
+    known = latest(records)
     world = max((record.world for record in records), default=0)
     states = {process: _state(process, known) for process in range(world)}
     ranks = [_rank(process, known, states) for process in range(world)]
@@ -59,7 +59,7 @@ def is_over(job: Mapping[str, Any]) -> bool:
     return all(rank["state"] in (DEAD, LEFT_STATE) for rank in job["ranks"])
 
 
-def _latest(records: Iterable[Record]) -> dict[int, Record]:
+def latest(records: Iterable[Record]) -> dict[int, Record]:
     """One record per process: of several, one that isn't dead."""
     found: dict[int, Record] = {}
     for record in records:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.status_record import Record
 
+from . import history
 from .job_status import STATES, job_of
 
 if TYPE_CHECKING:
@@ -42,11 +43,14 @@ COUNTERS: Final = {
 }
 """Names in the engine's statistics, and what they count."""
 LINKS: Final = {
-    "loss": ("lossycoll_link_loss_ratio", "Share of packets that a link loses before recovery."),
-    "missing": ("lossycoll_link_missing_ratio", "Share of packets that stayed missing."),
+    "loss": (
+        "lossycoll_link_loss_ratio",
+        "Share of packets to peer that the link loses, before recovery.",
+    ),
+    "missing": ("lossycoll_link_missing_ratio", "Share of packets from peer that stayed missing."),
     "rtt_seconds": ("lossycoll_link_rtt_seconds", "Round trip."),
     "queue_seconds": ("lossycoll_link_queue_seconds", "Wait in queues on the way."),
-    "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent."),
+    "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent to peer."),
 }
 """Fields of a link, their names as metrics, and what they are."""
 
@@ -135,21 +139,23 @@ def tell(
     """Tells Prometheus of the job until it is over.
 
     Args:
-        where: HOST:PORT to serve at, or the path of a file.
+        where: HOST:PORT to serve at, or the path of a file; with lines of JSON if it ends so.
         process: This process's number.
         sealed: Whether the job has a secret: without HOST it is then served to this machine alone.
         read: The records of the job on this machine.
         is_over: Whether the job is.
     """
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError:
-        log.warning(
-            "option metrics is %r, which needs a package: pip install 'lossycoll[metrics]'", where
-        )
-        return
-    registry = CollectorRegistry()
-    registry.register(JobCollector(read))
+    lines = where.endswith(history.SUFFIX)
+    registry: Any = None
+    if not lines:
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError:
+            needs = "which needs a package: pip install 'lossycoll[metrics]'"
+            log.warning("option metrics is %r, %s", where, needs)
+            return
+        registry = CollectorRegistry()
+        registry.register(JobCollector(read))
     ended = threading.Event()
 
     def wait(seconds: float) -> bool:
@@ -162,7 +168,9 @@ def tell(
 
     def run() -> None:
         try:
-            if where.startswith("/"):
+            if lines:
+                history.write(where, process, read, wait)
+            elif where.startswith("/"):
                 _write(where, process, registry, read, wait)
             else:
                 _serve(where, sealed, registry, wait)

@@ -19,8 +19,8 @@ from lossycoll.runtime.engine.status_record import MOST_ENTRIES, MOST_TEXT, Reco
 from .messages import Malformed
 
 VERSION: Final = 1
-STATUS, STACKS = "status", "stacks"
-"""What a hello may ask for."""
+STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
+"""What a hello may ask for. CALLS is STATUS with the latest calls of each group."""
 FRESH_SECONDS: Final = 0.05
 """An answer is given again for so long: whoever asks in a loop costs the rank little."""
 
@@ -48,33 +48,33 @@ class Answers:
     Args:
         session: The job's, as pages have it.
         places: Where each rank listens.
-        read: The records of the job on this machine.
+        read: The records of the job on this machine, with their calls or without.
     """
 
     def __init__(
-        self, session: str, places: Sequence[Place], read: Callable[[], Sequence[Record]]
+        self, session: str, places: Sequence[Place], read: Callable[[bool], Sequence[Record]]
     ) -> None:
         self._session = session
         self._places = places
         self._read = read
-        self._until = 0.0
-        self._kept: list[bytes] = []
+        self._until = [0.0, 0.0]
+        self._kept: list[list[bytes]] = [[], []]
 
     def to(self, purpose: str) -> list[bytes]:
         """The messages that answer a question."""
         if purpose == STACKS:
             return [_packed(["stacks", python_stacks()])]
-        now = time.monotonic()
-        if now >= self._until:
+        now, calls = time.monotonic(), purpose == CALLS
+        if now >= self._until[calls]:
             try:
-                records = self._read()
+                records = self._read(calls)
             except OSError:  # somebody has changed the folder
                 records = ()
             bodies = [_packed(["record", one.to_json()]) for one in records]
             places = [list(place) for place in self._places]
             head = _packed(["status", VERSION, self._session, places, len(bodies)])
-            self._kept, self._until = [head, *bodies], now + FRESH_SECONDS
-        return self._kept
+            self._kept[calls], self._until[calls] = [head, *bodies], now + FRESH_SECONDS
+        return self._kept[calls]
 
 
 def _packed(message: list[Any]) -> bytes:

@@ -106,9 +106,20 @@ class Query:
 
 
 def ask_job(
-    host: str, port: int, secret: Secret | None, seconds: float = FIRST_SECONDS
+    host: str,
+    port: int,
+    secret: Secret | None,
+    seconds: float = FIRST_SECONDS,
+    purpose: str = STATUS,
 ) -> tuple[str, tuple[Place, ...], list[Record]]:
     """The job of the rank that listens there.
+
+    Args:
+        host: Its name or address.
+        port: Its control plane's.
+        secret: The job's; None: it has none.
+        seconds: How long to wait for that rank.
+        purpose: STATUS, or CALLS for records with the latest calls.
 
     Returns:
         The job's session, where its ranks listen, and a record of each that could be had.
@@ -121,7 +132,7 @@ def ask_job(
     first = (str(found[0]), int(found[1]))
     reader = _Reader()
     with contextlib.closing(Query(secret)) as query:
-        failed = query.ask([first], STATUS, seconds, reader.take)
+        failed = query.ask([first], purpose, seconds, reader.take)
         if reader.head is None:
             why = failed.get(first, "no answer")
             if why == os.strerror(errno.ECONNREFUSED).lower():
@@ -130,7 +141,7 @@ def ask_job(
         asked: set[Place] = {first}
         while wanted := [place for place in reader.untold() if place not in asked]:
             asked |= set(wanted)
-            query.ask(wanted, STATUS, OTHERS_SECONDS, reader.take)
+            query.ask(wanted, purpose, OTHERS_SECONDS, reader.take)
     return reader.head.session, reader.head.places, list(reader.records.values())
 
 

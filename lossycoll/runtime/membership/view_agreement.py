@@ -11,8 +11,18 @@ The views travel as a whole, since a proposer may die while it tells of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+
+def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
+    """Whether ``here`` is the one part of ``of`` that may form the next group.
+
+    It holds more than half of ``of``, or half with the lowest. Members of ``here`` outside ``of``
+    don't count. Of two parts without a common member at most one has a quorum.
+    """
+    mine = {*of} & {*here}
+    return 2 * len(mine) > len({*of}) or (2 * len(mine) == len({*of}) > 0 and min(of) in mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +121,8 @@ class Survivors:
         return late or not self.may_go_on()
 
     def may_go_on(self) -> bool:
-        """Whether those that are left can't be the smaller part of a network that fell apart.
+        """Whether the ranks that are left can't be the smaller part of a network that fell apart.
 
-        They must be more than half of the latest view's ranks, or half of them with its lowest.
         Ranks whose processes have ended don't count.
         """
-        rest = [rank for rank in self.views[-1].members if rank not in self.ended]
-        here = len(self.left)
-        return 2 * here > len(rest) or (2 * here == len(rest) and rest[0] in self.left)
+        return has_quorum(self.left, [r for r in self.views[-1].members if r not in self.ended])

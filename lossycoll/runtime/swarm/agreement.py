@@ -1,4 +1,4 @@
-"""What peers of a round must agree on, and the values in which two of them differ."""
+"""Settings that peers of a round must agree on, and the values in which two of them differ."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> floa
 
 
 def typical(own: float, moved: Sequence[float]) -> float:
-    """What movements are compared with: the own one, or the lower median if that is larger.
+    """Reference movement: the own one, or the lower median if that is larger.
 
     Args:
         own: Movement that is trusted.

@@ -16,13 +16,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.membership.messages import Malformed
 
+from .directory_list import DirectoryList, Place
+from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import (
-    PLACES,
+    MOST_PEERS,
     START,
     VERSION,
     Agreed,
@@ -37,25 +40,22 @@ from .protocol import (
     Join,
     Joined,
     Leave,
-    Loan,
     Message,
     Offers,
     Peers,
     Present,
     Ready,
+    Redirect,
     Refused,
     Seek,
     Serves,
     Spare,
-    Turn,
-    Unmet,
+    Transfer,
+    Unreachable,
     Who,
     pack,
     unpack,
 )
-from .talk import Talk
-from .ways import CONNECT_SECONDS, Way
-from .whereabouts import Place, Whereabouts
 
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
@@ -63,9 +63,27 @@ AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory, on average: thousands don't come at the same time."""
 MOST_DOUBLED: Final = 2
 """How often the time for an answer doubles, while there is none."""
-MOST_UNMET: Final = 32
+MOST_UNREACHABLE: Final = 32
 """Reports of peers to whom there is no route that wait to be told."""
 log: Final = logging.getLogger("lossycoll")
+
+
+@dataclass(slots=True)
+class DirectorySession:
+    """A peer's session with one directory. ``said``: messages that were sent over it; ``heard``,
+    ``beat``: when something last came, and this peer last gave a sign of life; ``names``: of peers,
+    of which more come."""
+
+    connection: Connection
+    place: Place
+    coming: str
+    heard: float
+    beat: float = 0.0
+    answered: bool = False
+    ended: bool = False
+    redirect: Redirect | None = None
+    names: tuple[str, ...] = ()
+    said: list[object] = field(default_factory=list)
 
 
 class DirectoryClient:
@@ -74,33 +92,34 @@ class DirectoryClient:
     Args:
         directories: (host, port) of each that may be asked, the first that answers is.
         name: The peer's.
-        way: By which they are reached, the client's from then on.
+        transport: By which they are reached, the client's from then on.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
-        on_loan: Called by the thread when this peer is to lend its state.
+        on_transfer: Called by the thread when this peer is to be a donor.
         on_joined: Called by the thread when a directory has taken this peer in, before it says
             anything else. If its number is another one than before, where its packets come from is
             to be said anew.
-        on_met: Called by the thread with the comings of a group or loan, before others hear of it.
+        on_members: Called by the thread with the comings of a group or transfer, before others hear
+            of it.
     """
 
     def __init__(
         self,
         directories: Sequence[Place],
         name: str,
-        way: Way,
+        transport: DirectoryTransport,
         on_gone: Callable[[str], None],
-        on_loan: Callable[[Loan], None],
+        on_transfer: Callable[[Transfer], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
-        on_met: Callable[[Sequence[str]], None] = lambda comings: None,
+        on_members: Callable[[Sequence[str]], None] = lambda comings: None,
     ) -> None:
-        self._where = Whereabouts(directories)
-        self._way = way
+        self._directories = DirectoryList(directories)
+        self._transport = transport
         self._trouble = ""
         """Why no directory was reached the last time; "": one was."""
         self._on_gone = on_gone
-        self._on_loan = on_loan
+        self._on_transfer = on_transfer
         self._on_joined = on_joined
-        self._on_met = on_met
+        self._on_members = on_members
         self._name = name
         self._start = secrets.token_hex(START // 2)
         self._broken = threading.Event()
@@ -111,12 +130,12 @@ class DirectoryClient:
         """A round is due by the samples of all peers, and none has begun since."""
         self._round = 0
         self._epoch = 0
-        self._turns = False
+        self._redirected = False
         """It was told to turn to the first of them, and isn't there yet."""
         self._in_round = False
         self._standing: list[Message] = []
         """What each directory is to hear of this peer, in this order."""
-        self._unmet: deque[Unmet] = deque(maxlen=MOST_UNMET)
+        self._unreachable: deque[Unreachable] = deque(maxlen=MOST_UNREACHABLE)
         self._ready: tuple[int, Ready] | None = None
         """Which of its rounds this peer is ready for."""
         self._rounds = 0
@@ -130,10 +149,10 @@ class DirectoryClient:
         self._sought: tuple[int, Seek] | None = None
         """Which of its requests for states is open."""
         self._seeks = 0
-        self._loans: list[Loan] = []
+        self._transfers: list[Transfer] = []
         self._found: int | None = None
         self._group: Group | None = None
-        self._met: dict[int, str] = {}
+        self._partners: dict[int, str] = {}
         """The latest comings of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
@@ -155,7 +174,7 @@ class DirectoryClient:
             joined: Joined = self._awaited(lambda: self.joined, timeout)
         except OperationTimeout:
             raise RendezvousError(
-                f"peer {self._name!r}: no directory answers at {_listed(self._where.places)} "
+                f"peer {self._name!r}: no directory answers at {_listed(self._directories.places)} "
                 f"within {timeout:g} s; is it running, reachable, and of the same "
                 f"secret?{self._why()}"
             ) from None
@@ -163,21 +182,21 @@ class DirectoryClient:
 
     @property
     def directories(self) -> tuple[Place, ...]:
-        """Whom this peer turns to in turn, the one that it is connected with first."""
-        return tuple(self._where.places)
+        """Directories in the order in which this peer tries them, the connected one first."""
+        return tuple(self._directories.places)
 
     @property
     def heard(self) -> tuple[Place, ...]:
-        """Where directories are, or were, as this peer has heard."""
-        return self._where.heard
+        """Addresses at which directories are or were, as far as this peer has heard."""
+        return self._directories.heard
 
     def may_open(self, place: Place, opens: Callable[[], None]) -> None:
         """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
         the thread, when all before it have been tried in vain."""
-        self._where.may_open(place, opens)
+        self._directories.may_open(place, opens)
 
     def round_over(self) -> None:
-        """What the latest group was for is done: this peer may turn to another directory."""
+        """End this peer's round: from now on it may follow a redirect to another directory."""
         with self._changed:
             self._in_round = False
         self._nudge()
@@ -189,10 +208,10 @@ class DirectoryClient:
             self._standing = [*others, message]
         self._nudge()
 
-    def unmet(self, comings: Sequence[str]) -> None:
+    def report_unreachable(self, comings: Sequence[str]) -> None:
         """Tells the directory to whom there is no route. If it ends meanwhile, it is of no use."""
         with self._changed:
-            self._unmet.append(Unmet(tuple(comings)))
+            self._unreachable.append(Unreachable(tuple(comings)))
         self._nudge()
 
     def renew(self) -> None:
@@ -220,7 +239,7 @@ class DirectoryClient:
             raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
 
     def names(self, timeout: float) -> tuple[str, ...]:
-        """Of all peers.
+        """Return the names of all peers.
 
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
@@ -232,22 +251,23 @@ class DirectoryClient:
         found: tuple[str, ...] = self._awaited(lambda: self._names, timeout)
         return found
 
-    def loans(self, lenders: int, timeout: float) -> list[Loan]:
-        """Who lends this peer a state, ``lenders`` at most; nobody, if there is nobody.
+    def transfers(self, donors: int, timeout: float) -> list[Transfer]:
+        """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
+        has one.
 
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
         with self._changed:
             self._seeks += 1
-            self._loans, self._found = [], None
-            self._sought = self._seeks, Seek(lenders)
+            self._transfers, self._found = [], None
+            self._sought = self._seeks, Seek(donors)
         self._nudge()
         try:
             self._awaited(lambda: self._found, timeout)
         finally:
             self._sought = None
-        return list(self._loans)
+        return list(self._transfers)
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
@@ -280,7 +300,7 @@ class DirectoryClient:
             raise self._failure.again()
         raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
-            f"{_listed(self._where.places)}{self._why()}"
+            f"{_listed(self._directories.places)}{self._why()}"
         )
 
     def _why(self) -> str:
@@ -294,38 +314,38 @@ class DirectoryClient:
             self._closed = True
             self._failure = ClosedError(f"peer {self._name!r} has left the swarm")
             self._changed.notify_all()
-            self._way.wake()
+            self._transport.wake()
         if self._thread.is_alive():
             self._thread.join()
         with self._changed:
             self._over = True
-            self._way.end()
+            self._transport.end()
 
     # ---- the thread ----
 
     def _nudge(self) -> None:
         with self._changed:
             if not self._over:
-                self._way.wake()
+                self._transport.wake()
 
     def _run(self) -> None:
         while self._failure is None:
-            before = self._where.places
+            before = self._directories.places
             for at, place in enumerate(before):
-                referred = self._where.places is not before
+                referred = self._directories.places is not before
                 if self._failure is not None or not self._is_next(place, at, referred):
                     continue
-                if self._talk(place):
-                    self._where.tries = -1
+                if self._run_session(place):
+                    self._directories.tries = -1
                     break
-            self._where.tries += 1
-            just_told = self._turns and self._where.tries == 0
-            if self._failure is None and not just_told:
+            self._directories.tries += 1
+            just_redirected = self._redirected and self._directories.tries == 0
+            if self._failure is None and not just_redirected:
                 self._pause()
 
     def _is_next(self, place: Place, at: int, referred: bool) -> bool:
         try:
-            return self._where.is_next(place, at, stands_by=referred)
+            return self._directories.is_next(place, at, standby=referred)
         except LossyError as error:
             log.warning("peer %r opens no directory: %s", self._name, error)
             return False
@@ -334,107 +354,111 @@ class DirectoryClient:
         """Not too short, whoever wants something meanwhile."""
         end = time.monotonic() + AGAIN_SECONDS * (0.5 + random.random())
         while self._failure is None and (left := end - time.monotonic()) > 0:
-            self._way.wait(left)
+            self._transport.wait(left)
 
-    def _talk(self, place: Place) -> bool:
+    def _run_session(self, place: Place) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
-        number, session = PLACES, "0" * 16
+        number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
-            number, session = self.joined.number, self.joined.session
+            number, swarm = self.joined.number, self.joined.session
         try:
-            found = self._way.reach(place, session if self.joined is not None else "")
+            found = self._transport.reach(place, swarm if self.joined is not None else "")
         except OSError as error:
             self._trouble = str(error)
             return False
         self._trouble = ""
         with contextlib.closing(found) as reached:
-            talk = Talk(reached, place, self._start + secrets.token_hex(8), time.monotonic())
+            session = DirectorySession(
+                reached, place, self._start + secrets.token_hex(8), time.monotonic()
+            )
             wanted = Join(
-                VERSION, self._name, talk.coming, number, session, self._round, self._epoch
+                VERSION, self._name, session.coming, number, swarm, self._round, self._epoch
             )
             reached.write(pack(wanted))
             self._broken.clear()
-            while not (reached.broken or self._broken.is_set() or self._failure or talk.ended):
-                self._turn(talk)
-            if talk.answered and not reached.broken:
-                reached.write(pack(talk.turns if talk.turns and talk.ended else Leave()))
+            while not (reached.broken or self._broken.is_set() or self._failure or session.ended):
+                self._turn(session)
+            if session.answered and not reached.broken:
+                reached.write(
+                    pack(session.redirect if session.redirect and session.ended else Leave())
+                )
                 reached.finish()
-            elif not talk.answered:
+            elif not session.answered:
                 self._trouble = reached.broken or ("" if reached.reached else "timed out")
-        return talk.answered
+        return session.answered
 
-    def _turn(self, talk: Talk) -> None:
+    def _turn(self, session: DirectorySession) -> None:
         # Of thousands that come at once the last hear nothing for long: who came again as soon
         # would have to wait behind all others once more.
-        patience = CONNECT_SECONDS * 2 ** min(self._where.tries, MOST_DOUBLED)
-        lease = self.joined.lease if self.joined and talk.answered else patience
-        if not talk.session.reached and len(self._where.places) > 1:
+        patience = CONNECT_SECONDS * 2 ** min(self._directories.tries, MOST_DOUBLED)
+        lease = self.joined.lease if self.joined and session.answered else patience
+        if not session.connection.reached and len(self._directories.places) > 1:
             lease = min(lease, NEXT_SECONDS)
-        self._way.wait(lease / 4)
+        self._transport.wait(lease / 4)
         now = time.monotonic()
-        for body in talk.session.read():
-            talk.heard = now
-            self._take(talk, body)
+        for body in session.connection.read():
+            session.heard = now
+            self._take(session, body)
         # A directory that is silent is none: it answers each beat.
-        talk.ended |= now - talk.heard > lease
-        if talk.turns is not None and not self._in_round and not talk.ended:
-            talk.ended = self._turns = True
-            here = [(talk.turns.host, talk.turns.port), talk.place]
-            self._where.prefer(*here)
-        elif talk.answered and not self._broken.is_set():  # else it is for the next connection
-            self._say(talk)
-            if now - talk.beat > lease / 4:
-                talk.beat = now
-                talk.session.write(pack(Beat(self.peers)))
+        session.ended |= now - session.heard > lease
+        if session.redirect is not None and not self._in_round and not session.ended:
+            session.ended = self._redirected = True
+            here = [(session.redirect.host, session.redirect.port), session.place]
+            self._directories.prefer(*here)
+        elif session.answered and not self._broken.is_set():  # else it is for the next connection
+            self._say(session)
+            if now - session.beat > lease / 4:
+                session.beat = now
+                session.connection.write(pack(Beat(self.peers)))
 
-    def _say(self, talk: Talk) -> None:
-        """What callers want said, if it hasn't been over this connection."""
-        session, said = talk.session, talk.said
+    def _say(self, session: DirectorySession) -> None:
+        """Send messages of callers that weren't sent over this connection yet."""
+        connection, said = session.connection, session.said
         with self._changed:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
             sought = self._sought
-            unmet = list(self._unmet)
-            self._unmet.clear()
+            unreachable = list(self._unreachable)
+            self._unreachable.clear()
             if self._says_anew:
                 said = [one for one in said if not isinstance(one, Averages)]
                 self._says_anew = False
         for message in standing:
             if message not in said:
-                session.write(pack(message))
-        for report in unmet:
-            session.write(pack(report))
+                connection.write(pack(message))
+        for report in unreachable:
+            connection.write(pack(report))
         if question and question not in said:
-            session.write(pack(Who()))
+            connection.write(pack(Who()))
         for asked in (sought, ready):
             if asked is not None and asked not in said:
-                session.write(pack(asked[1]))
-        talk.said = [*standing, sought, ready, question]
+                connection.write(pack(asked[1]))
+        session.said = [*standing, sought, ready, question]
 
-    def _take(self, talk: Talk, body: bytes) -> None:
+    def _take(self, session: DirectorySession, body: bytes) -> None:
         """Long because each kind of message has its effect."""
         try:
             message: Message = unpack(body)
         except Malformed:
             self.malformed += 1
             return
-        if isinstance(message, Group | Loan):
-            self._met.update((one.number, one.coming) for one in message.members)
-            self._on_met([one.coming for one in message.members])
+        if isinstance(message, Group | Transfer):
+            self._partners.update((one.number, one.coming) for one in message.members)
+            self._on_members([one.coming for one in message.members])
         with self._changed:
             if isinstance(message, Joined):
-                talk.answered = True
-                self._take_number(talk, message)
-            elif isinstance(message, Refused) and self._turns:
+                session.answered = True
+                self._take_number(session, message)
+            elif isinstance(message, Refused) and self._redirected:
                 log.warning("peer %r stays where it was: %s", self._name, message.reason)
-                talk.ended = True
+                session.ended = True
             elif isinstance(message, Refused):
                 self._failure = self._failure or self._refused(message.reason)
-            elif isinstance(message, Turn):
-                talk.turns = message
+            elif isinstance(message, Redirect):
+                session.redirect = message
             elif isinstance(message, Group):
                 # One of a call that gave up waiting isn't for the next.
-                if not self._broken.is_set() and talk.coming in {
+                if not self._broken.is_set() and session.coming in {
                     one.coming for one in message.members
                 }:
                     self._group, self._ready, self._in_round = message, None, True
@@ -447,22 +471,22 @@ class DirectoryClient:
                 if message.reason and not self._asks_agreed:  # said again, to another directory
                     self._failure = self._failure or self._refused(message.reason)
             elif isinstance(message, Peers):
-                talk.names += message.names
+                session.names += message.names
                 if not message.more:
-                    self._names, talk.names = talk.names, ()
+                    self._names, session.names = session.names, ()
             elif isinstance(message, Directories):
-                self._learn(talk, message.places)
-            elif isinstance(message, Loan) and message.members[-1].coming == talk.coming:
-                self._loans.append(message)
+                self._learn(session, message.places)
+            elif isinstance(message, Transfer) and message.members[-1].coming == session.coming:
+                self._transfers.append(message)
             elif isinstance(message, Found) and self._sought is not None:
-                self._found = message.loans
+                self._found = message.transfers
             elif isinstance(message, Leave):  # the directory ends, in good order
-                talk.ended = True
+                session.ended = True
             if isinstance(message, Due | Group):
                 self.due = isinstance(message, Due)
             self._changed.notify_all()
-        if isinstance(message, Loan) and message.members[0].coming == talk.coming:
-            self._on_loan(message)
+        if isinstance(message, Transfer) and message.members[0].coming == session.coming:
+            self._on_transfer(message)
         if isinstance(message, Gone):
             self._on_gone(message.coming)
         if isinstance(message, Joined):
@@ -476,24 +500,24 @@ class DirectoryClient:
             self._compare(frozenset(message.starts))
 
     def _compare(self, starts: frozenset[str]) -> None:
-        """Of those that it has met, others have gone than these."""
-        for number in [n for n, coming in self._met.items() if coming[:START] not in starts]:
-            self._on_gone(self._met.pop(number))
+        """Report partners as gone that aren't among these."""
+        for number in [n for n, coming in self._partners.items() if coming[:START] not in starts]:
+            self._on_gone(self._partners.pop(number))
 
-    def _take_number(self, talk: Talk, message: Joined) -> None:
+    def _take_number(self, session: DirectorySession, message: Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""
-        had, self.joined, self._turns = self.joined, message, False
+        had, self.joined, self._redirected = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
-        self._where.prefer(talk.place)
+        self._directories.prefer(session.place)
         if had is not None and had.number != message.number:
             self._standing = [one for one in self._standing if type(one) is not Here]
 
-    def _learn(self, talk: Talk, places: Sequence[Place]) -> None:
-        """Whom to turn to: first who serves now, then all in the same order as other peers. One
-        that stands by says whom to ask instead."""
-        first = [talk.place] if talk.answered else []
-        self._where.learn([*first, *places], serves=talk.answered)
-        talk.ended |= not talk.answered
+    def _learn(self, session: DirectorySession, places: Sequence[Place]) -> None:
+        """Take a directory list: the serving one first, then all in the order that other peers
+        have. A standby directory names others to ask."""
+        first = [session.place] if session.answered else []
+        self._directories.learn([*first, *places], serves=session.answered)
+        session.ended |= not session.answered
 
     def _refused(self, reason: str) -> RendezvousError:
         return RendezvousError(f"peer {self._name!r}: {reason}")

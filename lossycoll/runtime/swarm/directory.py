@@ -1,7 +1,8 @@
-"""Who is in a swarm, and who meets whom: a state machine without sockets.
+"""Directory of a swarm: its peers and the groups that they form, as a state machine without
+sockets.
 
 Peers sit in the cells of a grid (plan/grid.py). A peer that is ready waits for the others of its
-line, those that live and haven't averaged in this round yet. How long is learnt from each peer's
+row, those that live and haven't averaged in this round yet. How long is learnt from each peer's
 earlier rounds: from what it took from the begin of a round until it was ready for the next. No wait
 for others counts in that, or waits would make waits. All is soft state: a peer that comes back says
 what it had.
@@ -21,20 +22,18 @@ import numpy as np
 from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of, mix
 
-from .agenda import Agenda
 from .agreement import difference
-from .apart import Apart, split
-from .lenders import Lenders
-from .numbers import Numbers
+from .directory_tables import DirtyQueue, Donors, IdAllocator, StandbyDirectories
 from .peer import Peer, Rounds
+from .placement import GridRow, Placement
 from .progress import Progress
 from .protocol import (
     ELSEWHERE,
     LATE_AGAIN,
     MOST_EPOCH,
+    MOST_PEERS,
     OLDER,
     OUT_OF_REACH,
-    PLACES,
     SILENT,
     START,
     VERSION,
@@ -44,12 +43,11 @@ from .protocol import (
     Here,
     Join,
     Joined,
-    Loan,
     Offers,
     Refused,
+    Transfer,
 )
-from .seats import Line, Seats
-from .successors import Successors
+from .unreachable import UnreachablePairs, split
 
 LEASE: Final = 10.0
 """Seconds without a sign of life after which a peer is lost."""
@@ -79,7 +77,7 @@ class Directory:
         session: 16 hex digits that name the swarm's packets; empty: drawn.
 
     Raises:
-        OptionError: A line of the grid is too long for a group.
+        OptionError: A row of the grid is too long for a group.
     """
 
     def __init__(
@@ -95,8 +93,8 @@ class Directory:
         self._patience = patience
         self._settled: float | None = None
         """When all should be here that another directory knew; None: nobody came from one."""
-        self._seats = Seats(shape, most)
-        self._agenda = Agenda()
+        self._placement = Placement(shape, most)
+        self._dirty = DirtyQueue()
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._has_settled = False
@@ -121,21 +119,21 @@ class Directory:
         self._progress = Progress()
         self._too_late: dict[int, Peer] = {}
         """Those that are ready for a round by samples that has begun without them."""
-        self._met: set[int] = set()
+        self._have_averaged: set[int] = set()
         """Numbers of those that have been in a group."""
-        self._successors = Successors()
-        self._numbers = Numbers(clock)
+        self._standby_directories = StandbyDirectories()
+        self._ids = IdAllocator(clock)
         self._seen_until = clock() + LEASE
         """Nobody's lease runs out before."""
-        self._apart = Apart(clock)
-        self._lenders = Lenders(self._apart)
+        self._unreachable = UnreachablePairs(clock)
+        self._donors = Donors(self._unreachable)
         self.unfounded = 0
         """Times that a peer was said to be out of reach by one that has nothing to do with it."""
 
     @property
     def grid(self) -> Grid:
         """In whose cells the peers sit."""
-        return self._seats.grid
+        return self._placement.grid
 
     # ---- who is there ----
 
@@ -155,7 +153,7 @@ class Directory:
             return Refused(f"a peer named {wanted.name!r} is there; choose another name")
         if not self.free:
             return Refused(f"the swarm is full: {others} peers")
-        came_before = wanted.number < PLACES
+        came_before = wanted.number < MOST_PEERS
         if came_before and wanted.session != self.session and not others:
             self.adopt(wanted.session)
         if came_before and wanted.session != self.session:
@@ -169,7 +167,7 @@ class Directory:
             self.epoch = min(MOST_EPOCH, max(self.epoch, wanted.epoch + first))
         # Those that another directory knew may still come: so few as possible find theirs taken.
         draw = key_of(self._seed, self._came) if self._took_over else None
-        number = self._numbers.take(wanted.number, wanted.name, draw)
+        number = self._ids.take(wanted.number, wanted.name, draw)
         # Those that another directory knew say how far they were, as long as it is new here.
         new = came_before and (self._is_settling() or not others)
         known = min(wanted.round, MOST_ROUND) if new else 0
@@ -189,13 +187,15 @@ class Directory:
             came=self._came,
             came_back=came_before,
             began=self._clock(),
-            skipped=came_before or bool(self._met),
+            skipped=came_before or bool(self._have_averaged),
         )
         peer.round = max(latest, known)
         self._came += 1
         self.peers[number] = peer
         self._named[peer.name] = number
-        if self._seats.come(peer, lambda turn: key_of(self._seed, peer.number, peer.round, turn)):
+        if self._placement.come(
+            peer, lambda turn: key_of(self._seed, peer.number, peer.round, turn)
+        ):
             self._note_all()
         self._note(peer)
         return Joined(peer.number, self.session, peer.round, LEASE, self.epoch)
@@ -219,21 +219,21 @@ class Directory:
         return self._has_settled
 
     def here(self, number: int, place: Here) -> None:
-        """Where a peer's packets come from."""
+        """Note the address that a peer's packets come from."""
         self.peers[number].place = place
         self._note(self.peers[number])
 
     def serves(self, number: int, place: tuple[str, int]) -> None:
         """A peer has a directory of its own."""
-        self._successors.serves(self.peers[number], place)
+        self._standby_directories.serves(self.peers[number], place)
 
     def spare(self, number: int, place: tuple[str, int]) -> None:
         """A peer opens a directory there if all others have gone."""
-        self._successors.spare(self.peers[number], place)
+        self._standby_directories.spare(self.peers[number], place)
 
     def directories(self) -> tuple[tuple[str, int], ...]:
-        """Whom to turn to in turn, the same for all peers."""
-        return self._successors.listed()
+        """Directory list, the same for all peers."""
+        return self._standby_directories.listed()
 
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
@@ -252,14 +252,14 @@ class Directory:
                 f"the same wire= and options LOSSYCOLL_WIRE... on all peers"
             )
         if wanted.grid and other is None:
-            if reason := self._seats.takes(wanted.grid, len(self.peers)):
+            if reason := self._placement.set_grid(wanted.grid, len(self.peers)):
                 return Agreed(reason)
             self._note_all()
         schema = "" if wanted.draft else wanted.schema
         if schema and not peer.schema:
             if peer.skipped:  # it hasn't been in the rounds that others have had
                 peer.round = self.round
-                peer.came_late = bool(self._met)
+                peer.came_late = bool(self._have_averaged)
             if not self._able:
                 self._progress.target = wanted.target
             peer.skipped = False
@@ -277,7 +277,7 @@ class Directory:
         return Agreed("") if number in self.agreed([number]) else None
 
     def agreed(self, of: Sequence[int] | None = None) -> list[int]:
-        """Who is answered now, since as many peers as it waits for have said the same.
+        """Return the peers to answer now, since as many as they wait for have said the same.
 
         Args:
             of: Which of those that wait; None: any.
@@ -294,7 +294,7 @@ class Directory:
         return out
 
     def names(self) -> tuple[str, ...]:
-        """Of all peers, in order of their numbers."""
+        """Names of all peers, in order of their numbers."""
         return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
@@ -307,19 +307,19 @@ class Directory:
         peer = self.peers.pop(number, None)
         if peer is None:
             return []
-        self._numbers.give_back(number, peer.name)
+        self._ids.give_back(number, peer.name)
         del self._named[peer.name]
         self._averaging.pop(number, None)
         self._able.pop(number, None)
         self._waiting.pop(number, None)
         self._too_late.pop(number, None)
         self._progress.lost(peer, self._averaging.values())
-        self._met.discard(number)
-        self._apart.forget(number)
-        self._lenders.lost(number)
-        self._successors.lost(peer)
+        self._have_averaged.discard(number)
+        self._unreachable.forget(number)
+        self._donors.lost(number)
+        self._standby_directories.lost(peer)
         self._note(peer)
-        if self._seats.leave(peer):
+        if self._placement.leave(peer):
             self._note_all()
         peer.go()
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
@@ -327,14 +327,14 @@ class Directory:
             self.peers[other].partners.discard(number)
         return [(other, peer.coming) for other in others]
 
-    def unmet(self, number: int, comings: Sequence[str]) -> int:
+    def report_unreachable(self, number: int, comings: Sequence[str]) -> int:
         """A peer finds no route to others. It can say so of those alone of whom it was told last.
         Returns of how many it has."""
         peer = self.peers[number]
         others = ({*peer.group, *peer.partners} - {number}) & self.peers.keys()
         found = [one for one in others if self.peers[one].coming in comings]
         for other in found:
-            self._apart.note(number, other)
+            self._unreachable.note(number, other)
         self.unfounded += len(set(comings)) - len(found)
         return len(found)
 
@@ -352,7 +352,7 @@ class Directory:
             self._seen_until = min((one.seen for one in self.peers.values()), default=now) + LEASE
         return self._seen_until
 
-    # ---- beside another directory of the swarm (reunion.py) ----
+    # ---- beside another directory of the swarm (merge.py) ----
 
     @property
     def round(self) -> int:
@@ -361,8 +361,8 @@ class Directory:
 
     @property
     def free(self) -> int:
-        """How many more peers there is room for."""
-        room = min(PLACES, self.grid.cells) if self._seats.fixed else PLACES
+        """Number of further peers that there is room for."""
+        room = min(MOST_PEERS, self.grid.cells) if self._placement.fixed else MOST_PEERS
         return max(0, room - len(self.peers))
 
     def takes(self, number: int, seconds: float) -> None:
@@ -382,8 +382,8 @@ class Directory:
 
     def tell_all(self) -> None:
         """All that are here are to turn to another directory."""
-        self._seats.clear()
-        self._agenda.clear()
+        self._placement.clear()
+        self._dirty.clear()
         for peer in self.peers.values():
             peer.told = True
 
@@ -403,12 +403,12 @@ class Directory:
             self._too_late[number] = peer
         if weight and peer.cell >= 0:  # others may go on waiting for it, and begin no sooner
             axis = self.grid.axis(peer.round)
-            self._agenda.note([self._seats.line_of(peer.cell, axis)])
+            self._dirty.mark([self._placement.row_of(peer.cell, axis)])
         else:
             self._note(peer)
 
     def due(self) -> list[int]:
-        """Whom to tell that a round is due, by the samples of all."""
+        """Return the peers to tell that a round is due, by the samples of all."""
         if self._is_settling() or not self._progress.falls_due():
             return []
         for peer in self._able.values():
@@ -417,7 +417,7 @@ class Directory:
 
     def form(self) -> list[Group]:
         """The groups whose rounds begin now. What has changed since the last call is looked at, or
-        whose time has come: of a swarm of thousands, a line or two."""
+        whose time has come: of a swarm of thousands, a row or two."""
         out: list[Group] = []
         if self._is_settling():
             return out
@@ -427,20 +427,20 @@ class Directory:
             peer.weight = None
             out.append(one)
         late, self._too_late = list(self._too_late.values()), {}
-        seated = (peer for peer in late if peer.is_ready and peer.cell >= 0)
-        out += [self._alone(peer) for peer in seated if not peer.due]
-        while lines := self._agenda.take(self._clock()):
-            for line in lines:
-                out += self._looked_at(line)
+        placed = (peer for peer in late if peer.is_ready and peer.cell >= 0)
+        out += [self._alone(peer) for peer in placed if not peer.due]
+        while rows := self._dirty.take(self._clock()):
+            for row in rows:
+                out += self._looked_at(row)
         return out
 
-    def _looked_at(self, line: Line) -> list[Group]:
-        """The group of a line whose round begins now, of those along it the earliest."""
-        peers = self._seats.on(line)
+    def _looked_at(self, row: GridRow) -> list[Group]:
+        """The group of a row whose round begins now, of those along it the earliest."""
+        peers = self._placement.on(row)
         rounds = {(one.round, one.schema) for one in peers if one.is_ready and not one.behind}
         times = []
         for number, schema in sorted(rounds):
-            if self.grid.axis(number) != line.axis:
+            if self.grid.axis(number) != row.axis:
                 continue
             due = [one for one in peers if one.round <= number and self._may_be_in(one, schema)]
             here = [one for one in due if one.is_ready and one.round == number]
@@ -456,7 +456,7 @@ class Directory:
             if not late or self._clock() >= until:
                 return self._begin(number, here, due, peers)
             times.append(until)
-        self._agenda.later(line, min(times, default=None))
+        self._dirty.schedule(row, min(times, default=None))
         return []
 
     def _may_be_in(self, peer: Peer, schema: str) -> bool:
@@ -469,17 +469,18 @@ class Directory:
     def _note(self, peer: Peer) -> None:
         """Something of a peer has changed by which groups may form."""
         if peer.cell >= 0:
-            self._agenda.note(self._seats.lines_of(peer.cell))
+            self._dirty.mark(self._placement.rows_of(peer.cell))
 
     def _note_all(self) -> None:
-        """Nothing that was known of the lines holds any more."""
-        self._agenda.clear()
-        for peer in self._seats.seated():
+        """Nothing that was known of the rows holds any more."""
+        self._dirty.clear()
+        for peer in self._placement.placed():
             if peer.is_ready:
                 self._note(peer)
 
     def _awaited_until(self, peer: Peer, first: float) -> float:
-        """How long others wait for a peer that isn't ready, of whom one is since ``first``."""
+        """Time until which others wait for a peer that isn't ready, of whom one is since
+        ``first``."""
         if peer.skipped:
             return first
         if not peer.took:
@@ -494,21 +495,21 @@ class Directory:
         if self._settled is not None and self._settled > now:
             times = [self._settled]
         else:
-            times = [now] if self._agenda.is_due else []
-            times += [at for at in [self._agenda.wakes()] if at is not None]
+            times = [now] if self._dirty.is_due else []
+            times += [at for at in [self._dirty.wakes()] if at is not None]
         if self.peers:
             times.append(self._all_live_until())
         return min(times, default=None)
 
     def _begin(
-        self, number: int, here: Sequence[Peer], due: Sequence[Peer], line: Sequence[Peer]
+        self, number: int, here: Sequence[Peer], due: Sequence[Peer], row: Sequence[Peer]
     ) -> list[Group]:
         """One group, or several without pairs that can't reach each other."""
         numbers = [peer.number for peer in here]
         groups = [numbers]
-        if self._apart.concerns(numbers):
-            groups = split(numbers, self._apart, lambda one: key_of(self._seed, number, one))
-        self._move(number, line)
+        if self._unreachable.concerns(numbers):
+            groups = split(numbers, self._unreachable, lambda one: key_of(self._seed, number, one))
+        self._move(number, row)
         # Owners' own values always count, so others own each part of the values in each round: a
         # peer moves to the place of the part that it owns.
         for group in groups:
@@ -519,7 +520,7 @@ class Directory:
             members = tuple(self.peers[n].member for n in group)
             absent = tuple(
                 (one.name, _why_absent(one, number, numbers))
-                for one in line
+                for one in row
                 if one.number not in group
             )
             out.append(Group(number, self._number_of_group(), members, absent, samples))
@@ -530,13 +531,13 @@ class Directory:
             for peer in (self.peers[n] for n in group):
                 peer.weight, peer.skipped, peer.began = None, False, self._clock()
                 peer.group = tuple(group)
-            self._met.update(group)
+            self._have_averaged.update(group)
         return out
 
     def _alone(self, peer: Peer) -> Group:
         """For one whose round has begun without it: it goes on by itself, and waits for nobody."""
-        line = self._seats.on(self._seats.line_of(peer.cell, self.grid.axis(peer.round)))
-        absent = tuple((one.name, ELSEWHERE) for one in line if one is not peer)
+        row = self._placement.on(self._placement.row_of(peer.cell, self.grid.axis(peer.round)))
+        absent = tuple((one.name, ELSEWHERE) for one in row if one is not peer)
         self._progress.begin([peer])
         group = Group(
             max(0, peer.round - 1),
@@ -548,13 +549,13 @@ class Directory:
         peer.weight, peer.began = None, self._clock()
         return group
 
-    def _move(self, number: int, line: Sequence[Peer]) -> None:
-        """A line's peers sit elsewhere after a round, and both lines of each may form groups."""
-        cells: Cells = np.array([peer.cell for peer in line], np.int64)
-        for peer in line:
+    def _move(self, number: int, row: Sequence[Peer]) -> None:
+        """Move the peers of a row to their next cells. Both rows of each may then form groups."""
+        cells: Cells = np.array([peer.cell for peer in row], np.int64)
+        for peer in row:
             self._note(peer)
-        self._seats.move(line, self.grid.moved(cells, number, self._seed))
-        for peer in line:
+        self._placement.move(row, self.grid.moved(cells, number, self._seed))
+        for peer in row:
             self._note(peer)
 
     def _number_of_group(self) -> int:
@@ -566,30 +567,32 @@ class Directory:
     def offers(self, number: int, said: Offers) -> None:
         """Whether a peer has a state for newcomers, and how far it is."""
         peer = self.peers[number]
-        self._lenders.offers(peer, bool(said.has))
+        self._donors.offers(peer, bool(said.has))
         self._progress.report(peer, said, self._averaging.values())
         self._note(peer)
 
-    def seeks(self, number: int, lenders: int) -> None:
+    def seeks(self, number: int, donors: int) -> None:
         """A newcomer wants a state, of so many peers at most."""
-        self._lenders.seeks(self.peers[number], lenders)
+        self._donors.seeks(self.peers[number], donors)
 
-    def lends(self) -> list[tuple[int, list[Loan]]]:
-        """Whom to answer that seeks a state, and with what. As long as those may come that another
-        directory knew, nobody."""
+    def transfers(self) -> list[tuple[int, list[Transfer]]]:
+        """Return the transfers to tell each joiner that seeks a state. As long as peers of another
+        directory may come, none."""
         if self._is_settling():
             return []
-        return [(taker.number, self._loans(taker, most)) for taker, most in self._lenders.asked()]
+        return [
+            (joiner.number, self._transfers(joiner, most)) for joiner, most in self._donors.asked()
+        ]
 
-    def _loans(self, taker: Peer, most: int) -> list[Loan]:
+    def _transfers(self, joiner: Peer, most: int) -> list[Transfer]:
         self._formed += 1
         drawn = key_of(self._seed, self._formed)
-        lent = self._lenders.of(taker, most, lambda number: mix(drawn ^ number))
-        return [Loan(self._number_of_group(), (one.member, taker.member)) for one in lent]
+        chosen = self._donors.of(joiner, most, lambda number: mix(drawn ^ number))
+        return [Transfer(self._number_of_group(), (one.member, joiner.member)) for one in chosen]
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:
-    """Why a peer of a line isn't in a group of the round ``number`` of those that are ``there``."""
+    """Why a peer of a row isn't in a group of the round ``number`` of those that are ``there``."""
     if peer.behind:
         return OLDER
     if peer.number in there:

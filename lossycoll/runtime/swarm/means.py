@@ -28,7 +28,7 @@ MOST_MADE_UP: Final = 64
 
 
 def shares(members: Sequence[Member]) -> tuple[float, ...]:
-    """What each member counts, of 1 for the one that counts most; 0: nothing.
+    """Weights of members, of 1 for the one that counts most; 0: nothing.
 
     Args:
         members: Of a group.
@@ -44,7 +44,7 @@ def shares(members: Sequence[Member]) -> tuple[float, ...]:
 
 
 def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
-    """By what members own parts: their links' rates, or 1 where somebody hasn't said one.
+    """Rates by which members own parts: those of their links, or 1 where somebody hasn't said one.
 
     Args:
         members: Of a group.
@@ -58,7 +58,7 @@ def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
 
 
 class Means:
-    """How this peer's values travel, and what rounding took from them.
+    """Encoding of this peer's values, and the rounding errors that it still owes the others.
 
     What is taken from a contribution is added to the next one; so is what a mean loses that this
     peer owns, times how often the others have it, as far as the next grid isn't much coarser for
@@ -80,11 +80,12 @@ class Means:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What engines are told of the encoding."""
+        """Numbers of the encodings, as engines know them."""
         return tuple(number_of(one) for one in (self.first, self.second))
 
     def got(self, x: Floats, encoding: str) -> Floats:
-        """What others get of values that begin with a packet, in one of the phases' encodings."""
+        """Return values as others get them in one of the phases' encodings, from the begin of a
+        packet."""
         out = np.empty_like(x)
         if len(x):
             rounded(encoding, x.ctypes.data, out.ctypes.data, len(x), 0, self.per_packet)
@@ -177,7 +178,7 @@ class Round:
 
 
 def _missing(x: Floats, got: Floats, most: Floats) -> Floats:
-    """What others lack of ``x``, up to ``most``; 0 where nobody can tell."""
+    """Difference that others lack of ``x``, up to ``most``; 0 where nobody can tell."""
     with np.errstate(invalid="ignore", over="ignore"):
         found: Floats = np.clip(x - got, -most, most)
     found[~np.isfinite(found)] = 0

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -35,28 +35,27 @@ from lossycoll.runtime.net.interfaces import choose
 
 from .bounded import BoundedRound
 from .client import DirectoryClient
-from .ends import End
-from .knock import key_of
-from .knocker import KEEP_SECONDS, Knocker, KnockerCounts
-from .lending import Lending
-from .loans import Taken
+from .connectivity import key_of
+from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
 from .means import Means, Round
+from .nat_agent import KEEPALIVE_SECONDS, NatAgent, NatAgentCounts
 from .paths import Floats, Paths, outcome
+from .peer_status import PeerFile
 from .protocol import (
-    PLACES,
+    MOST_PEERS,
     WHY_ABSENT,
     Averages,
     Group,
     Here,
     Joined,
-    Loan,
     Member,
     Offers,
     Serves,
     Spare,
+    Transfer,
 )
 from .state import Snapshot
-from .ways import TransportWay, Way
+from .state_transfer import StateTransfers, TransferredState
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -69,7 +68,7 @@ LEAST_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a round did.
+    """Report of a round.
 
     Attributes:
         round: Its number; -1: none began.
@@ -105,6 +104,23 @@ class RoundReport:
     refused: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
+    socket's address, as this machine sees it."""
+
+    place: Place
+    nat_agent: NatAgent
+    paths: Paths
+    transfers: StateTransfers
+
+    def close(self) -> None:
+        """Others may have to ask for packets no more. Idempotent."""
+        self.nat_agent.close()
+        self.transfers.close()
+        self.paths.close()
+
+
 class SwarmMember:
     """A peer of a swarm, from when it has joined until ``close``.
 
@@ -115,9 +131,9 @@ class SwarmMember:
         options: Those of the engine.
         timeout: Seconds to join in.
         own_directory: The directory listens on all of this machine's addresses, for others too.
-        keep: Seconds between two signs of life to the directory's UDP port and to each peer.
+        keepalive: Seconds between two signs of life to the directory's UDP port and to each peer.
         rate: Bytes/s of this peer's link; 0: unknown.
-        way: To directories, where none says how packets are seen; None: by the control transport.
+        transport: To directories that know no reflexive addresses; None: the control transport.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -133,9 +149,9 @@ class SwarmMember:
         options: Options | None = None,
         timeout: float = 30.0,
         own_directory: bool = False,
-        keep: float = KEEP_SECONDS,
+        keepalive: float = KEEPALIVE_SECONDS,
         rate: int = 0,
-        way: Way | None = None,
+        transport: DirectoryTransport | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
@@ -147,24 +163,29 @@ class SwarmMember:
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Of the round that is on, and the comings of its members."""
-        self._unmet: frozenset[str] = frozenset()
+        self._unreachable: frozenset[str] = frozenset()
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
         self._max_norm = 0.0
         self._said: Averages | None = None
         """What it averages, as the directory has agreed to."""
         self._offer = Offers(0)
-        calls = self._lost, self._lend, self._came, self._met
-        self._client = DirectoryClient(directories, name, way or TransportWay(secret), *calls)
-        self._keep = keep
-        self._is_observed = way is None
-        self._end: End | None = None
+        calls = self._lost, self._donate, self._came, self._on_members
+        self._client = DirectoryClient(
+            directories, name, transport or ZmqDirectoryTransport(secret), *calls
+        )
+        self._keepalive = keepalive
+        self._asks_reflexive = transport is None
+        self._endpoint: Endpoint | None = None
         """By the number that it has now; None: it isn't open yet, or not any more."""
-        self._former: list[End] = []
+        self._former: list[Endpoint] = []
         """By numbers that it had before: others may still ask for packets."""
+        self._file: PeerFile | None = None
         try:
             joined = self._client.connect(timeout)
             self.session = joined.session
+            if self._options.status == "on":
+                self._file = PeerFile(self.session, name)
             # The directory of this very peer says nothing of the way to others.
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
@@ -181,7 +202,7 @@ class SwarmMember:
         """An engine, and what goes by its socket, for this peer's number."""
         number = self.number
         host = Host(
-            number, PLACES, self.address, payload_bytes=self._payload, options=self._options
+            number, MOST_PEERS, self.address, payload_bytes=self._payload, options=self._options
         )
         try:
             if self._secret is not None:
@@ -189,56 +210,63 @@ class SwarmMember:
             out_of_band = host.out_of_band()
             place = (self.address, host.link().port)
             host.start(
-                int(self.session, 16), [place if one == number else None for one in range(PLACES)]
+                int(self.session, 16),
+                [place if one == number else None for one in range(MOST_PEERS)],
             )
         except BaseException:
             host.close()
             raise
-        knocker = Knocker(
+        nat_agent = NatAgent(
             out_of_band,
             number,
             key_of(self._secret, self.session),
-            lambda: self._client.directories[0] if self._is_observed else None,
-            lambda seen, moved: self._is_seen(place, seen, moved),
-            self._keep,
+            lambda: self._client.directories[0] if self._asks_reflexive else None,
+            lambda reflexive, moved: self._say_address(place, reflexive, moved),
+            self._keepalive,
         )
         paths = Paths(
-            host, number, self.session, self._secret, self._options, knocker, self._client.unmet
+            host,
+            number,
+            self.session,
+            self._secret,
+            self._options,
+            nat_agent,
+            self._client.report_unreachable,
         )
-        lending = Lending(number, paths, self._payload)
+        transfers = StateTransfers(number, paths, self._payload)
         with self._lock:
-            if self._end is not None:
-                former = self._end.lending
-                lending.schema, lending.state = former.schema, former.state
-            self._end = End(place, knocker, paths, lending)
-        self._is_seen(place, knocker.seen() or place, False)
+            if self._endpoint is not None:
+                former = self._endpoint.transfers
+                transfers.schema, transfers.state = former.schema, former.state
+            self._endpoint = Endpoint(place, nat_agent, paths, transfers)
+        self._say_address(place, nat_agent.reflexive_address() or place, False)
 
-    def _is_seen(self, place: Place, seen: Place, moved: bool) -> None:
-        """By the knockers' threads, too: where the world sees packets of the engine at ``place``
-        come from."""
+    def _say_address(self, place: Place, reflexive: Place, moved: bool) -> None:
+        """Tell the directory the reflexive address of the engine at ``place``. NAT agents' threads
+        call it, too."""
         with self._lock:
-            if self._end is None or self._end.place != place:
+            if self._endpoint is None or self._endpoint.place != place:
                 return  # one that this peer had by another number
-            self._client.say(Here(*place, () if seen == place else (seen,)))
+            self._client.say(Here(*place, () if reflexive == place else (reflexive,)))
         if moved:  # and so are the routes that others know
             self._client.renew()
 
     def _came(self, joined: Joined) -> None:
-        """By the client's thread: a directory has taken this peer in."""
+        """Follow the number that a directory has given. By the client's thread."""
         with self._opening:
-            end = self._end
-            if end is None:  # it is about to be opened, or closed
+            endpoint = self._endpoint
+            if endpoint is None:  # it is about to be opened, or closed
                 return
             if joined.number != self.number:
-                self._renumber(end, joined.number)
+                self._renumber(endpoint, joined.number)
             else:  # maybe this one sees the socket otherwise than the one before
-                end.knocker.ask()
+                endpoint.nat_agent.ask()
 
-    def _renumber(self, end: End, number: int) -> None:
+    def _renumber(self, endpoint: Endpoint, number: int) -> None:
         """Packets of the number that this peer had would be taken for those of another. A round or
-        a loan that is on ends as it was."""
+        a transfer that is on ends as it was."""
         with self._lock:
-            self._former.append(end)
+            self._former.append(endpoint)
         self.number = number
         try:
             self._open()
@@ -249,45 +277,47 @@ class SwarmMember:
     def _close_former(self) -> None:
         with self._lock:
             former, self._former = self._former, []
-        for end in former:
-            end.close()
+        for endpoint in former:
+            endpoint.close()
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
-        if self._group is None and self._end is not None:
+        if self._group is None and self._endpoint is not None:
             # Before others hear that this peer has gone: then they wait for no packet of it.
-            self._end.paths.flush()
+            self._endpoint.paths.flush()
         self._client.close()
+        if self._file is not None:
+            self._file.close()
         with self._lock:
             engine = self._group[0] if self._group else None
-            ends = [*self._former, *([self._end] if self._end is not None else [])]
+            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
         if engine is not None:
             engine.close()
-        for end in ends:
-            end.knocker.close()
-            end.lending.close()
+        for endpoint in endpoints:
+            endpoint.nat_agent.close()
+            endpoint.transfers.close()
         with self._rounds:  # until whoever averages is out
-            self._end, self._former = None, []
-        for end in ends:
-            end.paths.close()
+            self._endpoint, self._former = None, []
+        for endpoint in endpoints:
+            endpoint.paths.close()
 
     @property
     def directories(self) -> tuple[Place, ...]:
-        """Whom this peer turns to in turn."""
+        """Directory list of this peer."""
         return self._client.directories
 
     @property
-    def knocks(self) -> KnockerCounts:
-        """What came by the engine's socket, is no packet, and changed nothing."""
-        return KnockerCounts() if self._end is None else self._end.knocker.counts
+    def nat_counts(self) -> NatAgentCounts:
+        """Counts of out-of-band datagrams that changed nothing."""
+        return NatAgentCounts() if self._endpoint is None else self._endpoint.nat_agent.counts
 
     @property
     def malformed(self) -> int:
-        """How often a directory has said what is no message."""
+        """Number of malformed messages of directories."""
         return self._client.malformed
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Of all peers, asked now.
+        """Ask for the names of all peers.
 
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
@@ -318,7 +348,7 @@ class SwarmMember:
 
     @property
     def heard(self) -> tuple[tuple[str, int], ...]:
-        """Where directories are, or were, as this peer has heard."""
+        """Addresses at which directories are or were, as far as this peer has heard."""
         return self._client.heard
 
     def averages(
@@ -394,8 +424,8 @@ class SwarmMember:
         self._client.averages(wanted, timeout)
         self._said, self._schema = wanted, wanted.schema
         with self._lock:
-            if self._end is not None:
-                self._end.lending.schema = wanted.schema
+            if self._endpoint is not None:
+                self._endpoint.transfers.schema = wanted.schema
 
     @property
     def has_said(self) -> bool:
@@ -424,17 +454,17 @@ class SwarmMember:
     # ---- states ----
 
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
-        """Lends its state to newcomers from now on.
+        """Offer this peer's state to newcomers from now on.
 
         Args:
-            state: What to lend: called by a thread of this peer, whenever somebody asks. None:
+            state: Makes the state: called by a thread of this peer, whenever a joiner asks. None:
                 nothing any more.
         """
         with self._lock:
-            if self._end is None:
+            if self._endpoint is None:
                 return
-            lending = self._end.lending
-            had, lending.state = lending.state, state
+            transfers = self._endpoint.transfers
+            had, transfers.state = transfers.state, state
         if had is not None or state is not None:
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
@@ -455,21 +485,21 @@ class SwarmMember:
 
     @property
     def peers(self) -> int:
-        """How many peers there are, as the directory has said last."""
+        """Number of peers, as the directory has said last."""
         return self._client.peers
 
     def _say_offer(self, offer: Offers) -> None:
         self._offer = offer
         self._client.say(offer)
 
-    def borrow(
-        self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
-    ) -> Taken | None:
+    def fetch_state(
+        self, own: Snapshot | None, donors: int, most: int, timeout: float = 10.0
+    ) -> TransferredState | None:
         """Takes the state of others.
 
         Args:
             own: What this peer has already; None: nothing.
-            lenders: Of so many at most.
+            donors: Of so many at most.
             most: Bytes that it may have.
             timeout: Seconds for all of it.
 
@@ -478,20 +508,20 @@ class SwarmMember:
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
-            LossyError: No lender has all of the state, or none is there any more.
+            LossyError: No donor has all of the state, or none is there any more.
         """
         begin = time.monotonic()
-        loans = self._client.loans(lenders, timeout)
-        end = self._end
-        if end is None:
+        transfers = self._client.transfers(donors, timeout)
+        endpoint = self._endpoint
+        if endpoint is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
         left = max(LEAST_SECONDS, begin + timeout - time.monotonic())
-        return end.lending.borrow(loans, own, most, left) if loans else None
+        return endpoint.transfers.fetch(transfers, own, most, left) if transfers else None
 
-    def _lend(self, loan: Loan) -> None:
+    def _donate(self, transfer: Transfer) -> None:
         """By the client's thread."""
-        if self._end is not None:
-            self._end.lending.lend(loan)
+        if self._endpoint is not None:
+            self._endpoint.transfers.donate(transfer)
 
     # ---- a round ----
 
@@ -520,19 +550,27 @@ class SwarmMember:
         with self._rounds:
             self._close_former()
             try:
+                if self._file is not None:
+                    self._file.waits(self.peers)
                 group, waited = self._group_of(weight, timeout)
                 left = max(LEAST_SECONDS, timeout - waited)
                 if reference is None and self._max_norm:
                     reference = np.zeros_like(values)
-                return self._average(values, group, waited, left, reference)
+                return self.show(self._average(values, group, waited, left, reference))
             finally:
                 self._client.round_over()
+
+    def show(self, report: RoundReport) -> RoundReport:
+        """Has `lossycoll status` show what a round did; returns it."""
+        if self._file is not None:
+            self._file.averaged(self.peers, self.number, asdict(report))
+        return report
 
     def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
         """The next round's group, and the seconds until it had formed."""
         begin = time.monotonic()
-        if self._end is not None:
-            self._end.paths.close_over()
+        if self._endpoint is not None:
+            self._endpoint.paths.close_over()
         try:
             group = self._client.next_group(weight, timeout)
         except OperationTimeout as error:
@@ -559,14 +597,14 @@ class SwarmMember:
         timeout: float,
         reference: Floats | None,
     ) -> RoundReport:
-        end = self._end  # it may have got another number meanwhile
-        if end is None:
+        endpoint = self._endpoint  # it may have got another number meanwhile
+        if endpoint is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
-        paths = end.paths
+        paths = endpoint.paths
         formed = time.monotonic()
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
-        self._unmet = frozenset()
+        self._unreachable = frozenset()
         refused: tuple[int, ...] = ()
         if group.newer:
             contributions, failure = 0.0, f"another peer's state is newer: {group.newer} samples"
@@ -581,7 +619,7 @@ class SwarmMember:
         missing = tuple(
             one.number
             for one in group.members
-            if paths.has_gone(one.coming) or one.coming in self._unmet
+            if paths.has_gone(one.coming) or one.coming in self._unreachable
         )
         return RoundReport(
             round=group.round,
@@ -677,28 +715,28 @@ class SwarmMember:
         self, paths: Paths, number: int, members: Sequence[Member], rank: int
     ) -> EngineGroup:
         others = [member for other, member in enumerate(members) if other != rank]
-        unmet = paths.admit_all(others, members[rank].coming)
-        self._unmet = frozenset(member.coming for member in unmet)
+        unreachable = paths.admit_all(others, members[rank].coming)
+        self._unreachable = frozenset(member.coming for member in unreachable)
         engine = paths.group(number, members)
         comings = [member.coming for member in members]
         with self._lock:
             self._group = engine, comings
         for peer, coming in enumerate(comings):
-            if paths.has_gone(coming) or coming in self._unmet:
+            if paths.has_gone(coming) or coming in self._unreachable:
                 engine.peer_dead(peer)
         return engine
 
-    def _met(self, comings: Sequence[str]) -> None:
+    def _on_members(self, comings: Sequence[str]) -> None:
         """By the client's thread."""
-        if self._end is not None:
-            self._end.paths.met(comings)
+        if self._endpoint is not None:
+            self._endpoint.paths.confirm_alive(comings)
 
     def _lost(self, coming: str) -> None:
         """By the client's thread."""
         with self._lock:
-            ends = [*self._former, *([self._end] if self._end is not None else [])]
-        for end in ends:
-            end.paths.gone(coming)
+            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
+        for endpoint in endpoints:
+            endpoint.paths.gone(coming)
         with self._lock:  # a group that is made meanwhile looks who has gone
             engine, comings = self._group or (None, [])
         if engine is not None and coming in comings:

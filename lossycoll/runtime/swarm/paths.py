@@ -1,4 +1,4 @@
-"""Whom a peer's engine knows, and the groups that hold on to them."""
+"""Paths of a peer's engine to other peers, and the groups that hold on to them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
 
-from .knocker import Knocker
-from .meetings import Route
-from .protocol import PLACES, Member
+from .ice_agent import Route
+from .nat_agent import NatAgent
+from .protocol import MOST_PEERS, Member
 
-MOST_GONE: Final = 4 * PLACES
+MOST_GONE: Final = 4 * MOST_PEERS
 LINGER_SECONDS: Final = 5.0
 """How long packets of a round that is over here are there for the others."""
 MOST_OVER: Final = 8
@@ -52,10 +52,10 @@ class _Over:
 
 
 class Paths:
-    """Of an engine whose peers come and go. Any thread may call.
+    """Paths of an engine whose peers come and go. Any thread may call.
 
     The engine lets go of a peer only when no group has it as a member: groups of rounds that are
-    over, and of loans, are closed for that.
+    over, and of transfers, are closed for that.
 
     Args:
         host: The engine.
@@ -63,8 +63,8 @@ class Paths:
         session: The swarm's.
         secret: The swarm's; None: all is in clear.
         options: Those of the engine.
-        knocker: Finds routes to others.
-        unmet: Told the comings of those to whom there is none.
+        nat_agent: Finds routes to others.
+        on_unreachable: Told the comings of those to whom there is none.
     """
 
     def __init__(
@@ -74,21 +74,21 @@ class Paths:
         session: str,
         secret: Secret | None,
         options: Options,
-        knocker: Knocker,
-        unmet: Callable[[Sequence[str]], None],
+        nat_agent: NatAgent,
+        on_unreachable: Callable[[Sequence[str]], None],
     ) -> None:
         self._host: Host | None = host
         self.number: Final = number
         self._session = session
         self._secret = secret
         self._options = options
-        self._knocker = knocker
-        self._unmet = unmet
+        self._nat_agent = nat_agent
+        self._on_unreachable = on_unreachable
         self._lock = threading.RLock()
         self._known: dict[int, tuple[str, bytes]] = {}
         """Of the path to each peer: its coming, and the salt of the route."""
         self._over: list[_Over] = []
-        self._loans: dict[EngineGroup, tuple[Member, ...]] = {}
+        self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: dict[str, None] = {}
         """Comings that are over, the latest last."""
 
@@ -124,19 +124,19 @@ class Paths:
             ClosedError: This peer has left the swarm.
         """
         there = [member for member in members if not self.has_gone(member.coming)]
-        routes = self._knocker.meet(there, own)
-        unmet = [member for member in members if member.number not in routes]
-        if silent := [member.coming for member in unmet if not self.has_gone(member.coming)]:
-            self._unmet(silent)
+        routes = self._nat_agent.find_routes(there, own)
+        unreachable = [member for member in members if member.number not in routes]
+        if silent := [member.coming for member in unreachable if not self.has_gone(member.coming)]:
+            self._on_unreachable(silent)
         for member in members:
             route = routes.get(member.number)
             if route is None:
                 continue
             try:
                 self._take(member, own, route)
-            except EngineError:  # a loan with it is on, say: the others go on
-                unmet.append(member)
-        return unmet
+            except EngineError:  # a transfer with it is on, say: the others go on
+                unreachable.append(member)
+        return unreachable
 
     def _take(self, member: Member, own: str, route: Route) -> None:
         """The engine's path to a peer is made anew with each route: keys and numbers, at both ends.
@@ -157,20 +157,20 @@ class Paths:
             self._known[member.number] = member.coming, route.salt
 
     def gone(self, coming: str) -> None:
-        """A peer is lost, or has left: whoever lends it a state, or takes its, hears that.
+        """Note that a peer is lost, or has left: the other ends of its transfers hear that.
 
         Args:
             coming: The one of its that is over.
         """
-        self._knocker.give_up(coming)
+        self._nat_agent.give_up(coming)
         with self._lock:
             self._gone[coming] = None
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
-            self._end_loans(lambda member: member.coming == coming)
+            self._end_transfers(lambda member: member.coming == coming)
 
-    def met(self, comings: Sequence[str]) -> None:
-        """A directory has these peers: whoever said that one is lost had but lost sight of it.
+    def confirm_alive(self, comings: Sequence[str]) -> None:
+        """Take peers for alive that a directory has: they were reported as gone too early.
 
         Args:
             comings: Of the peers.
@@ -195,7 +195,7 @@ class Paths:
                 if coming in self._gone:
                     self.close_over(number)
                     self._engine().admit(number, None)
-                    self._knocker.forget(number)
+                    self._nat_agent.forget(number)
                     del self._known[number]
 
     def group(self, number: int, members: Sequence[Member]) -> EngineGroup:
@@ -223,24 +223,24 @@ class Paths:
                 members=numbers,
             )
 
-    def loan(self, number: int, members: Sequence[Member]) -> EngineGroup:
-        """As :meth:`group`, which ends when one of its members has gone or come anew. Until
-        :meth:`end_loan`.
+    def transfer(self, number: int, members: Sequence[Member]) -> EngineGroup:
+        """Make a group as :meth:`group` does, which ends when one of its members has gone or come
+        anew. Until :meth:`end_transfer`.
 
         Raises:
             PeerLostError: One has gone already.
         """
         with self._lock:
             if any(member.coming in self._gone for member in members):
-                raise PeerLostError(f"the other end of loan {number} has gone")
+                raise PeerLostError(f"the other end of transfer {number} has gone")
             engine = self.group(number, members)
-            self._loans[engine] = tuple(members)
+            self._transfers[engine] = tuple(members)
             return engine
 
-    def end_loan(self, engine: EngineGroup) -> None:
-        """Closes the group of a loan. Idempotent."""
+    def end_transfer(self, engine: EngineGroup) -> None:
+        """Closes the group of a transfer. Idempotent."""
         with self._lock:
-            self._loans.pop(engine, None)
+            self._transfers.pop(engine, None)
             engine.close()
 
     def keep(self, engine: EngineGroup, buffer: Floats, members: Sequence[Member]) -> None:
@@ -273,7 +273,7 @@ class Paths:
                 else:
                     kept.append(one)
             self._over = kept
-            self._end_loans(lambda member: member.number == number)
+            self._end_transfers(lambda member: member.number == number)
 
     def flush(self) -> None:
         """Returns when others have what they may need of the last round, or should have."""
@@ -282,25 +282,25 @@ class Paths:
             self.close_over()
             time.sleep(0.002)
 
-    def end_loans(self) -> None:
-        """Whoever lends or takes hears that it is over."""
-        self._end_loans(lambda member: True)
+    def end_transfers(self) -> None:
+        """End all state transfers."""
+        self._end_transfers(lambda member: True)
 
-    def _end_loans(self, has_gone: Callable[[Member], bool]) -> None:
+    def _end_transfers(self, has_gone: Callable[[Member], bool]) -> None:
         with self._lock:
-            for engine, members in list(self._loans.items()):
+            for engine, members in list(self._transfers.items()):
                 if any(map(has_gone, members)):
-                    self.end_loan(engine)
+                    self.end_transfer(engine)
 
     def close(self) -> None:
         """Closes the engine, when others have what they may need of the last round. Idempotent."""
-        self.end_loans()
+        self.end_transfers()
         self.flush()
         with self._lock:
             for one in self._over:
                 one.engine.close()
             self._over = []
-            self.end_loans()
+            self.end_transfers()
             host, self._host = self._host, None
         if host is not None:
             host.close()

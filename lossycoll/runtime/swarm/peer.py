@@ -13,7 +13,7 @@ KNOWN: Final = 16
 
 
 class Rounds:
-    """How far the peers of a directory are: nobody has to ask each of them."""
+    """Counts of a directory's peers by their next round: nobody has to ask each of them."""
 
     def __init__(self) -> None:
         self._peers: Counter[int] = Counter()
@@ -41,7 +41,7 @@ class Rounds:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One that lives."""
+    """Directory state of one peer."""
 
     number: int
     name: str
@@ -90,7 +90,7 @@ class Peer:
     group: tuple[int, ...] = ()
     """Numbers of its latest group's members."""
     partners: set[int] = field(default_factory=set)
-    """Numbers of those that it lends its state, or takes theirs."""
+    """Numbers of the other ends of its state transfers."""
     _round: int | None = field(init=False, default=None)
 
     @property
@@ -104,7 +104,7 @@ class Peer:
         self._round = number
 
     def go(self) -> None:
-        """It isn't here any more."""
+        """Remove the peer from the counts."""
         self.rounds.move(self._round, None)
         self._round = None
 
@@ -115,7 +115,7 @@ class Peer:
 
     @property
     def member(self) -> Member:
-        """What others are told of it."""
+        """Description of this peer for others."""
         assert self.place is not None
         weight, place = self.weight or 0.0, self.place
         return Member(

@@ -1,4 +1,4 @@
-"""Where a directory is, or may be: a port in TCP, for peers, and the same in UDP, for knocks."""
+"""Ports of a directory: one in TCP, for peers, and the same in UDP, for connectivity checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bound_to(host: str, port: int) -> Ports:
             if port or turn == TRIES - 1:
                 raise RendezvousError(
                     f"no directory at {host}:{number}: its UDP port: {error.strerror}; peers ask "
-                    f"there how they are seen, so it needs the port in TCP and UDP"
+                    f"there for their reflexive addresses, so it needs the port in TCP and UDP"
                 ) from error
     raise AssertionError
 

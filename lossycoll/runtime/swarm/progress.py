@@ -16,7 +16,7 @@ MOST_SAMPLES: Final = 1 << 52
 
 
 class Progress:
-    """Of a directory.
+    """Progress of a directory's peers.
 
     Attributes:
         samples: That finished rounds have had.

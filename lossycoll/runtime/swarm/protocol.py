@@ -1,5 +1,5 @@
-"""What peers and the directory say to each other: JSON lists, ``[kind, field, ...]``, each field
-checked before anything is made of it. docs/moshpit.md has the table.
+"""Messages of peers and directories: JSON lists, ``[kind, field, ...]``, each field checked before
+anything is made of it. docs/moshpit.md has the table.
 
 Long because there are many kinds of messages, each with its fields and their checks.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
 VERSION: Final = 8
-PLACES: Final = 4096
+MOST_PEERS: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
 MOST_MEMBERS: Final = 128
 """Of a group."""
@@ -65,7 +65,7 @@ Absent: TypeAlias = tuple[tuple[str, int], ...]
 @dataclass(frozen=True, slots=True)
 class Join:
     """From a peer, first of all. ``number``, ``session`` and ``round``: what it has had since it
-    came; PLACES, zeros and 0 if nothing. ``coming``: drawn for each connection, but for START
+    came; MOST_PEERS, zeros and 0 if nothing. ``coming``: drawn for each connection, but for START
     digits."""
 
     version: Count
@@ -122,11 +122,11 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    """From a directory to another one, and back: how it stands. ``peers``: heard from just now;
-    ``free``: how many more it has room for; ``schema`` and ``wire``: of what they average; ``host``
-    and ``port``: where it is; ``takes``, in the answer: the peers of the one that asks may come,
-    which then yields."""
+class DirectoryStatus:
+    """Status of a directory, to another one and back. ``peers``: heard from just now; ``free``: how
+    many more it has room for; ``schema`` and ``wire``: of what they average; ``host`` and ``port``:
+    where it is; ``takes``, in the answer: the peers of the one that asks may come, which then
+    yields."""
 
     session: Hex
     id: Hex
@@ -142,7 +142,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Redirect:
     """To a peer: it is to turn to that directory when its round is over. From a peer: it does."""
 
     host: Host
@@ -211,7 +211,8 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Of a group: all that another needs to exchange packets with it. ``others``: as in Here."""
+    """Member of a group: all that another needs to exchange packets with it. ``others``: as in
+    Here."""
 
     number: Number
     host: Host
@@ -225,7 +226,7 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """To each of its members: a round begins. ``number``: the group's, of packets. ``absent``: who
-    is on the same line and isn't a member, [name, index of WHY_ABSENT] each. ``samples``: that the
+    is on the same row and isn't a member, [name, index of WHY_ABSENT] each. ``samples``: that the
     swarm has had. ``newer``: samples of a state that its only member is to take; 0: none."""
 
     round: Count
@@ -237,8 +238,9 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
-    """From a peer: it finds no route to these: members of its latest group, other ends of loans."""
+class Unreachable:
+    """From a peer: no route leads to these members of its latest group, or other ends of
+    transfers."""
 
     comings: Comings
 
@@ -259,11 +261,11 @@ class Offers:
 class Seek:
     """From a peer: it wants the state of others, of so many at most."""
 
-    lenders: Number
+    donors: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class Transfer:
     """To both of its members: the first has a state for the second. ``number``: of the group, of
     packets."""
 
@@ -273,9 +275,9 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """To a peer that seeks: so many loans have been told."""
+    """To a peer that seeks: so many transfers have been told."""
 
-    loans: Count
+    transfers: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +315,8 @@ Message: TypeAlias = (
     | Here
     | Serves
     | Spare
-    | Rival
-    | Turn
+    | DirectoryStatus
+    | Redirect
     | Directories
     | Averages
     | Agreed
@@ -323,10 +325,10 @@ Message: TypeAlias = (
     | Ready
     | Due
     | Group
-    | Unmet
+    | Unreachable
     | Offers
     | Seek
-    | Loan
+    | Transfer
     | Found
     | Gone
     | Present
@@ -392,7 +394,7 @@ def _hex(value: Any) -> str:
 
 def _coming(value: Any) -> str:
     found = _hex(value)
-    if len(found) % 2:  # knocks have its last bytes
+    if len(found) % 2:  # connectivity messages have its last bytes
         raise Malformed(f"{value!r} is no coming: half a byte is too much")
     return found
 
@@ -452,7 +454,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _starts(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or len(value) > PLACES:
+    if type(value) is not list or len(value) > MOST_PEERS:
         raise Malformed("no starts, or too many")
     return tuple(map(_hex, value))
 
@@ -490,7 +492,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Schema": _schema,
     "Host": _host,
     "Port": _between(1, 65535),
-    "Number": _between(0, PLACES - 1),
+    "Number": _between(0, MOST_PEERS - 1),
     "Count": _between(0, (1 << 53) - 1),
     "Epoch": _between(0, MOST_EPOCH),
     "Flag": _between(0, 1),
@@ -510,7 +512,20 @@ _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(Ready, Due, Group, Unmet, Offers, Seek, Loan, Found, Gone, Present, Beat, Leave),
-        *(Spare, Rival, Turn),
+        *(
+            Ready,
+            Due,
+            Group,
+            Unreachable,
+            Offers,
+            Seek,
+            Transfer,
+            Found,
+            Gone,
+            Present,
+            Beat,
+            Leave,
+        ),
+        *(Spare, DirectoryStatus, Redirect),
     )
 }

@@ -22,7 +22,7 @@ MOST_WAITING: Final = 4096
 
 
 class Sealing:
-    """What one end of a connection seals with, and opens with, once it has the other's nonce.
+    """Keys of one end of a connection, once it has the other's nonce.
 
     Args:
         key: ``KEY_BYTES`` that both ends have.
@@ -38,35 +38,39 @@ class Sealing:
         self._opened = 0
 
     @property
-    def met(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the other end's nonce is there."""
         return self._keys is not None
 
-    def meet(self, nonce: bytes) -> bool:
+    def accept_nonce(self, nonce: bytes) -> bool:
         """Takes the other end's nonce. Returns whether it is one."""
         if len(nonce) != NONCE_BYTES:
             return False
         both = self.nonce + nonce if self._connects else nonce + self.nonce
-        ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]
-        self._keys = (ways[0], ways[1]) if self._connects else (ways[1], ways[0])
+        keys = [
+            hmac.digest(self._key, direction + both, hashlib.sha256)
+            for direction in (b"there", b"back")
+        ]
+        self._keys = (keys[0], keys[1]) if self._connects else (keys[1], keys[0])
         return True
 
     def seal(self, body: bytes) -> bytes:
-        """The next frame to the other end, which has been met."""
+        """The next frame to the other end, which has been is_ready."""
         assert self._keys is not None
         self._sent += 1
         return aead.seal(self._keys[0], _iv(self._sent - 1), body)
 
     def open(self, frame: bytes) -> bytes | None:
-        """What the other end's next frame says; None: this isn't it."""
+        """Open the other end's next frame; None: this isn't it."""
         assert self._keys is not None
         text = aead.open_sealed(self._keys[1], _iv(self._opened), frame)
         self._opened += text is not None
         return text
 
 
-class Relayed:
-    """As :class:`.ways.Session`. Another thread may :meth:`put` what comes.
+class RelayedConnection:
+    """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
+    what comes.
 
     Args:
         send: Sends a frame; False: the other end isn't there.
@@ -115,11 +119,11 @@ class Relayed:
     def _opened(self, frame: bytes) -> bytes | None:
         if self._sealing is None:
             return frame
-        if self._sealing.met:
+        if self._sealing.is_ready:
             text = self._sealing.open(frame)
             self._counts["forged"] += text is None
             return text
-        if not self._sealing.meet(frame):
+        if not self._sealing.accept_nonce(frame):
             self._counts["forged"] += 1
             return None
         self._say_nonce()
@@ -134,7 +138,7 @@ class Relayed:
             self._give(body)
             return
         self._say_nonce()
-        if self._sealing.met:
+        if self._sealing.is_ready:
             self._give(self._sealing.seal(body))
         else:
             self._waiting.append(body)

@@ -16,20 +16,19 @@ from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
+from .connectivity import key_of
 from .directory import GROUP_SIZE, PATIENCE, Directory
-from .knock import key_of
-from .lookout import Lookout
-from .observer import Observer, ObserverCounts
+from .directory_list import Place
+from .directory_transport import HANDSHAKE_SECONDS, TransportConnection, swarm_keys
+from .partition_merge import DirectoryProbe, PartitionMerge
 from .ports import Ports, bound_to, more_descriptors
-from .protocol import PLACES, Turn
-from .reception import NOBODY, STRANGERS, Beside, Link, Owner, Reception
-from .reunion import Reunion
-from .ways import HANDSHAKE_SECONDS, TransportSession, swarm_keys
-from .whereabouts import Place
+from .protocol import MOST_PEERS, Redirect
+from .reflexive_address import ReflexiveAddressCounts, ReflexiveAddressServer
+from .service import NOBODY, STRANGERS, DirectoryService, MergeContext, Owner, PeerSession
 
 SPARE_DESCRIPTORS: Final = 8
 """Fewer than these are left: the process is short of them."""
-AT_ONCE: Final = 2 * PLACES
+AT_ONCE: Final = 2 * MOST_PEERS
 """Events that are taken before groups are formed: whoever has said that it is ready isn't late."""
 log: Final = logging.getLogger("lossycoll")
 
@@ -70,13 +69,13 @@ class DirectoryServer:
         self._directory = Directory(
             time.monotonic, shape=shape, most=most, patience=patience, session=session
         )
-        self._knock_key = "", b""
+        self._connectivity_key = "", b""
         """Of which session it is."""
         ports = bound or bound_to(host, port)
         try:
             # For whoever listens here next, while connections of this one are on their way out.
             ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            ports.tcp.listen(PLACES)
+            ports.tcp.listen(MOST_PEERS)
             self._transport = Transport(
                 swarm_keys(secret), strangers=_most_strangers(), handshake=HANDSHAKE_SECONDS
             )
@@ -85,20 +84,20 @@ class DirectoryServer:
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         self.port: int = ports.port
         self._transport.listen(ports.tcp)
-        self._observer = Observer(ports.udp, self._key)
-        self._transport.watch(self._observer.fileno())
+        self._reflexive = ReflexiveAddressServer(ports.udp, self._key)
+        self._transport.watch(self._reflexive.fileno())
         self._owner = owner or NOBODY
-        if self._owner.stands_by and session:
+        if self._owner.standby and session:
             self._directory.adopt(session)
-        self._reunion = Reunion(time.monotonic, self._directory)
-        self._reception = Reception(
+        self._merge = PartitionMerge(time.monotonic, self._directory)
+        self._service = DirectoryService(
             self._directory,
             self._drop,
-            beside=Beside(self._reunion, self._owner, self._place),
+            merge_context=MergeContext(self._merge, self._owner, self._place),
         )
-        self._links: dict[Peer, Link] = {}
+        self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False
-        self._lookout = Lookout(self._reunion, self._transport, host, self.port)
+        self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
@@ -109,13 +108,13 @@ class DirectoryServer:
 
     @property
     def counts(self) -> Counter[str]:
-        """What came and was no message."""
-        return self._reception.counts
+        """Counts of malformed messages."""
+        return self._service.counts
 
     @property
-    def observed(self) -> ObserverCounts:
-        """What has come to the UDP port."""
-        return self._observer.counts
+    def reflexive_counts(self) -> ReflexiveAddressCounts:
+        """Counts of datagrams at the UDP port."""
+        return self._reflexive.counts
 
     def close(self) -> None:
         """Ends the thread and all connections. Idempotent."""
@@ -134,21 +133,22 @@ class DirectoryServer:
             while not self._stop:
                 self._turn()
         finally:
-            self._transport.unwatch(self._observer.fileno())
-            self._observer.close()
+            self._transport.unwatch(self._reflexive.fileno())
+            self._reflexive.close()
             if not self._stop:  # by an error, which peers are to hear of
                 self._transport.close()
 
     def _key(self) -> bytes:
-        """Of knocks; the session is another's once this directory has adopted it."""
+        """Key of connectivity messages; the session is another's once this directory has adopted
+        it."""
         session = self._directory.session
-        if self._knock_key[0] != session:
-            self._knock_key = session, key_of(self._secret, session)
-        return self._knock_key[1]
+        if self._connectivity_key[0] != session:
+            self._connectivity_key = session, key_of(self._secret, session)
+        return self._connectivity_key[1]
 
     def _turn(self) -> None:
-        until = max(0.001, self._lookout.wakes() - time.monotonic())
-        taken, events = 0, self._transport.poll(min(self._reception.wait(), until))
+        until = max(0.001, self._probe.wakes() - time.monotonic())
+        taken, events = 0, self._transport.poll(min(self._service.wait(), until))
         # All that has come is heard before groups form: who has said that it is ready isn't late.
         while events:
             taken += len(events)
@@ -156,37 +156,37 @@ class DirectoryServer:
                 self._take(event)
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
-        self._reception.turn()
-        self._lookout.turn(self._owner.others())
+        self._service.turn()
+        self._probe.turn(self._owner.others())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
-            self._observer.serve()
-        elif self._lookout.asks(event.peer):
-            if self._lookout.serve(event):
-                self._tell_to_turn()
+            self._reflexive.serve()
+        elif self._probe.asks(event.peer):
+            if self._probe.serve(event):
+                self._redirect_peers()
         elif isinstance(event, Connected):
-            session = TransportSession(self._transport, event.peer, event.own)
-            self._links[event.peer] = self._reception.admit(session)
-        elif event.peer in self._links:
-            link = self._links[event.peer]
-            self._session(link).take(event)
-            self._reception.hear(link)
-            if link.number >= 0:
+            connection = TransportConnection(self._transport, event.peer, event.own)
+            self._sessions[event.peer] = self._service.admit(connection)
+        elif event.peer in self._sessions:
+            session = self._sessions[event.peer]
+            self._connection(session).take(event)
+            self._service.hear(session)
+            if session.number >= 0:
                 self._transport.admit(event.peer)
 
-    def _tell_to_turn(self) -> None:
-        assert self._reunion.to is not None
-        log.info("directory: its peers turn to %s:%d", *self._reunion.to)
-        self._reception.tell_all(Turn(*self._reunion.to))
+    def _redirect_peers(self) -> None:
+        assert self._merge.to is not None
+        log.info("directory: its peers turn to %s:%d", *self._merge.to)
+        self._service.tell_all(Redirect(*self._merge.to))
 
-    def _place(self, link: Link) -> Place:
-        """Where the other end of a connection finds this directory."""
-        return self._lookout.place(self._session(link).own)
+    def _place(self, session: PeerSession) -> Place:
+        """Address by which the other end of a connection finds this directory."""
+        return self._probe.place(self._connection(session).own)
 
-    def _session(self, link: Link) -> TransportSession:
-        assert isinstance(link.session, TransportSession)
-        return link.session
+    def _connection(self, session: PeerSession) -> TransportConnection:
+        assert isinstance(session.connection, TransportConnection)
+        return session.connection
 
     def _see_to_descriptors(self) -> None:
         """Before none is left: libzmq says nothing of connections that it can't take."""
@@ -202,9 +202,9 @@ class DirectoryServer:
                 soft,
             )
 
-    def _drop(self, link: Link) -> None:
-        self._links.pop(self._session(link).peer, None)
-        link.session.close()
+    def _drop(self, session: PeerSession) -> None:
+        self._sessions.pop(self._connection(session).peer, None)
+        session.connection.close()
 
 
 def _most_strangers() -> int:

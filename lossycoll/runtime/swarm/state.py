@@ -1,4 +1,4 @@
-"""What a newcomer takes from others: a state in chunks, each known by its digest.
+"""State of a peer in chunks, each known by its digest, as a joiner takes it from donors.
 
 Peers seldom have the same state to the bit, but parts of it. A newcomer chooses one peer's state
 and takes each chunk from whoever has it, itself included.
@@ -28,7 +28,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def digest_of(chunk: Bytes) -> bytes:
-    """What a chunk is known by.
+    """Digest of a chunk.
 
     Args:
         chunk: Shape (n,), contiguous.
@@ -41,7 +41,7 @@ def digest_of(chunk: Bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a state consists of.
+    """Manifest of a state: its length and the digests of its chunks.
 
     Attributes:
         round: The latest that the state has had.
@@ -59,11 +59,11 @@ class Manifest:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Of two states the newer one has the greater."""
+        """Age of a state; the newer one of two has the greater."""
         return self.samples, self.round
 
     def packed(self) -> bytes:
-        """What :meth:`unpack` reads."""
+        """Return the bytes that :meth:`unpack` reads."""
         head = _HEAD.pack(self.round, self.length, len(self.skeleton), self.samples)
         return head + self.skeleton + b"".join(self.digests)
 
@@ -111,7 +111,7 @@ class Snapshot:
         return [self.data[at : at + CHUNK] for at in range(0, len(self.data), CHUNK)]
 
     def manifest(self) -> Manifest:
-        """What it consists of."""
+        """Return the manifest."""
         digests = tuple(digest_of(chunk) for chunk in self.chunks())
         return Manifest(self.round, self.skeleton, len(self.data), digests, self.samples)
 
@@ -193,7 +193,7 @@ class Gathering:
                 self._changed.wait(1.0)
 
     def room(self, number: int) -> Bytes:
-        """Where a chunk belongs. It is whoever's that took its number."""
+        """Return the memory of a chunk, for whoever has taken its number."""
         return self._chunks[number]
 
     def put(self, number: int) -> bool:

@@ -19,13 +19,13 @@ from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 
+from .directory_list import LOOPBACK
 from .member import SwarmMember
 from .ports import Ports, bound_to
-from .reception import Owner
 from .server import DirectoryServer
+from .service import Owner
 from .valkey_relay import ValkeyRelay
 from .valkey_server import SCHEME, Address
-from .whereabouts import LOOPBACK
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
@@ -96,7 +96,7 @@ class Swarm:
             places = [place_of(joined_text(address.host, address.port))]
             self._relay = ValkeyRelay(address, found)
         elif listen or not join:
-            owner = self._owner(stands_by=bool(join))
+            owner = self._owner(standby=bool(join))
             self._server = DirectoryServer(host, port, found, owner=owner)
             # One that comes back hears from its own whom the swarm has turned to meanwhile.
             own = LOOPBACK[":" in host] if is_any else host
@@ -111,7 +111,7 @@ class Swarm:
                 timeout=timeout,
                 own_directory=is_any and not join,
                 rate=int(bandwidth or options.pace),
-                way=self._relay,
+                transport=self._relay,
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))
@@ -140,7 +140,8 @@ class Swarm:
         member.may_serve(member.address, port, lambda: self._open(member, port))
 
     def _open(self, member: SwarmMember, port: int) -> None:
-        """By a thread of the peer, which ends before the swarm is closed."""
+        """Open a directory. A thread of the peer calls it, which ends before the swarm is
+        closed."""
         if self._server is not None:
             return
         bound, self._reserved = self._reserved, None
@@ -149,20 +150,20 @@ class Swarm:
             port,
             self._secret,
             session=member.session,
-            owner=self._owner(stands_by=True),
+            owner=self._owner(standby=True),
             bound=bound,
         )
         self._address = joined_text(member.address, port)
         log.info("peer %r has opened a directory at %s", self.name, self._address)
 
-    def _owner(self, *, stands_by: bool) -> Owner:
-        def elsewhere() -> tuple[tuple[str, int], ...]:
+    def _owner(self, *, standby: bool) -> Owner:
+        def directories() -> tuple[tuple[str, int], ...]:
             return () if self._member is None else self._member.directories
 
         def others() -> tuple[tuple[str, int], ...]:
             return () if self._member is None else self._member.heard
 
-        return Owner(self.name, elsewhere, others, stands_by)
+        return Owner(self.name, directories, others, standby)
 
     @property
     def address(self) -> str:
@@ -189,7 +190,7 @@ class Swarm:
         return self._member
 
     def peers(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Who is there.
+        """Ask for the peers of the swarm.
 
         Args:
             timeout: Seconds.
@@ -203,7 +204,7 @@ class Swarm:
         return self.member.names(timeout)
 
     def stats(self) -> dict[str, int]:
-        """What came to this peer, and to its directory, and was not believed.
+        """Counts of messages to this peer and its directory that weren't believed.
 
         Returns:
             ``malformed``: no messages; ``forged``: they don't open with the secret; ``foreign``: of
@@ -270,12 +271,12 @@ class Swarm:
 
 
 def joined_text(host: str, port: int) -> str:
-    """What :func:`place_of` reads."""
+    """Return the text that :func:`place_of` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _server_of(listen: str, join: Sequence[str]) -> Address | None:
-    """Of the valkey server to meet by; None: there is none."""
+    """Return the address of the valkey server; None: there is none."""
     found = [one for one in join if one.startswith(SCHEME)]
     if not found:
         return None

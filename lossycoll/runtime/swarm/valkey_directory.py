@@ -13,15 +13,15 @@ from typing import Final
 from lossycoll.runtime.keys.secret import Secret
 
 from .directory import LEASE, Directory
-from .protocol import PLACES, Leave
-from .reception import STRANGERS, Link, Reception
-from .relayed import NONCE_BYTES, Relayed
+from .protocol import MOST_PEERS, Leave
+from .relayed import NONCE_BYTES, RelayedConnection
+from .service import STRANGERS, DirectoryService, PeerSession
 from .valkey_notice import Claimed, Notice, Notices
 from .valkey_server import ValkeyServer
 
 RENEW_SECONDS: Final = 1.0
 """Between two renewals of the notice, at which peers that have gone are found, too."""
-AT_ONCE: Final = 2 * PLACES
+AT_ONCE: Final = 2 * MOST_PEERS
 """Frames that are taken before groups are formed: whoever has said that it is ready isn't late."""
 ANSWERED_AT_ONCE: Final = 128
 """Frames that are taken before answers go."""
@@ -30,11 +30,11 @@ log: Final = logging.getLogger("lossycoll")
 
 
 def key_of(secret: Secret | None, notices: Notices) -> bytes | None:
-    """What connections of a swarm are sealed with. Another prefix has another."""
+    """Key by which connections of a swarm are sealed. Another prefix has another."""
     return None if secret is None else secret.derived("relay", notices.key)
 
 
-class _End(Relayed):
+class _DirectoryConnection(RelayedConnection):
     """A directory's end of a connection. ``coming``: what tells it from others."""
 
     def __init__(
@@ -76,8 +76,10 @@ class RelayedDirectory:
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
             self._directory.adopt(self._session)
-        self.reception = Reception(self._directory, self._drop, strangers=PLACES + STRANGERS)
-        self._links: dict[bytes, tuple[Link, _End]] = {}
+        self.service = DirectoryService(
+            self._directory, self._drop, strangers=MOST_PEERS + STRANGERS
+        )
+        self._sessions: dict[bytes, tuple[PeerSession, _DirectoryConnection]] = {}
         self._unsent: list[tuple[bytes, bytes]] = []
         """(whose, frame), until the end of the turn: they go together."""
         self._heard = self._renewed = time.monotonic()
@@ -105,7 +107,7 @@ class RelayedDirectory:
         try:
             while not self._stop:
                 self._turn()
-            self.reception.tell_all(Leave())
+            self.service.tell_all(Leave())
             self._flush()
             self._notices.release(self._value, others=len(self._directory.peers) > 0)
         except OSError as error:
@@ -117,7 +119,7 @@ class RelayedDirectory:
 
     def _turn(self) -> None:
         due = self._renewed + RENEW_SECONDS - time.monotonic()
-        frame = self._subscription.get(max(0.0, min(due, self.reception.wait())))
+        frame = self._subscription.get(max(0.0, min(due, self.service.wait())))
         # One that was frozen says nothing more: peers may have another.
         if time.monotonic() - min(self._heard, self._renewed) > LEASE:
             raise OSError(f"it was silent for more than {LEASE:g} s")
@@ -129,7 +131,7 @@ class RelayedDirectory:
                 self._flush()
                 self._renew_in_time()
             frame = self._subscription.get(0.0) if taken < AT_ONCE else None
-        self.reception.turn()
+        self.service.turn()
         self._flush()
         self._renew_in_time()
 
@@ -138,28 +140,28 @@ class RelayedDirectory:
             self._heard = time.monotonic()
             return
         coming, body = frame[:COMING_BYTES], frame[COMING_BYTES:]
-        known = self._links.get(coming)
+        known = self._sessions.get(coming)
         if known is None:
             begins = len(body) == NONCE_BYTES if self._key is not None else bool(body)
             if not begins:  # of a connection that is over, if of any
                 self.counts["foreign"] += 1
                 return
-            known = self._links[coming] = self._admit(coming)
-        link, end = known
-        end.put(body)
-        self.reception.hear(link)
+            known = self._sessions[coming] = self._admit(coming)
+        session, connection = known
+        connection.put(body)
+        self.service.hear(session)
 
-    def _admit(self, coming: bytes) -> tuple[Link, _End]:
+    def _admit(self, coming: bytes) -> tuple[PeerSession, _DirectoryConnection]:
         def send(frame: bytes) -> bool:
             self._unsent.append((coming, frame))
             return True
 
-        end = _End(coming, send, self._key, self.counts)
-        return self.reception.admit(end), end
+        connection = _DirectoryConnection(coming, send, self._key, self.counts)
+        return self.service.admit(connection), connection
 
-    def _drop(self, link: Link) -> None:
-        assert isinstance(link.session, _End)
-        self._links.pop(link.session.coming, None)
+    def _drop(self, session: PeerSession) -> None:
+        assert isinstance(session.connection, _DirectoryConnection)
+        self._sessions.pop(session.connection.coming, None)
 
     def _flush(self) -> None:
         """Sends what is to be sent, and what comes of it that somebody isn't there."""
@@ -181,14 +183,14 @@ class RelayedDirectory:
             raise OSError("another one serves")
         self._value, self._renewed = value, time.monotonic()
         self._server.publish([(self._notices.channel(self._inbox), b"")])
-        self._end(self._server.silent([self._channel(one) for one in self._links]))
+        self._end(self._server.silent([self._channel(one) for one in self._sessions]))
         self._flush()
 
     def _end(self, silent: Set[str]) -> None:
         """Nobody listens to these channels any more."""
-        for coming, (link, _) in list(self._links.items() if silent else ()):
+        for coming, (session, _) in list(self._sessions.items() if silent else ()):
             if self._channel(coming) in silent:
-                self.reception.end(link)
+                self.service.end(session)
 
     def _channel(self, coming: bytes) -> str:
         return self._notices.channel(coming.hex())

@@ -15,7 +15,7 @@ from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret
 
 from .directory import LEASE
-from .numbers import KEPT_SECONDS
+from .directory_tables import KEPT_SECONDS
 from .valkey_server import ValkeyServer
 
 GRACE_SECONDS: Final = 2.0
@@ -63,7 +63,7 @@ return now
 
 
 class Notice(NamedTuple):
-    """What stands there.
+    """Content of the notice.
 
     Attributes:
         inbox: What tells the channel to which the directory listens from all others.
@@ -75,7 +75,7 @@ class Notice(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a claim has come to.
+    """Outcome of a claim.
 
     Attributes:
         notice: Whose directory serves.
@@ -91,7 +91,7 @@ class Claimed(NamedTuple):
 
 
 class Notices:
-    """Of one swarm.
+    """Notices of one swarm.
 
     Args:
         server: Where they stand.
@@ -167,7 +167,7 @@ class Notices:
         self._server.run(_RELEASE, self.key, value, round(left * _MS))
 
     def value(self, notice: Notice) -> bytes:
-        """As it is to stand there: the inbox, which the server looks at, and the session."""
+        """Return the value of a notice: the inbox, which the server looks at, and the session."""
         inbox, session = notice
         sealed = (
             session if self._sealed is None else self._sealed.seal(self.channel(inbox), session)
@@ -180,7 +180,7 @@ class Notices:
         return found if _INBOX.fullmatch(found) else ""
 
     def _read(self, value: bytes) -> Notice | None:
-        """What it says, if it is to be believed."""
+        """Read a notice, if it is to be believed."""
         inbox = self._inbox_of(value)
         session: str | None = value[33:].decode(errors="replace")
         if self._sealed is not None and session is not None:

@@ -18,11 +18,11 @@ from typing import Final
 
 from lossycoll.runtime.keys.secret import Secret
 
-from .relayed import Relayed
+from .directory_list import Place
+from .relayed import RelayedConnection
 from .valkey_directory import COMING_BYTES, RelayedDirectory, key_of
 from .valkey_notice import Notices
 from .valkey_server import Address, Subscription, ValkeyServer
-from .whereabouts import Place
 
 BEGIN_SECONDS: Final = 0.9
 """For which a newcomer that finds no swarm looks again before it begins one: if the server has
@@ -32,7 +32,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 class ValkeyRelay:
-    """Of one peer, until ``close``.
+    """Transport of one peer by a valkey server, until ``close``.
 
     Args:
         address: Of the server.
@@ -54,8 +54,8 @@ class ValkeyRelay:
         self._readable = select.poll()
         self._readable.register(self._wake, select.POLLIN)
 
-    def reach(self, place: Place, session: str) -> _Connection:
-        """As :meth:`.ways.Way.reach`; this peer may become the one with the directory."""
+    def reach(self, place: Place, session: str) -> _ClientConnection:
+        """As :meth:`DirectoryTransport.reach`; this peer may open the directory."""
         if self._directory is not None and self._directory.over:
             self._end_directory()
         now = time.monotonic()
@@ -68,7 +68,7 @@ class ValkeyRelay:
         if found.own:
             self._end_directory()  # another one of this very peer's, which was silent
             self._directory = RelayedDirectory(self._server, self._notices, found, self._secret)
-        return _Connection(
+        return _ClientConnection(
             self._server,
             self._notices,
             found.notice.inbox,
@@ -78,24 +78,24 @@ class ValkeyRelay:
         )
 
     def wait(self, seconds: float) -> None:
-        """As :meth:`.ways.Way.wait`."""
+        """As :meth:`DirectoryTransport.wait`."""
         if self._readable.poll(1000 * seconds):
             os.eventfd_read(self._wake)
 
     def wake(self) -> None:
-        """As :meth:`.ways.Way.wake`."""
+        """As :meth:`DirectoryTransport.wake`."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
-        """As :meth:`.ways.Way.end`: the peer has closed its connection already."""
+        """As :meth:`DirectoryTransport.end`: the peer has closed its connection already."""
 
     @property
     def counts(self) -> Counter[str]:
-        """What came by the server, or stood there, and isn't believed, by why."""
+        """Counts of frames and notices that weren't believed, by why."""
         found = self._counts + self._notices.counts
         if self._directory is not None:
-            found += self._directory.counts + self._directory.reception.counts
+            found += self._directory.counts + self._directory.service.counts
         return found
 
     def close(self) -> None:
@@ -109,19 +109,19 @@ class ValkeyRelay:
     def _end_directory(self) -> None:
         if self._directory is not None:
             self._directory.close()
-            self._counts += self._directory.counts + self._directory.reception.counts
+            self._counts += self._directory.counts + self._directory.service.counts
             self._directory = None
 
 
-class _Connection(Relayed):
+class _ClientConnection(RelayedConnection):
     """A peer's end, with a thread that takes what comes.
 
     Args:
         server: What carries all.
         notices: The swarm's.
         inbox: The directory's.
-        key: As for :class:`Relayed`.
-        counts: As for :class:`Relayed`.
+        key: As for :class:`RelayedConnection`.
+        counts: As for :class:`RelayedConnection`.
         wake: Called by the thread when something has come, or it has broken.
     """
 
@@ -146,7 +146,7 @@ class _Connection(Relayed):
         self._thread.start()
 
     def close(self) -> None:
-        """As :meth:`Relayed.close`; ends the thread."""
+        """As :meth:`RelayedConnection.close`; ends the thread."""
         if not self._closed:
             self._closed = True
             self._thread.join()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lossycoll.errors import OptionError
 
-from .ways import CONNECT_SECONDS
+from .directory_transport import CONNECT_SECONDS
 
 SCHEME: Final = "valkey://"
 PORT: Final = 6379
@@ -24,7 +24,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a swarm meets by a server.
+    """Address of a swarm at a valkey server.
 
     Attributes:
         host: As it was given.
@@ -102,7 +102,7 @@ class ValkeyServer:
             raise OSError(str(error)) from error
 
     def run(self, script: str, key: str, *arguments: str | bytes | int) -> bytes:
-        """What a script answers, in Lua, that looks at one key."""
+        """Run a Lua script that looks at one key, and return its answer."""
         with self._heard():
             found = self._client.eval(script, 1, key, *arguments)
         if not isinstance(found, bytes):
@@ -121,12 +121,12 @@ class ValkeyServer:
             return _silent(channels, pipeline.execute()[-1])
 
     def silent(self, channels: Sequence[str]) -> set[str]:
-        """Those to which nobody listens now."""
+        """Return the channels to which nobody listens now."""
         with self._heard():
             return _silent(channels, self._client.pubsub_numsub(*channels)) if channels else set()
 
     def listen(self, channel: str, *hints: str) -> Subscription:
-        """To what others publish from now on.
+        """Listen to what others publish from now on.
 
         Args:
             channel: Its frames are those of :meth:`Subscription.get`.
@@ -154,7 +154,7 @@ def _silent(channels: Sequence[str], counts: Sequence[tuple[bytes, int]]) -> set
 
 
 class Subscription:
-    """One thread may read it.
+    """Subscription to a channel, for one thread.
 
     Args:
         pubsub: Of the package.

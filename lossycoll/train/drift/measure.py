@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossycoll.errors import PeerLostError
+from lossycoll.runtime.membership import history
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.replicas import (
@@ -78,9 +79,10 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     squares, norm = _sums(holdings)
     of = {holding.name: value for holding, value in zip(holdings, squares, strict=True)}
     total = _sum(squares)
-    if total == 0:
-        return Drift(0.0, of, 0.0)
-    relative = math.sqrt(total) / math.sqrt(norm) if norm else math.inf
+    relative = 0.0
+    if total != 0:
+        relative = math.sqrt(total) / math.sqrt(norm) if norm else math.inf
+    history.measured["drift"] = relative
     return Drift(total, of, relative)
 
 

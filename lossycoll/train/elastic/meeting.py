@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
 from lossycoll.runtime.membership.polled_store import PolledStore
+from lossycoll.runtime.membership.view_agreement import has_quorum
 
 POLL_SECONDS: Final = 0.02
 HEARTBEAT_SECONDS: Final = 0.1
@@ -70,15 +71,8 @@ class Before:
         return {one.slot for one in members if one.start not in self.refused} - self.gone
 
     def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether so few slots may continue without ``left``, of whom nothing is known.
-
-        They are more than half, or half with the lowest slot.
-        """
-        whole = self.expected - {*left}
-        mine = whole & {*here}
-        return 2 * len(mine) > len(whole) or (
-            2 * len(mine) == len(whole) and bool(mine) and min(whole) in mine
-        )
+        """Whether the slots ``here`` may continue without ``left``, of whom nothing is known."""
+        return has_quorum(here, self.expected - {*left})
 
 
 class Watch:

@@ -22,9 +22,9 @@ from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid
 from lossycoll.plan.lowbit import Floats
 from lossycoll.runtime.swarm.agreement import AVERAGE, TENSORS, digest_of, text_of
-from lossycoll.runtime.swarm.loans import Taken
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 
 MOST_NORM: Final = 1e6
@@ -235,7 +235,7 @@ class MoshpitAverager:
                 tensor.copy_(part)
             if reference is not None and report.kept < 1:
                 reference[:] = self._values
-        return replace(report, left_out=sick)
+        return self._member.show(replace(report, left_out=sick)) if sick else report
 
     def _fill(self, tensors: Sequence[Tensor]) -> None:
         for part, tensor in zip(self._parts, tensors, strict=True):
@@ -257,14 +257,14 @@ class MoshpitAverager:
         """
         self._member.offers(state)
 
-    def borrow(
-        self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
-    ) -> Taken | None:
+    def fetch_state(
+        self, own: Snapshot | None, donors: int, most: int, timeout: float = 10.0
+    ) -> TransferredState | None:
         """Takes the state of other peers.
 
         Args:
             own: What this peer has already; None: nothing.
-            lenders: Of so many peers at once, at most.
+            donors: Of so many peers at once, at most.
             most: Bytes that a state may have.
             timeout: Seconds for all of it.
 
@@ -273,9 +273,9 @@ class MoshpitAverager:
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
-            LossyError: No lender has all of the state, or none is there any more.
+            LossyError: No donor has all of the state, or none is there any more.
         """
-        return self._member.borrow(own, lenders, most, timeout)
+        return self._member.fetch_state(own, donors, most, timeout)
 
     @property
     def count(self) -> int:

@@ -46,7 +46,7 @@ MOST_STATES: Final = 16
 """A state may have so many times the bytes of the model's own, and MOST_BYTES besides."""
 MOST_BYTES: Final = 1 << 26
 
-MOST_LENDERS: Final = 127
+MOST_DONORS: Final = 127
 MOST_KEPT: Final = 0.5
 """A round of which less came is none to begin with."""
 MOST_PAUSE: Final = 1e6
@@ -55,7 +55,7 @@ REPORTS: Final = 16
 """Of a peer's samples, from round to round, where all are equally fast."""
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2
-"""After lenders that have failed."""
+"""After donors that have failed."""
 
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
@@ -69,7 +69,7 @@ class CatchUpReport:
         in_step: It has what the others have in common. False: its outer optimizer is of a round
             before theirs.
         tries: How often it took a state.
-        lenders: Of how many peers parts of it came, the last time.
+        donors: Of how many peers parts of it came, the last time.
         bytes: What came, in all.
         seconds: For all of it, the wait for the others' round included.
     """
@@ -77,7 +77,7 @@ class CatchUpReport:
     round: int
     in_step: bool
     tries: int
-    lenders: int
+    donors: int
     bytes: int
     seconds: float
 
@@ -427,7 +427,7 @@ class MoshpitSGD(Optimizer):
     # ---- newcomers ----
 
     def catch_up(
-        self, timeout: float = 60.0, *, lenders: int = 4, tries: int = 3
+        self, timeout: float = 60.0, *, donors: int = 4, tries: int = 3
     ) -> CatchUpReport | None:
         """Takes the state of the peers that are there, before this one's first step.
 
@@ -440,7 +440,7 @@ class MoshpitSGD(Optimizer):
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
-            lenders: Of so many peers at once, at most 127.
+            donors: Of so many peers at once, at most 127.
             tries: How often, at most, it takes a state because a round has passed. With the last
                 one it begins all the same (``in_step`` is False), where parameters are averaged:
                 an outer optimizer stays behind.
@@ -454,9 +454,9 @@ class MoshpitSGD(Optimizer):
                 none without another one meanwhile.
             CheckpointError: Their state isn't one of this model or these optimizers. This peer's
                 own is as it was.
-            LossyError: No lender has all of the state, or none is there any more.
+            LossyError: No donor has all of the state, or none is there any more.
         """
-        _check_catch_up(lenders, tries)
+        _check_catch_up(donors, tries)
         self.finish()
         begin, came, number = time.monotonic(), 0, 0
         own = first = self._snapshot()
@@ -464,7 +464,7 @@ class MoshpitSGD(Optimizer):
         failed: LossyError | None = None
         while (left := begin + timeout - time.monotonic()) > 0:
             try:
-                taken = self._averager.borrow(own, lenders, most, left)
+                taken = self._averager.fetch_state(own, donors, most, left)
             except (ClosedError, RendezvousError, OperationTimeout):
                 raise
             except LossyError as error:  # others may have it
@@ -473,7 +473,7 @@ class MoshpitSGD(Optimizer):
                 continue
             if taken is None and not number:
                 return None
-            lent = 0 if taken is None else taken.lenders
+            sources = 0 if taken is None else taken.donors
             if taken is not None:
                 own, came = taken.snapshot, came + taken.bytes
                 self._load(own, first)
@@ -488,7 +488,7 @@ class MoshpitSGD(Optimizer):
             if in_step or (number >= tries and not self._of_gradients):
                 self._offer(report)
                 took = time.monotonic() - begin
-                return CatchUpReport(report.round, in_step, number, lent, came, took)
+                return CatchUpReport(report.round, in_step, number, sources, came, took)
         raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
@@ -533,9 +533,9 @@ class MoshpitSGD(Optimizer):
     def _offer(self, report: RoundReport) -> None:
         """A peer that has had a round, if only by itself, has a state that others may take."""
         if not report.failure and (report.kept < 1 or len(report.members) == 1):
-            self._lend()
+            self._offer_state()
 
-    def _lend(self) -> None:
+    def _offer_state(self) -> None:
         if not self._offers:
             self._offers = True
             self._averager.offer(self._snapshot)
@@ -622,7 +622,7 @@ class MoshpitSGD(Optimizer):
         checkpoint.read(
             path, lambda state: self._take_whole(lambda: state, own.round, own, "the state")
         )
-        self._lend()
+        self._offer_state()
         self._averager.progress(self._samples, 0, claims=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -685,8 +685,8 @@ def _check_target(target: int | None, every: int, every_seconds: float | None) -
         )
 
 
-def _check_catch_up(lenders: int, tries: int) -> None:
-    if not 1 <= lenders <= MOST_LENDERS or tries < 1:
+def _check_catch_up(donors: int, tries: int) -> None:
+    if not 1 <= donors <= MOST_DONORS or tries < 1:
         raise OptionError(
-            f"lenders={lenders} and tries={tries}, wanted 1 to {MOST_LENDERS}, and 1 or more"
+            f"donors={donors} and tries={tries}, wanted 1 to {MOST_DONORS}, and 1 or more"
         )

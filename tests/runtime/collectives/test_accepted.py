@@ -13,7 +13,7 @@ import pytest
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Finish, Missing, Topology
+from lossycoll.plan import Finish, Missing, Topology, packet_count
 from lossycoll.plan.model import MOST_SLOTS
 from lossycoll.runtime.collectives import engine_call, plan_cache
 from lossycoll.runtime.collectives.element_layout import layout_of
@@ -68,7 +68,9 @@ def plan_of(
         more["missing"] = draw.choice(list(Missing))
         if by.draws_order:
             number = draw.randrange(1000)
-            more["order"] = plan_cache.order(choice, members, options, 1, number)
+            more["order"] = plan_cache.order(
+                choice, members, options, 1, number, packet_count(elements, per)
+            )
     elif collective == "all_to_all_uneven":
         send, receive = ([draw.randrange(500) for _ in range(WORLD)] for _ in range(2))
         receive[rank] = send[rank]

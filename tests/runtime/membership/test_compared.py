@@ -38,6 +38,7 @@ OTHERS: dict[str, Any] = {
     "repair": 2,
     "fec": 0.5,
     "max_missing": 0.03,
+    "stream_packets": 64,
     "lossy_min_bytes": 1,
     "wire": "fp16",
     "wire_group": 32,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lossycoll.runtime.membership.view_agreement import Survivors, View
+from lossycoll.runtime.membership.view_agreement import Survivors, View, has_quorum
 
 ALL = View(0, (0, 1, 2, 3))
 
@@ -131,3 +133,21 @@ def test_survivors_agree_in_whatever_order_their_news_come(seed: int) -> None:
     last = {ranks[rank].views for rank in left}
     assert len(last) == 1, last
     assert last.pop()[-1] == View(max(nexts.values()), tuple(left))
+
+
+@given(
+    st.sets(st.integers(0, 11)),
+    st.lists(st.sampled_from(["one", "other", "ended"]), min_size=12, max_size=12),
+)
+def test_of_the_parts_of_a_network_exactly_one_has_a_quorum(of: set[int], sides: list[str]) -> None:
+    """Whatever has ended counts for no part; ranks that aren't members change nothing."""
+    one = {rank for rank in range(12) if sides[rank] == "one"}
+    other = {rank for rank in range(12) if sides[rank] == "other"}
+    rest = of & (one | other)
+    assert has_quorum(one, rest) + has_quorum(other, rest) == (1 if rest else 0)
+
+
+@given(st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)), st.integers(0, 11))
+def test_a_quorum_outlives_a_rank_that_joins_it(of: set[int], here: set[int], rank: int) -> None:
+    assert has_quorum(here | {rank}, of) >= has_quorum(here, of)
+    assert has_quorum(here, of) == has_quorum(here & of, of)

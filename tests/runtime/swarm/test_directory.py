@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lossycoll.runtime.swarm.apart import FIRST_APART
 from lossycoll.runtime.swarm.directory import (
     COME,
     FIRST_GRACE,
@@ -20,9 +19,9 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
-from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
+from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
 from lossycoll.runtime.swarm.protocol import (
-    PLACES,
+    MOST_PEERS,
     SILENT,
     VERSION,
     Agreed,
@@ -34,6 +33,7 @@ from lossycoll.runtime.swarm.protocol import (
     Offers,
     Refused,
 )
+from lossycoll.runtime.swarm.unreachable import FIRST_UNREACHABLE
 
 SCHEMA = "5c" * 16
 
@@ -71,7 +71,7 @@ class Swarm:
 
 def join(name: str, **changes: object) -> Join:
     coming = random.Random(name).randbytes(16).hex()
-    wanted = Join(VERSION, name, coming, PLACES, "5" * 16, 0)
+    wanted = Join(VERSION, name, coming, MOST_PEERS, "5" * 16, 0)
     return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
 
 
@@ -123,14 +123,14 @@ def test_lines_go_on_by_themselves_as_far_as_they_can() -> None:
     for number in range(4):
         swarm.come(f"peer {number}")
     first = {peer.cell: peer.number for peer in swarm.directory.peers.values()}
-    line = [first[0], first[2]]  # along the first axis
-    swarm.ready(*line)
-    assert numbers(swarm.form()) == [sorted(line)]
-    swarm.ready(*line)
-    assert swarm.form() == []  # each waits for one of the other line
-    swarm.ready(*set(swarm.values) - set(line))
-    assert numbers(swarm.form()) == [sorted(set(swarm.values) - set(line))]
-    swarm.ready(*set(swarm.values) - set(line))
+    row = [first[0], first[2]]  # along the first axis
+    swarm.ready(*row)
+    assert numbers(swarm.form()) == [sorted(row)]
+    swarm.ready(*row)
+    assert swarm.form() == []  # each waits for one of the other row
+    swarm.ready(*set(swarm.values) - set(row))
+    assert numbers(swarm.form()) == [sorted(set(swarm.values) - set(row))]
+    swarm.ready(*set(swarm.values) - set(row))
     assert [group.round for group in swarm.form()] == [1, 1]
 
 
@@ -182,7 +182,7 @@ def test_no_longer_than_it_takes_and_a_minute() -> None:
 
 def test_waits_do_not_make_longer_waits() -> None:
     """Peers of a full grid take a tenth of a second each; one is frozen now and then. What others
-    wait for it makes them late in their next line, which nobody learns to be patient by."""
+    wait for it makes them late in their next row, which nobody learns to be patient by."""
     swarm, draw = Swarm(4, 4), random.Random(1)
     for number in range(16):
         swarm.come(f"peer {number}")
@@ -239,7 +239,7 @@ def test_one_that_comes_again_has_what_it_had() -> None:
     again = dataclasses.replace(join("b"), coming=join("b").coming[:16] + "7" * 16, number=1)
     assert swarm.directory.is_again(again)
     for changes in (
-        *({"name": "x"}, {"number": 2}, {"number": PLACES}, {"session": "9" * 16}),
+        *({"name": "x"}, {"number": 2}, {"number": MOST_PEERS}, {"session": "9" * 16}),
         {"coming": "7" * 32},  # another process of this name, from another part of the swarm
     ):
         assert not swarm.directory.is_again(dataclasses.replace(again, **changes))  # type: ignore[arg-type]
@@ -355,7 +355,7 @@ def test_who_cannot_take_part_hears_why(changes: dict[str, object], why: str) ->
     assert list(swarm.directory.peers) == [0]
 
 
-@pytest.mark.parametrize(("shape", "room"), [((2, 2), 4), ((), PLACES)])
+@pytest.mark.parametrize(("shape", "room"), [((2, 2), 4), ((), MOST_PEERS)])
 def test_a_swarm_may_be_full(shape: tuple[int, ...], room: int) -> None:
     swarm = Swarm(*shape)
     for number in range(room):
@@ -441,63 +441,63 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
     assert "more than 65536 cells" in answer.reason
 
 
-def lenders(swarm: Swarm, newcomer: int, most: int) -> list[int]:
+def donors(swarm: Swarm, newcomer: int, most: int) -> list[int]:
     """Who lends a newcomer its state, as told at once."""
     swarm.directory.seeks(newcomer, most)
-    ((number, loans),) = swarm.directory.lends()
+    ((number, transfers),) = swarm.directory.transfers()
     assert number == newcomer
-    assert all(loan.members[1].number == newcomer for loan in loans)
-    assert swarm.directory.lends() == []
-    return [loan.members[0].number for loan in loans]
+    assert all(transfer.members[1].number == newcomer for transfer in transfers)
+    assert swarm.directory.transfers() == []
+    return [transfer.members[0].number for transfer in transfers]
 
 
-def test_who_lends_a_newcomer() -> None:
+def test_donors_of_a_newcomer() -> None:
     """Those that have a state and have come furthest; never the newcomer itself."""
     swarm = Swarm()
     first, second, third = (swarm.come(name) for name in ("a", "b", "c"))
     for number in (first, second):
         swarm.directory.offers(number, Offers(1))
     swarm.directory.peers[second].round = 5
-    assert lenders(swarm, third, 4) == [second, first]
-    assert lenders(swarm, third, 1) == [second]
-    assert lenders(swarm, second, 4) == [first]
+    assert donors(swarm, third, 4) == [second, first]
+    assert donors(swarm, third, 1) == [second]
+    assert donors(swarm, second, 4) == [first]
     swarm.directory.offers(first, Offers(0))
-    assert lenders(swarm, third, 4) == [second]
+    assert donors(swarm, third, 4) == [second]
     assert swarm.directory.lost(second) == [(number, join("b").coming) for number in (first, third)]
-    assert lenders(swarm, third, 4) == []
+    assert donors(swarm, third, 4) == []
 
 
-def test_lenders_take_turns() -> None:
+def test_donors_take_turns() -> None:
     swarm = Swarm()
     peers = [swarm.come(str(i)) for i in range(4)]
     for number in peers:
         swarm.directory.offers(number, Offers(1))
     newcomer = swarm.come("newcomer")
-    assert {lenders(swarm, newcomer, 1)[0] for _ in range(40)} == set(peers)
+    assert {donors(swarm, newcomer, 1)[0] for _ in range(40)} == set(peers)
 
 
-def test_whoever_averages_nothing_is_lent_nothing() -> None:
+def test_whoever_averages_nothing_has_no_donor() -> None:
     swarm = Swarm()
     swarm.directory.offers(swarm.come("a"), Offers(1))
     answer = swarm.directory.join(join("b"))
     assert isinstance(answer, Joined)
     swarm.directory.here(answer.number, Here("127.0.0.1", 5000))
-    assert lenders(swarm, answer.number, 4) == []
+    assert donors(swarm, answer.number, 4) == []
 
 
-def test_lenders_that_are_on_their_way_are_waited_for() -> None:
+def test_donors_that_are_on_their_way_are_waited_for() -> None:
     """A directory that takes over hears only by and by who has a state."""
     swarm = Swarm()
     newcomer = swarm.come("newcomer", number=3, round=7)
     swarm.directory.seeks(newcomer, 4)
-    assert swarm.directory.lends() == []
-    lender = swarm.come("a", number=1, round=7)
-    swarm.directory.offers(lender, Offers(1))
-    assert swarm.directory.lends() == []
+    assert swarm.directory.transfers() == []
+    donor = swarm.come("a", number=1, round=7)
+    swarm.directory.offers(donor, Offers(1))
+    assert swarm.directory.transfers() == []
     assert swarm.directory.wakes() == pytest.approx(SETTLE)
     swarm.now += SETTLE + 0.01
-    ((number, loans),) = swarm.directory.lends()
-    assert (number, [loan.members[0].number for loan in loans]) == (newcomer, [lender])
+    ((number, transfers),) = swarm.directory.transfers()
+    assert (number, [transfer.members[0].number for transfer in transfers]) == (newcomer, [donor])
 
 
 def test_newcomers_wait_for_those_that_count() -> None:
@@ -576,12 +576,12 @@ def test_peers_that_do_not_reach_each_other_are_not_in_one_group() -> None:
         return numbers(swarm.form())
 
     assert rounds() == [[0, 1, 2, 3]]
-    assert swarm.directory.unmet(1, [comings[3]]) == 1
+    assert swarm.directory.report_unreachable(1, [comings[3]]) == 1
     for _ in range(6):
         found = rounds()
         assert sorted(map(len, found)) == [2, 2]
         assert [1, 3] not in found
-    swarm.now += FIRST_APART
+    swarm.now += FIRST_UNREACHABLE
     for number in range(4):
         swarm.directory.beat(number)
     assert rounds() == [[0, 1, 2, 3]]  # they try again
@@ -598,21 +598,21 @@ def test_nobody_says_of_others_that_they_are_out_of_reach() -> None:
     stranger = next(number for number in range(4) if number not in groups[0])
     other = next(number for number in groups[0] if number != 0)
     said = [comings[stranger], comings[0], "0" * 32, comings[other], comings[other]]
-    assert swarm.directory.unmet(0, said) == 1
+    assert swarm.directory.report_unreachable(0, said) == 1
     assert swarm.directory.unfounded == 3
     swarm.directory.lost(other)
-    assert swarm.directory.unmet(0, [comings[other]]) == 0
+    assert swarm.directory.report_unreachable(0, [comings[other]]) == 0
 
 
-def test_lenders_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
+def test_donors_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
     swarm = Swarm(4)
     for name in "ab":
         swarm.directory.offers(swarm.come(name), Offers(1))
-    taker = swarm.come("c")
-    lenders = []
+    joiner = swarm.come("c")
+    donors = []
     for _ in range(2):
-        swarm.directory.seeks(taker, 4)
-        ((_, loans),) = swarm.directory.lends()
-        lenders.append({loan.members[0].number for loan in loans})
-        swarm.directory.unmet(taker, [swarm.directory.peers[1].coming])
-    assert lenders == [{0, 1}, {0}]
+        swarm.directory.seeks(joiner, 4)
+        ((_, transfers),) = swarm.directory.transfers()
+        donors.append({transfer.members[0].number for transfer in transfers})
+        swarm.directory.report_unreachable(joiner, [swarm.directory.peers[1].coming])
+    assert donors == [{0, 1}, {0}]

@@ -16,14 +16,15 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.runtime.control.events import Received
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.swarm import reception as reception_module
+from lossycoll.runtime.swarm import service as reception_module
 from lossycoll.runtime.swarm.client import DirectoryClient
 from lossycoll.runtime.swarm.directory import COME, GROUP_SIZE, LEASE, Directory
+from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport
 from lossycoll.runtime.swarm.protocol import (
     MOST_DIRECTORIES,
     MOST_MEMBERS,
     MOST_NAMES,
-    PLACES,
+    MOST_PEERS,
     START,
     VERSION,
     Averages,
@@ -43,9 +44,8 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
     unpack,
 )
-from lossycoll.runtime.swarm.reception import Link, Reception
 from lossycoll.runtime.swarm.server import DirectoryServer
-from lossycoll.runtime.swarm.ways import TransportWay
+from lossycoll.runtime.swarm.service import DirectoryService, PeerSession
 from tests.support.waiting import until
 
 SCHEMA, SESSION = "5c" * 16, "5" * 16
@@ -61,7 +61,7 @@ class Clock:
 
 
 def joins(number: int) -> Join:
-    return Join(VERSION, f"peer {number}", f"{number:032x}", PLACES, "0" * 16, 0)
+    return Join(VERSION, f"peer {number}", f"{number:032x}", MOST_PEERS, "0" * 16, 0)
 
 
 class Ends:
@@ -96,16 +96,16 @@ class Ends:
 
 
 class Many:
-    """Peers of a reception, which say what real ones do."""
+    """Peers of a service, which say what real ones do."""
 
     def __init__(self, count: int, *, takes_over: bool = False) -> None:
         self.clock = Clock()
         self.directory = Directory(self.clock, session=SESSION)
-        self.reception = Reception(self.directory, lambda link: None)
+        self.service = DirectoryService(self.directory, lambda session: None)
         self.ends = [Ends() for _ in range(count)]
-        self.links: list[Link] = []
+        self.sessions: list[PeerSession] = []
         for number, end in enumerate(self.ends):
-            self.links.append(self.reception.admit(end))
+            self.sessions.append(self.service.admit(end))
             place = f"10.{number >> 8}.{number & 255}.1"
             had = {"number": number, "session": SESSION} if takes_over else {}
             self.say(number, replace(joins(number), **had))  # type: ignore[arg-type]
@@ -114,9 +114,9 @@ class Many:
     def say(self, number: int, *messages: Message) -> None:
         """As the thread of a directory hears it."""
         self.ends[number].say(*messages)
-        self.reception.hear(self.links[number])
-        self.reception.turn()
-        self.reception.wait()
+        self.service.hear(self.sessions[number])
+        self.service.turn()
+        self.service.wait()
 
     def starts(self) -> None:
         """A round: all are ready, one after the other."""
@@ -133,7 +133,7 @@ class Many:
         return found
 
 
-def lines_of(work: Any) -> int:
+def rows_of(work: Any) -> int:
     """How many lines of a directory, and turns of loops in it, some work takes."""
     count = 0
 
@@ -192,9 +192,9 @@ def test_the_work_for_a_peer_does_not_grow_with_the_swarm() -> None:
                 found["many"].say(number, Leave())
 
         took = {
-            "come": lines_of(comes),
-            "round": lines_of(starts),
-            "leave": lines_of(leaves),
+            "come": rows_of(comes),
+            "round": rows_of(starts),
+            "leave": rows_of(leaves),
         }
         return {name: lines / count for name, lines in took.items()}
 
@@ -205,16 +205,16 @@ def test_the_work_for_a_peer_does_not_grow_with_the_swarm() -> None:
 
 def test_a_full_swarm_says_so_and_has_room_again() -> None:
     directory = Directory(Clock(), session=SESSION)
-    for number in range(PLACES):
+    for number in range(MOST_PEERS):
         answer = directory.join(joins(number))
         assert isinstance(answer, Joined)
         assert answer.number == number
-    refused = directory.join(joins(PLACES))
+    refused = directory.join(joins(MOST_PEERS))
     assert not isinstance(refused, Joined)
-    assert refused.reason == f"the swarm is full: {PLACES} peers"
+    assert refused.reason == f"the swarm is full: {MOST_PEERS} peers"
     assert directory.free == 0
     directory.lost(1234)
-    answer = directory.join(joins(PLACES))
+    answer = directory.join(joins(MOST_PEERS))
     assert isinstance(answer, Joined)
     assert answer.number == 1234
 
@@ -236,11 +236,11 @@ def test_all_hear_once_who_is_present_after_a_directory_has_taken_over() -> None
     many.clock.now += COME + 0.1
     for end in many.ends:
         end.came.clear()
-    many.reception.turn()
+    many.service.turn()
     assert any(not end.came for end in many.ends), "some in each turn"
     for _ in range(3):
-        assert many.reception.wait() <= 0.001
-        many.reception.turn()
+        assert many.service.wait() <= 0.001
+        many.service.turn()
     for end in many.ends:
         (told,) = [one for one in end.heard if isinstance(one, Present)]
         assert sorted(told.starts) == [f"{number:032x}"[:START] for number in range(300)]
@@ -256,9 +256,9 @@ def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
                 DirectoryClient(
                     [("127.0.0.1", server.port)],
                     f"peer {number}",
-                    TransportWay(None),
+                    ZmqDirectoryTransport(None),
                     lambda coming: None,
-                    lambda loan: None,
+                    lambda transfer: None,
                 )
             )
             peers[-1].connect(10.0)
@@ -284,7 +284,7 @@ def test_all_hear_of_a_directory_only_if_they_may_turn_to_it() -> None:
         many.say(number, Serves("10.9.9.9", 6000 + number))
 
     def has_been_told() -> bool:
-        many.reception.turn()
+        many.service.turn()
         return lists(63)[-1].places == wanted
 
     until(has_been_told)
@@ -292,21 +292,21 @@ def test_all_hear_of_a_directory_only_if_they_may_turn_to_it() -> None:
     for number in range(20, 64):
         many.say(number, Serves("10.8.8.8", 6000 + number))
     assert len(lists(63)) == told
-    many.reception._list_at = float("inf")  # they have just been told
+    many.service._list_at = float("inf")  # they have just been told
     for number in range(20):
         many.say(number, Leave())
     assert len(lists(63)) == told
-    many.reception._list_at = 0.0
-    many.reception.turn()
+    many.service._list_at = 0.0
+    many.service.turn()
     assert len(lists(63)) == told + 1
     assert lists(63)[-1].places[0] == ("10.8.8.8", 6020)
 
 
 @pytest.mark.parametrize("text", [f"{MOST_MEMBERS + 1}", f"2x{MOST_MEMBERS + 1}"])
-def test_lines_that_are_longer_than_a_group_may_be_are_refused(text: str) -> None:
+def test_rows_that_are_longer_than_a_group_may_be_are_refused(text: str) -> None:
     directory = Directory(Clock(), session=SESSION)
     directory.join(joins(0))
-    why = f"a grid of {text} has lines of more than {MOST_MEMBERS} cells: no group is larger"
+    why = f"a grid of {text} has rows of more than {MOST_MEMBERS} cells: no group is larger"
     assert directory.averages(0, Averages(SCHEMA, text)).reason == why
     with pytest.raises(OptionError, match="no group is larger"):
         Directory(Clock(), shape=tuple(map(int, text.split("x"))))
@@ -341,7 +341,7 @@ def test_what_is_not_looked_at_would_change_nothing(seed: int) -> None:
             directory.averages(draw.choice(peers).number, Averages(SCHEMA, ""))
         elif turn < 0.38 and peers:
             one = draw.choice(peers)
-            directory.unmet(
+            directory.report_unreachable(
                 one.number, [directory.peers[k].coming for k in one.group if k in directory.peers]
             )
         elif turn < 0.4:

@@ -306,8 +306,8 @@ def test_peers_that_meet_anew_have_new_keys(
         assert all((each == 0.5).all() for each in values)
         assert len(keys) == 2 + 2 * turn
         for one in members:
-            assert one._end is not None
-            one._end.knocker.forget(1 - one.number)
+            assert one._endpoint is not None
+            one._endpoint.nat_agent.forget(1 - one.number)
     halves = [{key[:32], key[32:]} for key in keys]
     assert halves[0] == halves[1]
     assert halves[2] == halves[3]

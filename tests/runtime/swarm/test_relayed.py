@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from lossycoll.runtime.control.transport import LONGEST
-from lossycoll.runtime.swarm.relayed import MOST_WAITING, NONCE_BYTES, Relayed
+from lossycoll.runtime.swarm.relayed import MOST_WAITING, NONCE_BYTES, RelayedConnection
 
 KEY = bytes(range(32))
 
@@ -22,7 +22,7 @@ class Middle:
         self.counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         keys = (key, key if key is None else other_key)
         self.ends = [
-            Relayed(self._sends(way), keys[way], self.counts[way], connects=way == 0)
+            RelayedConnection(self._sends(way), keys[way], self.counts[way], connects=way == 0)
             for way in (0, 1)
         ]
 
@@ -156,7 +156,7 @@ def test_frames_that_cannot_be() -> None:
 
 
 def test_more_than_anybody_reads_ends_it() -> None:
-    end = Relayed(lambda frame: True, None, Counter(), connects=True)
+    end = RelayedConnection(lambda frame: True, None, Counter(), connects=True)
     for _ in range(MOST_WAITING):
         end.put(b"a")
     assert not end.broken

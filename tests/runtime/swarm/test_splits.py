@@ -26,13 +26,12 @@ from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.events import Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm import numbers as numbers_module
-from lossycoll.runtime.swarm import ways
+from lossycoll.runtime.swarm import directory_tables
+from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport, swarm_keys
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
-from lossycoll.runtime.swarm.protocol import Rival, pack
-from lossycoll.runtime.swarm.reunion import Reunion
+from lossycoll.runtime.swarm.partition_merge import PartitionMerge
+from lossycoll.runtime.swarm.protocol import DirectoryStatus, pack
 from lossycoll.runtime.swarm.swarm import Swarm
-from lossycoll.runtime.swarm.ways import swarm_keys
 from tests.runtime.swarm.test_member import SCHEMA, peers, together
 from tests.support import halves
 from tests.support.halves import cut, divide, heal, names, place
@@ -99,7 +98,7 @@ def test_halves_become_one(
     knows: str, secret: Secret | None, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever knows of the other. A number that was given away meanwhile is another's."""
-    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directory_tables, "KEPT_SECONDS", 0.0)
     parts = Parts(stack, secret)
     assert parts.new.number == parts.second[0].number == 2
     rounds = [mean(parts.second, [2.0, 3.0])[0].round for _ in range(5)]
@@ -114,7 +113,7 @@ def test_halves_become_one(
     assert min(one.round for one in reports) > max(rounds)
     for _ in range(3):
         mean(parts.all, [4.0, 1.0, 5.0, 2.0, 3.0])
-    until(lambda: parts.two._reunion.to is None)
+    until(lambda: parts.two._merge.to is None)
     late = SwarmMember([place(parts.two)], name="late", secret=secret)
     stack.callback(late.close)  # it has been sent on
     assert set(late.names()) == {*"abcdx", "late"}
@@ -123,7 +122,7 @@ def test_halves_become_one(
 def test_one_port_is_enough_for_another_number(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directory_tables, "KEPT_SECONDS", 0.0)
     one, two = halves.directory(stack, None), None
     old = peers(stack, place(one), "ab", None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
@@ -143,13 +142,13 @@ def test_one_port_is_enough_for_another_number(
     mean(old, [1.0, 2.0, 3.0, 7.0])
 
 
-def test_who_turns_asks_how_it_is_seen_there(
+def test_a_redirected_peer_asks_for_its_reflexive_address(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its old number, or by another one. What the former engine hears is of no matter then."""
-    monkeypatch.setattr(numbers_module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directory_tables, "KEPT_SECONDS", 0.0)
     parts, seen = Parts(stack), ("203.0.113.9", 4711)
-    observer, former = parts.one._observer, parts.second[0]._end
+    observer, former = parts.one._reflexive, parts.second[0]._endpoint
     answer = observer._answer
     monkeypatch.setattr(observer, "_answer", lambda data, source: answer(data, seen))
     assert former is not None
@@ -164,7 +163,7 @@ def test_who_turns_asks_how_it_is_seen_there(
         return [place.others if place else () for place in places]
 
     until(lambda: others() == [(seen,), (seen,)])
-    parts.second[0]._is_seen(former.place, ("203.0.113.9", 1), True)
+    parts.second[0]._say_address(former.place, ("203.0.113.9", 1), True)
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])
     assert others() == [(seen,), (seen,)]
 
@@ -186,7 +185,7 @@ def test_a_round_that_is_on_ends_before_its_peers_turn(stack: ExitStack) -> None
     thread.start()
     assert entered.wait(10)
     heal(parts.two, parts.one)
-    until(lambda: parts.two._reunion.to == place(parts.one))
+    until(lambda: parts.two._merge.to == place(parts.one))
     time.sleep(0.5)
     assert not names(parts.one) & {"c", "d"}
     assert thread.is_alive()
@@ -202,25 +201,25 @@ def test_a_round_that_is_on_ends_before_its_peers_turn(stack: ExitStack) -> None
 def test_who_cannot_turn_comes_back(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directories reach each other, and peers of the one can't reach the other."""
     parts = Parts(stack)
-    reach, refused = ways.TransportWay.reach, []
+    reach, refused = ZmqDirectoryTransport.reach, []
 
-    def some(self: ways.TransportWay, where: tuple[str, int], session: str) -> Any:
+    def some(self: ZmqDirectoryTransport, where: tuple[str, int], session: str) -> Any:
         if where == place(parts.one):
             refused.append(where)
             raise TimeoutError("unreachable")
         return reach(self, where, session)
 
-    monkeypatch.setattr(ways.TransportWay, "reach", some)
+    monkeypatch.setattr(ZmqDirectoryTransport, "reach", some)
     heal(parts.two, parts.one)
     until(lambda: len(refused) >= 2)
     until(lambda: names(parts.two) == {"c", "d"})
     mean(parts.second, [2.0, 3.0])
-    until(lambda: parts.two._reunion.to is None)
+    until(lambda: parts.two._merge.to is None)
     mean(parts.first, [0.0, 1.0, 5.0])
     time.sleep(5 * halves.ASK_SECONDS)
-    assert parts.two._reunion.to is None  # it's patient
-    monkeypatch.setattr(ways.TransportWay, "reach", reach)
-    parts.two._reunion._bound_until = 0.0
+    assert parts.two._merge.to is None  # it's patient
+    monkeypatch.setattr(ZmqDirectoryTransport, "reach", reach)
+    parts.two._merge._bound_until = 0.0
     parts.are_one()
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])
 
@@ -253,9 +252,9 @@ def test_flapping_splits(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> N
     halves.hurry(monkeypatch, patience=1.0)
     parts = Parts(stack, patience=1.0)
     yielded: list[bool] = []
-    answered = Reunion.answered
+    answered = PartitionMerge.answered
     monkeypatch.setattr(
-        Reunion, "answered", lambda *rest: yielded.append(answered(*rest)) or yielded[-1]
+        PartitionMerge, "answered", lambda *rest: yielded.append(answered(*rest)) or yielded[-1]
     )
     stop, wrong = threading.Event(), []
     rounds: list[list[RoundReport]] = [[] for _ in parts.all]
@@ -318,9 +317,11 @@ def test_a_stranger_that_claims_to_be_a_directory(secret: bytes | None, stack: E
     where = listens.getsockname()[:2]
     stranger.listen(listens)
     session = parts.old[0].session
-    claims = Rival(session, "a" * 32, 0, 128, 128, 0, SCHEMA, "same", where[0], where[1], 1)
+    claims = DirectoryStatus(
+        session, "a" * 32, 0, 128, 128, 0, SCHEMA, "same", where[0], where[1], 1
+    )
     for server in (parts.one, parts.two):
-        server._reunion.learn(where)
+        server._merge.learn(where)
     asked, heard = 0, []
     end = time.monotonic() + 3.0
     while time.monotonic() < end:
@@ -333,8 +334,8 @@ def test_a_stranger_that_claims_to_be_a_directory(secret: bytes | None, stack: E
     assert asked > 5
     assert stranger.counts["handshake"] > 5  # they have asked it
     assert heard == []
-    assert parts.one._reunion.to is None
-    assert parts.two._reunion.to is None
+    assert parts.one._merge.to is None
+    assert parts.two._merge.to is None
     mean(parts.first, [0.0, 1.0, 5.0])
     mean(parts.second, [2.0, 3.0])
     heal(parts.two, parts.one)
@@ -345,14 +346,14 @@ def test_places_that_are_silent_hold_nobody_up(stack: ExitStack) -> None:
     parts = Parts(stack)
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     for server in (parts.one, parts.two):
-        server._reunion.learn(silent.getsockname()[:2])
-        server._reunion.learn(("127.0.0.1", 1))
-        server._reunion.learn(("::1", 1))
-    until(lambda: len(parts.one._lookout._questions) >= 1)
+        server._merge.learn(silent.getsockname()[:2])
+        server._merge.learn(("127.0.0.1", 1))
+        server._merge.learn(("::1", 1))
+    until(lambda: len(parts.one._probe._queries) >= 1)
     mean(parts.second, [2.0, 3.0])
     heal(parts.two, parts.one)
     parts.are_one()
-    until(lambda: len(parts.one._lookout._questions) <= 3)
+    until(lambda: len(parts.one._probe._queries) <= 3)
 
 
 # ---- all directories have gone ----
@@ -401,7 +402,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         assert used[0] is swarms[0]  # of the lowest number
         assert used[0].address
         assert used[0]._server is not None
-        until(lambda server=used[0]._server: server.observed.answered > 0)  # type: ignore[misc]
+        until(lambda server=used[0]._server: server.reflexive_counts.answered > 0)  # type: ignore[misc]
         swarms.pop(0).close()
     newcomer = Swarm(join=[f"{h}:{p}" for h, p in swarms[0].member.heard], secret=TEXT, name="z")
     stack.callback(newcomer.close)
@@ -465,9 +466,9 @@ def test_two_that_were_elected_at_once_become_one(stack: ExitStack) -> None:
         swarm.member.averages(SCHEMA)
     until(lambda: all(len(one.member.directories) == 5 for one in swarms))
     for swarm in swarms[:2]:  # each takes itself for the next
-        own = swarm.member._client._where._own
+        own = swarm.member._client._directories._own
         assert own is not None
-        swarm.member._client._where.prefer((first.member.address, 1), own)
+        swarm.member._client._directories.prefer((first.member.address, 1), own)
     assert first._server is not None
     first._server.close()
     first.close()

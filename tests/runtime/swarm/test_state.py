@@ -63,20 +63,20 @@ def test_the_state_of_the_latest_round_is_chosen_that_most_others_have() -> None
     assert chosen(manifests) == common.manifest()
 
 
-def gathered(gathering: Gathering, *lenders: Snapshot) -> list[int]:
-    """All lenders serve at once, each by its thread. How many chunks came of each."""
-    counts = [0] * len(lenders)
+def gathered(gathering: Gathering, *donors: Snapshot) -> list[int]:
+    """All donors serve at once, each by its thread. How many chunks came of each."""
+    counts = [0] * len(donors)
 
     def serve(which: int) -> None:
-        chunks = lenders[which].chunks()
-        held = {digest: n for n, digest in enumerate(lenders[which].manifest().digests)}
+        chunks = donors[which].chunks()
+        held = {digest: n for n, digest in enumerate(donors[which].manifest().digests)}
         while numbers := gathering.take(held, 2):
             for number in numbers:
                 gathering.room(number)[:] = chunks[held[gathering.manifest.digests[number]]]
                 assert gathering.put(number)
                 counts[which] += 1
 
-    run([lambda which=which: serve(which) for which in range(len(lenders))])
+    run([lambda which=which: serve(which) for which in range(len(donors))])
     return counts
 
 
@@ -135,7 +135,7 @@ def test_a_chunk_that_is_another_is_not_taken() -> None:
     np.testing.assert_array_equal(gathering.data, wanted.data)
 
 
-def test_a_lender_that_has_nothing_of_it_is_asked_for_nothing() -> None:
+def test_a_donor_that_has_nothing_of_it_is_asked_for_nothing() -> None:
     gathering = Gathering(snapshot(2 * CHUNK).manifest())
     assert gathering.take({b"x" * 16: 0}, 8) == []
     assert not gathering.complete

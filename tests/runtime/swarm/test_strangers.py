@@ -25,10 +25,10 @@ from lossycoll.runtime.control.events import Closed, Event, Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import server as under_test
+from lossycoll.runtime.swarm.directory_transport import swarm_keys
 from lossycoll.runtime.swarm.member import SwarmMember
-from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Join, Joined, Leave, pack, unpack
+from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Join, Joined, Leave, pack, unpack
 from lossycoll.runtime.swarm.server import DirectoryServer
-from lossycoll.runtime.swarm.ways import swarm_keys
 from tests.runtime.swarm.test_member import peers, together
 from tests.support.transports import GREETING, HERE, Middle, stranger
 from tests.support.waiting import until
@@ -135,7 +135,7 @@ def test_what_was_recorded_of_a_peer_joins_nothing() -> None:
 def joined(peer: Transport, place: tuple[str, int], name: str, *others: Middle) -> int:
     """The connection of one that has."""
     number = peer.connect(place)
-    peer.send(number, pack(Join(VERSION, name, os.urandom(16).hex(), PLACES, "0" * 16, 0)))
+    peer.send(number, pack(Join(VERSION, name, os.urandom(16).hex(), MOST_PEERS, "0" * 16, 0)))
     told(peer, is_joined, *others)
     return number
 
@@ -160,8 +160,8 @@ def told(peer: Transport, wanted: Callable[[Event], bool], *others: Middle) -> N
     ("count", "text"),
     [
         pytest.param(600, TEXT, id="600-sealed"),
-        pytest.param(PLACES, "", id="all-clear", marks=pytest.mark.long),
-        pytest.param(PLACES, TEXT, id="all-sealed", marks=pytest.mark.long),
+        pytest.param(MOST_PEERS, "", id="all-clear", marks=pytest.mark.long),
+        pytest.param(MOST_PEERS, TEXT, id="all-sealed", marks=pytest.mark.long),
     ],
 )
 def test_as_many_as_there_is_room_for_come_at_once(count: int, text: str) -> None:
@@ -237,7 +237,7 @@ def test_a_forked_child_disturbs_no_swarm_of_its_parent(secret: Secret | None) -
         process = os.fork()
         if process == 0:
             try:
-                assert all(one._client._way._transport.closed for one in members)  # type: ignore[attr-defined]
+                assert all(one._client._transport._transport.closed for one in members)  # type: ignore[attr-defined]
             except BaseException:
                 os._exit(1)
             os._exit(0)
@@ -259,5 +259,5 @@ def test_a_directory_and_a_peer_have_four_threads_for_their_connections() -> Non
         _, place = stack.enter_context(serving(SECRET))
         peers(stack, place, "a", SECRET)
         more = {one.name for one in threading.enumerate() if one not in before}
-        assert more == {"lossycoll-directory", "lossycoll-peer", "lossycoll-knocker"}
+        assert more == {"lossycoll-directory", "lossycoll-peer", "lossycoll-nat-agent"}
         assert of_zeromq() == 2

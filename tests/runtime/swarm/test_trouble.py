@@ -15,9 +15,10 @@ import pytest
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.net.interfaces import interfaces
-from lossycoll.runtime.swarm import client, ways
+from lossycoll.runtime.swarm import client
+from lossycoll.runtime.swarm.directory_transport import TransportConnection, ZmqDirectoryTransport
 from lossycoll.runtime.swarm.member import SwarmMember
-from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Here, Join, Ready, pack
+from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Here, Join, Ready, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together
 
@@ -59,7 +60,7 @@ def test_nothing_that_a_stranger_says_ends_the_directory(
     stranger = Transport()
     peer = stranger.connect(place)
     if joins:
-        stranger.send(peer, pack(Join(VERSION, "stranger", "7" * 32, PLACES, "0" * 16, 0)))
+        stranger.send(peer, pack(Join(VERSION, "stranger", "7" * 32, MOST_PEERS, "0" * 16, 0)))
         stranger.send(peer, pack(Here("127.0.0.1", 9)))
     stranger.send(peer, said)
     end = time.monotonic() + 0.1
@@ -187,13 +188,13 @@ def test_without_a_directory_nobody_turns_in_circles(
         place = directory(ends, None)
         (one,) = peers(stack, place, "a", None)
     tries = []
-    reach = ways.TransportWay.reach
+    reach = ZmqDirectoryTransport.reach
 
-    def counted(self: ways.TransportWay, *rest: Any) -> ways.TransportSession:
+    def counted(self: ZmqDirectoryTransport, *rest: Any) -> TransportConnection:
         tries.append(rest)
         return reach(self, *rest)
 
-    monkeypatch.setattr(ways.TransportWay, "reach", counted)
+    monkeypatch.setattr(ZmqDirectoryTransport, "reach", counted)
     for _ in range(20):
         with pytest.raises(OperationTimeout, match="no answer of a directory for 0"):
             one.names(0.05)
@@ -223,9 +224,9 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     (last,) = peers(stack, place, "z", None)
     means([one, last])
     means([one, last])
-    assert one._end is not None
-    assert len(one._end.paths._known) == 1
-    assert len(one._end.paths._over) <= 2
+    assert one._endpoint is not None
+    assert len(one._endpoint.paths._known) == 1
+    assert len(one._endpoint.paths._over) <= 2
     assert one._schema == SCHEMA
 
 
@@ -237,10 +238,10 @@ def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack
     values = [np.full(100, float(i), np.float32) for i in range(2)]
     together(members, values)
     for member in members:
-        for coming in list(member._client._met.values()):
+        for coming in list(member._client._partners.values()):
             member._lost(coming)
-    assert members[0]._end is not None
-    assert all(map(members[0]._end.paths.has_gone, members[0]._client._met.values()))
+    assert members[0]._endpoint is not None
+    assert all(map(members[0]._endpoint.paths.has_gone, members[0]._client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):
         one.fill(value)
     reports = together(members, values)

@@ -18,14 +18,14 @@ import pytest
 
 from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.swarm.knock import DIRECTORY, Kind, Knock
-from lossycoll.runtime.swarm.knocker import Knocker
-from lossycoll.runtime.swarm.meetings import Sends
+from lossycoll.runtime.swarm.connectivity import DIRECTORY, ConnectivityMessage, Kind
+from lossycoll.runtime.swarm.ice_agent import Sends
 from lossycoll.runtime.swarm.member import RoundReport
-from lossycoll.runtime.swarm.protocol import Here, Rival, Serves, Spare, pack
+from lossycoll.runtime.swarm.nat_agent import NatAgent
+from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, Spare, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notices
-from lossycoll.runtime.swarm.valkey_relay import _Connection
+from lossycoll.runtime.swarm.valkey_relay import _ClientConnection
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.runtime.swarm.test_swarm import Peer
@@ -106,30 +106,30 @@ def test_rounds_have_the_exact_mean_and_nobody_listens(
     assert all(set(swarm.stats().values()) == {0} for swarm in swarms)
 
 
-def test_nobody_reserves_a_port_or_waits_for_how_it_is_seen(
+def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
     join: Callable[..., Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notice elects, and nobody is there that could see where packets come from."""
-    said: list[Knock] = []
-    say = Knocker._say
+    said: list[ConnectivityMessage] = []
+    say = NatAgent._say
 
-    def heard(knocker: Knocker, sends: Sends) -> None:
+    def heard(nat_agent: NatAgent, sends: Sends) -> None:
         said.extend(knock for _, knock in sends)
-        say(knocker, sends)
+        say(nat_agent, sends)
 
-    monkeypatch.setattr(Knocker, "_say", heard)
+    monkeypatch.setattr(NatAgent, "_say", heard)
     swarms = [join(name) for name in "ab"]
     means(swarms)
-    assert {one.kind for one in said} >= {Kind.KNOCK, Kind.TAKE}
+    assert {one.kind for one in said} >= {Kind.CHECK, Kind.NOMINATE}
     assert DIRECTORY not in {one.receiver for one in said}
     for swarm in swarms:
         member = swarm.member
         assert swarm._reserved is None
         assert swarm._server is None
-        assert member._end is not None
-        assert member._end.knocker.seen(1e6) is None
+        assert member._endpoint is not None
+        assert member._endpoint.nat_agent.reflexive_address(1e6) is None
         (here,) = [one for one in member._client._standing if isinstance(one, Here)]
-        assert ((here.host, here.port), here.others) == (member._end.place, ())
+        assert ((here.host, here.port), here.others) == (member._endpoint.place, ())
         assert not [one for one in member._client._standing if isinstance(one, Spare | Serves)]
     (first,) = serving(swarms)
     assert first._relay is not None
@@ -146,12 +146,12 @@ def test_who_asks_as_another_directory_is_none_of_the_swarm(
     assert first._relay._directory is not None
     channel = f"lossycoll:tests:{first._relay._directory._inbox}"
     session = swarms[0].member.session
-    rival = Rival(session, "0" * 16, 0, 5, 100, 0, "", "same", "127.0.0.1", 7000, 0)
+    rival = DirectoryStatus(session, "0" * 16, 0, 5, 100, 0, "", "same", "127.0.0.1", 7000, 0)
     client = server.client()
     with contextlib.closing(client.pubsub()) as heard:
         heard.subscribe(f"lossycoll:tests:{'7' * 32}")
         client.publish(channel, bytes.fromhex("7" * 32) + pack(rival))
-        until(lambda: not first._relay._directory.reception._strangers)  # type: ignore[union-attr]
+        until(lambda: not first._relay._directory.service._strangers)  # type: ignore[union-attr]
         time.sleep(0.2)
         found = [heard.get_message(timeout=0.1) for _ in range(3)]
     assert {one["type"] for one in found if one} == {"subscribe"}
@@ -321,7 +321,7 @@ def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack:
     notices = Notices(reached, address.prefix, None)
     if serves:
         stack.callback(reached.listen(notices.channel("5" * 32)).close)
-    connection = _Connection(reached, notices, "5" * 32, None, Counter())
+    connection = _ClientConnection(reached, notices, "5" * 32, None, Counter())
     stack.callback(connection.close)
     assert not connection.broken
     server.client().publish(notices.news, b"whatever")

@@ -11,7 +11,7 @@ import pytest
 
 from lossycoll.runtime.keys.secret import secret_of
 from lossycoll.runtime.swarm.directory import LEASE
-from lossycoll.runtime.swarm.numbers import KEPT_SECONDS
+from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
 from lossycoll.runtime.swarm.valkey_notice import GRACE_SECONDS, Claimed, Notice, Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 from tests.support.valkey import Server

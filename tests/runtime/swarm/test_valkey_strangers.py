@@ -12,7 +12,7 @@ import pytest
 
 from lossycoll.runtime.control.transport import LONGEST
 from lossycoll.runtime.keys.secret import secret_of
-from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Join, Leave, pack
+from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Join, Leave, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notice, Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
@@ -186,7 +186,7 @@ def test_in_clear_whoever_can_write_is_a_peer(
     listening = stranger.client.pubsub()
     listening.subscribe(channel)
     until(lambda: _next(listening)["type"] == "subscribe")
-    said = pack(Join(VERSION, "stranger", "7" * 32, PLACES, "0" * 16, 0))
+    said = pack(Join(VERSION, "stranger", "7" * 32, MOST_PEERS, "0" * 16, 0))
     stranger.client.publish(stranger.inbox(), coming + said)
     until(lambda: "stranger" in swarms[0].peers())
     stranger.client.publish(stranger.inbox(), coming + pack(Leave()))

@@ -124,14 +124,14 @@ def test_a_newcomer_goes_on_as_the_others(
         for peer in old:
             peer.goes_on.set()
 
-    def borrow(*given: Any) -> Any:
-        taken = borrows(*given)
+    def fetch_state(*given: Any) -> Any:
+        taken = fetches(*given)
         go_on()
         return taken
 
-    borrows = MoshpitAverager.borrow
+    fetches = MoshpitAverager.fetch_state
     if at_rest:
-        monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+        monkeypatch.setattr(MoshpitAverager, "fetch_state", fetch_state)
     else:
         go_on()
     new.train(last, catches_up=True)
@@ -164,17 +164,17 @@ def test_rounds_pass_while_the_state_comes(
     thread = threading.Thread(target=old.train, args=(10**6,))
     thread.start()
     until(lambda: len(old.rounds) > 2, seconds=20)
-    borrows, states = MoshpitAverager.borrow, []
+    fetches, states = MoshpitAverager.fetch_state, []
 
-    def borrow(*given: Any) -> Any:
-        states.append(borrows(*given))
+    def fetch_state(*given: Any) -> Any:
+        states.append(fetches(*given))
         if len(states) == 1:
             had = len(old.rounds)
             until(lambda: len(old.rounds) > had + 3, seconds=20)
             old.slow = 0.5  # so that no more pass while the next one comes
         return states[-1]
 
-    monkeypatch.setattr(MoshpitAverager, "borrow", borrow)
+    monkeypatch.setattr(MoshpitAverager, "fetch_state", fetch_state)
     new = Peer(joined(stack, "1", first), "1", HOWS[how], other_model)
     new.caught = new.optimizer.catch_up(timeout=40.0)
     old.stops.set()
@@ -293,7 +293,7 @@ def test_others_whose_rounds_are_far_apart(stack: ExitStack) -> None:
     assert max(times[2:]) < 2.0
 
 
-@pytest.mark.parametrize("wrong", [{"lenders": 0}, {"lenders": 128}, {"tries": 0}])
+@pytest.mark.parametrize("wrong", [{"donors": 0}, {"donors": 128}, {"tries": 0}])
 def test_what_cannot_be_asked_for(stack: ExitStack, wrong: dict[str, int]) -> None:
     peer = Peer(joined(stack, "0"), "0", {"every": 1}, model)
     with pytest.raises(OptionError, match="wanted 1 to 127"):

@@ -77,7 +77,7 @@ def test_peers_that_come_take_what_was_loaded(made: Made, tmp_path: Path) -> Non
         newcomer = model()
         averager = MoshpitAverager(second, newcomer.parameters())
         MoshpitSGD(newcomer, inner(newcomer.parameters()), averager, every=2)
-        taken = averager.borrow(None, 4, 1 << 20)
+        taken = averager.fetch_state(None, 4, 1 << 20)
     assert taken is not None
     wanted = torch.cat([p.detach().flatten() for p in before.parameters()])
     assert taken.snapshot.data[: 4 * len(wanted)].tobytes() == wanted.numpy().tobytes()

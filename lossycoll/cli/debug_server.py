@@ -1,0 +1,158 @@
+"""Pages of a job for torch's debug server (torch.distributed.debug).
+
+Each rank's worker server answers for the ranks on its machine, from their status pages; the
+frontend puts the answers together. The server asks for no secret. Importing this fails where torch
+has no such server, or a package that it needs is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch._C import _distributed_c10d
+from torch.distributed.debug import _debug_handlers as theirs
+from torch.distributed.debug import _frontend as frontend
+
+from lossycoll.runtime.engine import status_page
+from lossycoll.runtime.engine.status_record import Record
+from lossycoll.runtime.membership import flight_recorder, job_status
+
+from .status_text import as_text
+
+_c10d: Any = _distributed_c10d
+ENDPOINT: Final = "lossycoll_records"
+STATUS_TEMPLATE: Final = """
+{% extends "base.html" %}
+{% block header %}<h1>{% block title %}lossycoll{% endblock %}</h1>{% endblock %}
+{% block content %}
+    {% if fetch_summary %}<pre>{{ fetch_summary | e }}</pre>{% endif %}
+    <pre>{{ text | e }}</pre>
+{% endblock %}
+"""
+TABLES: Final = {
+    "groups": theirs.Group,
+    "memberships": theirs.Membership,
+    "collectives": theirs.Collective,
+    "ncclcalls": theirs.NCCLCall,
+}
+
+
+def handlers() -> list[Any]:
+    """Those of torch's debug server, and those of this module."""
+    return [*theirs.default_handlers(), StatusHandler(), CallsHandler()]
+
+
+class StatusHandler(frontend.DebugHandler):
+    """What each rank does, and for whom it waits."""
+
+    def routes(self) -> list[Any]:
+        """Its page."""
+        return [frontend.Route("/lossycoll", self._handle)]
+
+    def nav_links(self) -> list[Any]:
+        """Its place in the bar."""
+        return [frontend.NavLink("/lossycoll", "lossycoll")]
+
+    def templates(self) -> dict[str, str]:
+        """Of its page."""
+        return {"lossycoll.html": STATUS_TEMPLATE}
+
+    def dump(self) -> str | None:
+        """The page as text, for a server that writes files."""
+        summary, text = self._text()
+        return f"{summary}\n\n{text}" if summary else text
+
+    def dump_filename(self) -> str:
+        """The file's name."""
+        return "lossycoll"
+
+    def _text(self) -> tuple[str | None, str]:
+        summary, records = fetched(self.fetch_timeout)
+        return summary, as_text(job_status.jobs_of(records))
+
+    def _handle(self, request: Any) -> bytes:
+        summary, text = self._text()
+        page: bytes = request.frontend.render_template(
+            "lossycoll.html", fetch_summary=summary, text=text
+        )
+        return page
+
+
+class CallsHandler(frontend.DebugHandler):
+    """The latest calls of all ranks, as torch's flight recorder compares them."""
+
+    def routes(self) -> list[Any]:
+        """Its page."""
+        return [frontend.Route("/lossycoll_fr_trace", self._handle)]
+
+    def nav_links(self) -> list[Any]:
+        """Its place in the bar."""
+        return [frontend.NavLink("/lossycoll_fr_trace", "FlightRecorder lossycoll")]
+
+    def templates(self) -> dict[str, str]:
+        """Of its page: torch's own."""
+        return {"fr_trace.html": theirs.FR_TRACE_TEMPLATE}
+
+    def _handle(self, request: Any) -> bytes:
+        summary, records = fetched(self.fetch_timeout)
+        dumps = flight_recorder.dumps(records)
+        answers = [frontend.Response(200, json.dumps(dump)) for dump in dumps.values()]
+        found = theirs.FlightRecorderHandler._build_db([str(rank) for rank in dumps], answers)
+        tables = {
+            name: theirs.tabulate(getattr(found, name), headers=kind._fields, tablefmt="html")
+            for name, kind in TABLES.items()
+        }
+        page: bytes = request.frontend.render_template(
+            "fr_trace.html", title="FlightRecorder lossycoll", fetch_summary=summary, **tables
+        )
+        return page
+
+
+def fetched(timeout: float) -> tuple[str | None, list[Record]]:
+    """Asks all ranks.
+
+    Args:
+        timeout: Seconds for each.
+
+    Returns:
+        Who didn't answer, as text, and one record for each process that the others tell of.
+    """
+    places, answers = frontend.fetch_all(ENDPOINT, timeout=timeout)
+    found = records_of([one.text for one in answers if one.status_code == 200])
+    return frontend.format_fetch_summary(places, answers), found
+
+
+def records_of(answers: Sequence[str]) -> list[Record]:
+    """One record for each process that any of the answers tells of.
+
+    Raises:
+        ValueError: An answer is none.
+    """
+    found: dict[tuple[str, int, int], Record] = {}
+    for text in answers:
+        for one in json.loads(text):
+            record = Record.from_json(one)
+            found.setdefault((record.session, record.process, record.pid), record)
+    return list(found.values())
+
+
+def told() -> str:
+    """What a rank's worker server answers: the records of its jobs on its machine."""
+    records = status_page.pages(calls=True)
+    mine = {record.session for record in records if record.pid == os.getpid()}
+    return json.dumps([record.to_json() for record in records if record.session in mine])
+
+
+def _answer(request: Any, response: Any) -> None:
+    del request
+    response.set_content(told(), "application/json")
+    response.set_status(200)
+
+
+# torch's table of handlers outlives Python, and must not be the last that lets go of one.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_answer))
+_c10d._register_handler(ENDPOINT, _answer)

@@ -1,0 +1,330 @@
+"""Make a page of a job's figures over time: loss, rates, step time and drift, by rank and link."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from lossycoll.runtime.membership.job_status import ALIVE, in_words
+
+from .launcher import EXIT_FAILED, Unwritable, must_be_writable
+from .plotting import drawn
+from .status_text import BAD_LOSS
+
+Series = dict[str, list[tuple[float, float]]]
+"""(seconds since the job's first line, value) by name."""
+MOST_LINES: Final = 12
+"""Series of a chart: those that are worst."""
+MOST_ROWS: Final = 64
+HEAD: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
+  color: #222 }}
+table {{ border-collapse: collapse; margin: 1em 0 }}
+th, td {{ padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }}
+th {{ border-bottom: 2px solid #888 }} td:first-child, th:first-child {{ text-align: left }}
+.bad {{ background: #fdd }} svg {{ width: 100%; height: auto }}
+</style></head><body><h1>{title}</h1>
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="what LOSSYCOLL_METRICS=/path/job.jsonl has written, one file for each machine",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("report.html"), metavar="FILE.html",
+        help="the page (default: report.html)",
+    )  # fmt: skip
+    parser.add_argument("--session", default="", help="the job, where files have several")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        jobs = read_files(options.files)
+        job = chosen(jobs, options.session)
+    except NoFigures as error:
+        print(f"lossycoll report: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    must_be_writable(options.output)
+    figures: list[str] = []
+    drawn("lossycoll.cli.report_charts", Console(stderr=True), charts_of(job), job.seconds, figures)
+    try:
+        options.output.write_text(page_of(job, figures), encoding="utf-8")
+    except OSError as error:
+        raise Unwritable(f"{options.output} can't be written: {error.strerror}") from None
+    print(f"{options.output}: {len(job.ranks)} ranks, {in_words(job.seconds)}, {job.lines} lines")
+    for line in findings(job):
+        print(f"  {line}")
+    return 0
+
+
+class NoFigures(Exception):
+    """A file has no figures of a job."""
+
+
+@dataclass
+class Rank:
+    """A rank's figures over time."""
+
+    times: list[float] = field(default_factory=list)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[tuple[float, float]]:
+        """A figure where it is known."""
+        found = ((at, one.get(name)) for at, one in zip(self.times, self.told, strict=True))
+        return [(at, float(value)) for at, value in found if value is not None]
+
+    def increases(self, *names: str) -> list[tuple[float, tuple[float, ...]]]:
+        """By how much counters rose between two lines, with the time of the later one."""
+        rows = [tuple(float(one["counters"][name]) for name in names) for one in self.told]
+        return [
+            (at, tuple(b - a for a, b in zip(before, after, strict=True)))
+            for at, before, after in zip(self.times[1:], rows, rows[1:], strict=False)
+        ]
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """What it told last."""
+        return self.told[-1]
+
+
+@dataclass
+class Job:
+    """A job's figures: times are seconds since its first line."""
+
+    session: str
+    world: int
+    ranks: dict[int, Rank]
+    drift: list[tuple[float, float]]
+    lines: int
+    seconds: float
+
+
+def read_files(files: Iterable[Path]) -> dict[str, list[Mapping[str, Any]]]:
+    """Lines by job, of all files, by time.
+
+    Raises:
+        NoFigures: A file can't be read, or has none.
+    """
+    jobs: dict[str, list[Mapping[str, Any]]] = {}
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise NoFigures(f"{file} can't be read: {error.strerror}") from None
+        found = [line for line in map(_line, text.splitlines()) if line is not None]
+        if not found:
+            raise NoFigures(
+                f"{file} has no lines of figures: run the job with "
+                f"LOSSYCOLL_METRICS=/path/job.jsonl (a file for Prometheus has one moment only)"
+            )
+        for line in found:
+            jobs.setdefault(line["session"], []).append(line)
+    return {session: sorted(lines, key=lambda one: one["time"]) for session, lines in jobs.items()}
+
+
+def _line(text: str) -> Mapping[str, Any] | None:
+    """None: it is none, as the last one of a job that was killed may be."""
+    try:
+        line = json.loads(text)
+        ranks = [(int(rank["rank"]), rank["state"], rank["link"]) for rank in line["ranks"]]
+        ranks += [(float(line["time"]), int(line["world"]), line["measured"])]
+        for rank in line["ranks"]:
+            {name: float(value) for name, value in rank["counters"].items()}
+            [(link["rank"], float(link["loss"]), float(link["missing"])) for link in rank["link"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    found: Mapping[str, Any] = line
+    return found if isinstance(line["session"], str) else None
+
+
+def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job:
+    """The job to draw.
+
+    Raises:
+        NoFigures: There are several, or it isn't among them.
+    """
+    if session and session not in jobs:
+        raise NoFigures(f"no job {session}; there are {', '.join(jobs)}")
+    if not session and len(jobs) > 1:
+        raise NoFigures(f"{len(jobs)} jobs; choose one by --session: {', '.join(jobs)}")
+    session = session or next(iter(jobs))
+    lines = jobs[session]
+    begin, ranks, drift = float(lines[0]["time"]), {}, []
+    for line in lines:
+        at = float(line["time"]) - begin
+        for rank in line["ranks"]:
+            one = ranks.setdefault(int(rank["rank"]), Rank())
+            one.times.append(at)
+            one.told.append(rank)
+        if math.isfinite(value := float(line["measured"].get("drift", math.nan))):
+            drift.append((at, value))
+    seconds = float(lines[-1]["time"]) - begin
+    world = max(int(line["world"]) for line in lines)
+    return Job(session, world, dict(sorted(ranks.items())), drift, len(lines), seconds)
+
+
+# ---- what is drawn ----
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: lines over time."""
+
+    title: str
+    unit: str
+    series: Series
+    is_share: bool = False
+
+
+def charts_of(job: Job) -> list[Chart]:
+    """All charts that there is something to draw in."""
+    loss: Series = {}
+    for number, rank in job.ranks.items():
+        for at, told in zip(rank.times, rank.told, strict=True):
+            for link in told["link"]:
+                loss.setdefault(f"{number} to {link['rank']}", []).append((at, float(link["loss"])))
+    missing = {f"rank {n}": _shares(rank) for n, rank in job.ranks.items()}
+    charts = [
+        Chart("Loss of links, before recovery", "", _worst(loss), is_share=True),
+        Chart("Missing after recovery", "", _worst(missing), is_share=True),
+        Chart("Step time", "s", _worst(_by_rank(job, "step_seconds"))),
+        Chart("Wait in a call", "s", _worst(_by_rank(job, "call_seconds"))),
+        Chart("Sent", "MB/s", _worst(_rates(job, "bytes_sent"))),
+        Chart("Received", "MB/s", _worst(_rates(job, "bytes_received"))),
+        Chart("Drift of replicas, relative", "", {"drift": job.drift} if job.drift else {}),
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def _by_rank(job: Job, name: str) -> Series:
+    return {f"rank {number}": rank.values(name) for number, rank in job.ranks.items()}
+
+
+def _shares(rank: Rank) -> list[tuple[float, float]]:
+    """Share of packets missing, between two lines."""
+    rows = rank.increases("packets_missing", "packets_received")
+    return [(at, lost / (lost + came)) for at, (lost, came) in rows if lost + came > 0]
+
+
+def _rates(job: Job, name: str) -> Series:
+    found: Series = {}
+    for number, rank in job.ranks.items():
+        spans = [after - before for before, after in zip(rank.times, rank.times[1:], strict=False)]
+        rows = zip(rank.increases(name), spans, strict=True)
+        found[f"rank {number}"] = [(at, more / span / 1e6) for (at, (more,)), span in rows if span]
+    return found
+
+
+def _worst(series: Series) -> Series:
+    """The series with the highest means, in order of their names; those of zeros are left out."""
+    means = {n: sum(v for _, v in points) / len(points) for n, points in series.items() if points}
+    kept = sorted(means, key=lambda name: -means[name])[:MOST_LINES]
+    return {
+        name: series[name] for name in series if name in kept and any(v for _, v in series[name])
+    }
+
+
+# ---- what is said ----
+
+
+def findings(job: Job) -> list[str]:
+    """What to look at first."""
+    found = []
+    for number, rank in job.ranks.items():
+        if rank.last["state"] != ALIVE:
+            found.append(f"rank {number} was {rank.last['state']} at the end")
+        links: dict[int, list[float]] = {}
+        for told in rank.told:
+            for link in told["link"]:
+                links.setdefault(int(link["rank"]), []).append(float(link["loss"]))
+        for peer, losses in sorted(links.items()):
+            known = [loss for loss in losses if loss]
+            mean = sum(known) / len(known) if known else 0.0
+            if mean >= BAD_LOSS:
+                found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
+    waited: dict[int, float] = {}
+    for rank in job.ranks.values():
+        for told in rank.told:
+            for other in told["waits_for"]:
+                waited[other] = max(waited.get(other, 0.0), float(told["call_seconds"] or 0.0))
+    for other, seconds in sorted(waited.items(), key=lambda one: -one[1])[:MOST_LINES]:
+        found.append(f"rank {other} was waited for, up to {in_words(seconds)}")
+    return found
+
+
+def page_of(job: Job, figures: Sequence[str]) -> str:
+    """The page, with charts as SVG."""
+    title = f"Job {job.session}: {job.world} ranks, {in_words(job.seconds)}"
+    parts = [HEAD.format(title=html.escape(title))]
+    said = findings(job) or ["Nothing stands out."]
+    parts.append("<ul>" + "".join(f"<li>{html.escape(one)}</li>" for one in said) + "</ul>")
+    parts += figures or ["<p>No charts: matplotlib is missing.</p>"]
+    parts += ["<h2>Ranks</h2>", _ranks(job), "<h2>Links, at the end</h2>", _links(job)]
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _ranks(job: Job) -> str:
+    rows = []
+    for number, rank in job.ranks.items():
+        first, last = rank.told[0]["counters"], rank.last["counters"]
+        gone = {name: last[name] - first[name] for name in last}
+        expected = gone["packets_missing"] + gone["packets_received"]
+        step = rank.values("step_seconds")
+        rows.append(
+            (
+                str(number),
+                str(rank.last["host"]),
+                str(rank.last["state"]),
+                in_words(sum(v for _, v in step) / len(step)) if step else "",
+                f"{gone['packets_missing'] / expected:.3%}" if expected else "",
+                str(gone["packets_recovered"]),
+                str(gone["packets_resent"]),
+                f"{gone['bytes_sent'] / 1e6:.1f}",
+                f"{gone['bytes_received'] / 1e6:.1f}",
+            )
+        )
+    names = ("rank", "host", "state", "step", "missing", "recovered", "resent", "MB sent")
+    return _table((*names, "MB received"), rows, lambda row: row[2] != ALIVE)
+
+
+def _links(job: Job) -> str:
+    rows = [
+        (
+            f"{number} to {link['rank']}",
+            str(link["by"]),
+            f"{link['loss']:.2%}",
+            f"{link['missing']:.3%}",
+            in_words(float(link["rtt_seconds"])),
+            in_words(float(link["queue_seconds"])),
+            f"{float(link['bytes_per_second']) / 1e6:.1f}",
+        )
+        for number, rank in job.ranks.items()
+        for link in rank.last["link"]
+    ]
+    rows.sort(key=lambda row: -float(row[2].rstrip("%")))
+    names = ("link", "by", "loss", "missing", "round trip", "queue", "MB/s allowed")
+    return _table(names, rows[:MOST_ROWS], lambda row: float(row[2].rstrip("%")) >= 5)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], is_bad: Any) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    lines = [f"<table><tr>{head}</tr>"]
+    for row in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr{' class=bad' if is_bad(row) else ''}>{cells}</tr>")
+    return "\n".join([*lines, "</table>"])

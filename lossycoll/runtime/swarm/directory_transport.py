@@ -1,0 +1,168 @@
+"""Transport of messages between a peer and a directory. The rules of both ends (client.py,
+service.py) stand on :class:`Connection` and :class:`DirectoryTransport` alone. So a server that
+passes messages on can take the place of the control transport, and no rule is there twice."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from lossycoll.runtime.control.curve import Keys, keys_of
+from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
+from lossycoll.runtime.control.transport import Transport
+from lossycoll.runtime.keys.secret import Secret
+
+from .directory_list import Place
+
+CONNECT_SECONDS: Final = 5.0
+HANDSHAKE_SECONDS: Final = 30.0
+"""Thousands may come at once, when their directory has ended: the last waits for the others."""
+FINISH_SECONDS: Final = 0.5
+"""How long the end of a transport waits for the last messages to be read."""
+
+
+class Connection(Protocol):
+    """A connection: whole messages both ways, in order, until it breaks."""
+
+    @property
+    def broken(self) -> str:
+        """Why nothing comes or goes any more; "": it isn't broken."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the other end is there; it may not have said anything yet."""
+
+    def read(self) -> list[bytes]:
+        """The messages that have come."""
+
+    def write(self, body: bytes) -> None:
+        """Sends a message, without waiting."""
+
+    def finish(self) -> None:
+        """Nothing more is sent: the connection ends when what was is read."""
+
+    def close(self) -> None:
+        """Ends it, unless it finishes. Idempotent."""
+
+
+class DirectoryTransport(Protocol):
+    """Transport of a peer to directories: its thread's alone, but for :meth:`wake`."""
+
+    def reach(self, place: Place, session: str) -> Connection:
+        """Begins a connection with the directory at a place, for a peer of a session ("": of none
+        yet).
+
+        Raises:
+            OSError: There is none.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Until something has come, :meth:`wake` is called, or so many seconds have passed."""
+
+    def wake(self) -> None:
+        """Ends a wait; by any thread, until :meth:`end`."""
+
+    def end(self) -> None:
+        """Ends all connections, when what was sent has been read. Idempotent."""
+
+
+class TransportConnection:
+    """A :class:`Connection` by the control transport; :meth:`take` has what it tells of the peer.
+
+    Args:
+        transport: Of the thread.
+        peer: The connection.
+        own: The numeric address of this end; "": the transport knows.
+    """
+
+    def __init__(self, transport: Transport, peer: Peer, own: str = "") -> None:
+        self.peer = peer
+        self.broken = ""
+        self._transport = transport
+        self._own = own
+        self._came: list[bytes] = []
+        self._finishes = False
+
+    @property
+    def own(self) -> str:
+        """The numeric address of this end; "": it isn't known yet."""
+        self._own = self._own or self._transport.own(self.peer)
+        return self._own
+
+    @property
+    def reached(self) -> bool:
+        """As :attr:`Connection.reached`."""
+        return bool(self.own)
+
+    def take(self, event: Event) -> None:
+        """Something has happened to the connection."""
+        if isinstance(event, Received):
+            self._came.append(event.body)
+        elif isinstance(event, Closed):
+            self.broken = event.why
+        elif isinstance(event, Refused):
+            self.broken = "nobody listens there"
+
+    def read(self) -> list[bytes]:
+        """As :meth:`Connection.read`."""
+        found, self._came = self._came, []
+        return found
+
+    def write(self, body: bytes) -> None:
+        """As :meth:`Connection.write`. That it has broken is an event."""
+        self._transport.send(self.peer, body)
+
+    def finish(self) -> None:
+        """As :meth:`Connection.finish`."""
+        self._finishes = True
+        self._transport.finish(self.peer)
+
+    def close(self) -> None:
+        """As :meth:`Connection.close`."""
+        if not self._finishes:
+            self._transport.drop(self.peer)
+
+
+class ZmqDirectoryTransport:
+    """The :class:`DirectoryTransport` to directories that listen: a transport of the peer's.
+
+    Args:
+        secret: The swarm's; None: all is in clear.
+
+    Raises:
+        OSError: The process is short of descriptors.
+    """
+
+    def __init__(self, secret: Secret | None) -> None:
+        self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
+        self._connection: TransportConnection | None = None
+        """The latest: a peer has one at a time."""
+
+    def reach(self, place: Place, session: str) -> TransportConnection:
+        """As :meth:`DirectoryTransport.reach`."""
+        self._connection = TransportConnection(self._transport, self._transport.connect(place))
+        return self._connection
+
+    def wait(self, seconds: float) -> None:
+        """As :meth:`DirectoryTransport.wait`."""
+        for event in self._transport.poll(seconds):
+            peer = getattr(event, "peer", None)
+            if self._connection is not None and peer == self._connection.peer:
+                self._connection.take(event)
+
+    def wake(self) -> None:
+        """As :meth:`DirectoryTransport.wake`."""
+        if not self._transport.closed:
+            self._transport.wake()
+
+    def end(self) -> None:
+        """As :meth:`DirectoryTransport.end`."""
+        self._transport.close(FINISH_SECONDS)
+
+
+def swarm_keys(secret: Secret | None) -> Keys | None:
+    """Derive the keys of directories and peers; None: all is in clear.
+
+    Args:
+        secret: The swarm's.
+    """
+    return None if secret is None else keys_of(secret, "swarm")

@@ -1,0 +1,306 @@
+"""ICE agent: finds routes to other peers, as a state machine without sockets. It follows the idea
+of ICE (RFC 8445) with messages of its own. Both ends of a pair send connectivity checks to every
+candidate address of the other at the same time: a NAT lets in what comes from where something was
+sent to. The end with the lower number nominates the first route by which an answer comes, and the
+other confirms it.
+
+Only fresh messages are believed: each end draws a nonce for a try, and an answer, a NOMINATE and a
+NOMINATED repeat the receiver's. Both nonces go into the keys of the path: no two tries have the
+same."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from lossycoll.runtime.engine.out_of_band import Place
+
+from .connectivity import NONCE, NOTHING, ConnectivityMessage, Kind, short
+from .protocol import Member
+
+FIRST_AGAIN, MOST_AGAIN, SLOWER = 0.05, 0.25, 1.5
+"""Seconds after which a check is repeated: at first, at last, and how they grow."""
+MOST_PEER_REFLEXIVE: Final = 2
+"""Peer-reflexive candidates that are tried: sources of checks that nobody has told of."""
+CHALLENGE_SECONDS: Final = 1.0
+"""Between two challenges to a peer that may want a new route."""
+QUIET: Final = 3.5
+"""Intervals of KEEPALIVE without one after which a route isn't trusted."""
+
+Sends: TypeAlias = list[tuple[Place, ConnectivityMessage]]
+
+
+@dataclass(slots=True)
+class Route:
+    """Nominated route to a peer. ``salt``: the nonces of both, the lower number's first. ``heard``:
+    when the peer last was."""
+
+    coming: str
+    own: str
+    place: Place
+    salt: bytes
+    heard: float
+    doubted: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Attempt to find a route to a peer. ``nominated``: the address that was nominated, and the
+    nonce there."""
+
+    coming: str
+    own: str
+    nonce: bytes
+    candidates: list[Place]
+    due: float
+    again: float = FIRST_AGAIN
+    learnt: int = 0
+    nominated: tuple[Place, bytes] | None = None
+
+
+@dataclass(slots=True)
+class IceAgentCounts:
+    """Messages that changed nothing, by why. ``foreign``: for another peer, or of no peer that is
+    wanted; ``stale``: of an earlier try, or repeated by somebody."""
+
+    foreign: int = 0
+    stale: int = 0
+
+
+@dataclass
+class IceAgent:
+    """ICE agent of one peer.
+
+    Args:
+        number: The peer's.
+        clock: In seconds.
+        interval: Seconds between two KEEPALIVE.
+        draw: Makes a nonce of so many bytes.
+    """
+
+    number: int
+    clock: Callable[[], float]
+    interval: float
+    draw: Callable[[int], bytes] = secrets.token_bytes
+    counts: IceAgentCounts = field(default_factory=IceAgentCounts)
+
+    def __post_init__(self) -> None:
+        self._attempts: dict[int, _Attempt] = {}
+        self._routes: dict[int, Route] = {}
+        self._challenges: dict[int, tuple[bytes, float]] = {}
+        """Challenges: nonces by which peers prove that they want a new route, and when they were
+            sent."""
+
+    # ---- what the peer wants ----
+
+    def begin(self, member: Member, own: str) -> Sends:
+        """Begin to look for a route to a peer, unless there is one between its coming and ours.
+
+        Args:
+            member: The peer.
+            own: Our coming.
+        """
+        number, now = member.number, self.clock()
+        if self.route(member, own) is not None:
+            return []
+        self._routes.pop(number, None)
+        found = self._attempts.get(number)
+        if found is not None and (found.coming, found.own) == (member.coming, own):
+            return []
+        places = list(dict.fromkeys([(member.host, member.port), *member.others]))
+        self._attempts[number] = _Attempt(member.coming, own, self.draw(NONCE), places, now)
+        return self.due()
+
+    def route(self, member: Member, own: str) -> Route | None:
+        """The route to a peer; None: there is none, or it isn't trusted any more."""
+        route = self._routes.get(member.number)
+        if route is None or (route.coming, route.own) != (member.coming, own) or route.doubted:
+            return None
+        return route if self.clock() - route.heard <= QUIET * self.interval else None
+
+    def is_trying(self, member: Member) -> bool:
+        """Whether a route to a peer is still looked for."""
+        one = self._attempts.get(member.number)
+        return one is not None and one.coming == member.coming
+
+    def give_up(self, coming: str) -> None:
+        """Stop looking for a route: the peer is unreachable, or has gone."""
+        self._attempts = {n: one for n, one in self._attempts.items() if one.coming != coming}
+
+    def forget(self, number: int) -> None:
+        """A peer has gone."""
+        for table in (self._attempts, self._routes, self._challenges):
+            table.pop(number, None)
+
+    def keepalives(self) -> Sends:
+        """Return the keepalives for all routes."""
+        return [
+            (
+                route.place,
+                ConnectivityMessage(Kind.KEEPALIVE, self.number, number, short(route.own)),
+            )
+            for number, route in self._routes.items()
+        ]
+
+    def due(self) -> Sends:
+        """Return the messages to repeat by now."""
+        now, out = self.clock(), []
+        for number, one in self._attempts.items():
+            if one.due > now:
+                continue
+            one.due, one.again = now + one.again, min(MOST_AGAIN, SLOWER * one.again)
+            places = one.candidates if one.nominated is None else [one.nominated[0]]
+            out += [(place, self._request(number, one)) for place in places]
+        return out
+
+    def wakes(self) -> float | None:
+        """When :meth:`due` may say something new."""
+        return min((one.due for one in self._attempts.values()), default=None)
+
+    # ---- what others say ----
+
+    def heard(self, message: ConnectivityMessage, source: Place) -> Sends:
+        """Take a message that a peer of the swarm has made. Returns the messages to send."""
+        if message.receiver != self.number or message.sender == self.number:
+            self.counts.foreign += 1
+            return []
+        match message.kind:
+            case Kind.CHECK:
+                return self._check_received(message, source)
+            case Kind.ANSWER:
+                return self._answer_received(message, source)
+            case Kind.NOMINATE:
+                return self._nominate_received(message, source)
+            case Kind.NOMINATED:
+                self._nominated_received(message, source)
+            case Kind.KEEPALIVE:
+                self._keepalive_received(message, source)
+        return []
+
+    def _check_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+        """Answer a check in any case: to open a route to here is up to its sender."""
+        number, one = message.sender, self._attempts.get(message.sender)
+        fits = one is not None and short(one.coming) == message.coming
+        answer = ConnectivityMessage(
+            Kind.ANSWER, self.number, number, echo=message.nonce, reflexive=source
+        )
+        if one is None or not fits:
+            self.counts.foreign += number not in self._routes
+            return [(source, answer), *self._challenge(message, source)]
+        answer = ConnectivityMessage(
+            Kind.ANSWER,
+            self.number,
+            number,
+            short(one.own),
+            one.nonce,
+            message.nonce,
+            source,
+        )
+        out = [(source, answer), *self._learn_candidate(number, one, source)]
+        if (
+            len(out) == 1
+            and self.number < number
+            and source in one.candidates
+            and not one.nominated
+        ):
+            out.append(
+                (source, self._request(number, one))
+            )  # it has begun: not to wait for the time
+        return out
+
+    def _learn_candidate(self, number: int, one: _Attempt, source: Place) -> Sends:
+        if source in one.candidates or one.learnt >= MOST_PEER_REFLEXIVE:
+            return []
+        one.learnt += 1
+        one.candidates.append(source)
+        return [] if one.nominated else [(source, self._request(number, one))]
+
+    def _challenge(self, message: ConnectivityMessage, source: Place) -> Sends:
+        """Challenge a peer that sends checks though there is a route to it. It may want a new
+        route, or somebody repeats an old message: its answer tells."""
+        route, now = self._routes.get(message.sender), self.clock()
+        if (
+            route is None
+            or short(route.coming) != message.coming
+            or message.nonce in _halves(route.salt)
+        ):
+            return []
+        _, asked = self._challenges.get(message.sender, (NOTHING, -CHALLENGE_SECONDS))
+        if now - asked < CHALLENGE_SECONDS:
+            return []
+        nonce = self.draw(NONCE)
+        self._challenges[message.sender] = nonce, now
+        asks = ConnectivityMessage(Kind.CHECK, self.number, message.sender, short(route.own), nonce)
+        return [(source, asks)]
+
+    def _answer_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+        number, one = message.sender, self._attempts.get(message.sender)
+        check, _ = self._challenges.get(number, (NOTHING, 0.0))
+        route = self._routes.get(number)
+        if route is not None and check == message.echo != NOTHING:
+            route.doubted |= message.nonce != NOTHING and message.nonce not in _halves(route.salt)
+            return []
+        if one is None or message.echo != one.nonce:
+            self.counts.stale += 1
+            return []
+        if message.nonce == NOTHING or message.coming != short(one.coming):
+            return []  # it looks for no route to this peer, or not yet
+        if source not in one.candidates:
+            return self._learn_candidate(number, one, source)
+        if self.number > number or (one.nominated and one.nominated[1] == message.nonce):
+            return []
+        one.nominated = source, message.nonce
+        return [(source, self._request(number, one))]
+
+    def _nominate_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+        number, one = message.sender, self._attempts.get(message.sender)
+        said = ConnectivityMessage(
+            Kind.NOMINATED, self.number, number, nonce=message.echo, echo=message.nonce
+        )
+        if (
+            one is not None
+            and number < self.number
+            and message.echo == one.nonce
+            and message.coming == short(one.coming)
+        ):
+            self._connect(number, one, source, message.nonce + one.nonce)
+            return [(source, said)]
+        route = self._routes.get(number)
+        salt = message.nonce + message.echo
+        if route is not None and route.salt == salt and route.place == source:
+            return [(source, said)]  # what was said before was lost
+        self.counts.stale += 1
+        return []
+
+    def _nominated_received(self, message: ConnectivityMessage, source: Place) -> None:
+        number, one = message.sender, self._attempts.get(message.sender)
+        if one is None or message.echo != one.nonce or one.nominated != (source, message.nonce):
+            self.counts.stale += 1
+            return
+        self._connect(number, one, source, one.nonce + message.nonce)
+
+    def _keepalive_received(self, message: ConnectivityMessage, source: Place) -> None:
+        route = self._routes.get(message.sender)
+        if route is None or route.place != source or short(route.coming) != message.coming:
+            self.counts.stale += 1
+            return
+        route.heard = self.clock()
+
+    def _connect(self, number: int, one: _Attempt, place: Place, salt: bytes) -> None:
+        self._routes[number] = Route(one.coming, one.own, place, salt, self.clock())
+        self._attempts.pop(number)
+        self._challenges.pop(number, None)
+
+    def _request(self, number: int, one: _Attempt) -> ConnectivityMessage:
+        coming = short(one.own)
+        if one.nominated is None:
+            return ConnectivityMessage(Kind.CHECK, self.number, number, coming, one.nonce)
+        return ConnectivityMessage(
+            Kind.NOMINATE, self.number, number, coming, one.nonce, one.nominated[1]
+        )
+
+
+def _halves(salt: bytes) -> tuple[bytes, bytes]:
+    return salt[:NONCE], salt[NONCE:]

@@ -1,0 +1,339 @@
+"""Partition merge: directories of one swarm, which a split has made two, become one again.
+:class:`PartitionMerge` is a state machine without sockets, with the rule that says which directory
+yields. :class:`DirectoryProbe` carries its questions to others. docs/moshpit.md has it in words."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lossycoll.plan.rng import key_of
+from lossycoll.runtime.control.events import Event, Peer, Readable
+from lossycoll.runtime.control.transport import Transport
+from lossycoll.runtime.membership.messages import Malformed
+
+from .directory import LEASE, Directory
+from .directory_list import Place
+from .directory_transport import TransportConnection
+from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
+
+ASK_SECONDS: Final = 5.0
+"""Between two times that others are asked, give or take a quarter."""
+BOUND_SECONDS: Final = 15.0
+"""For which a directory that takes another's peers doesn't yield."""
+HOLD_SECONDS: Final = 10.0
+"""For which those may come back that were told to turn to another."""
+PATIENCE_SECONDS: Final = 60.0
+MOST_PATIENCE: Final = 600.0
+"""For which a directory doesn't yield again when some have come back; twice as long each time."""
+HEARD_SECONDS: Final = 0.75 * LEASE
+"""Peers count that were heard from so lately. They give a sign of life each half of a lease."""
+MOST_KNOWN: Final = 24
+ANSWER_SECONDS: Final = 2.0
+"""For a question, the connection included; far less than the other is bound for."""
+
+
+def yields(own: DirectoryStatus, other: DirectoryStatus) -> bool:
+    """Which of two open directories of a swarm is to yield: the one with fewer peers, of equally
+    many that of the later epoch, of equal ones that of the greater number.
+
+    Args:
+        own: Status of the one.
+        other: And the other.
+
+    Returns:
+        Whether it is the first. With the two exchanged it is the contrary, unless they are one.
+    """
+    return (-own.peers, own.epoch, own.id) > (-other.peers, other.epoch, other.id)
+
+
+def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
+    """Whether a directory of this status can have another's peers.
+
+    Args:
+        own: Of the one that is asked.
+        other: Of the one that asks.
+    """
+    same = own.session == other.session and own.id != other.id
+    alike = (own.schema, own.wire) == (other.schema, other.wire)
+    alike = alike or not (own.schema and other.schema)
+    return same and alike and 0 < other.peers <= own.free and own.peers > 0 and yields(other, own)
+
+
+class PartitionMerge:
+    """Partition merge of one directory.
+
+    Args:
+        clock: In seconds.
+        directory: Whose peers turn to another, or to which others' come.
+        name: 16 to 64 hex digits, no other directory's; empty: drawn.
+    """
+
+    def __init__(self, clock: Callable[[], float], directory: Directory, *, name: str = "") -> None:
+        self._clock = clock
+        self._directory = directory
+        self._id = name or secrets.token_hex(16)
+        self._asked = 0
+        self._asks_at = clock() + self._period()
+        self._bound_until = -math.inf
+        self._patience = PATIENCE_SECONDS
+        self._known: dict[Place, float] = {}
+        """Other directories, the latest that were heard of last; when each has asked last."""
+        self._redirect_to: tuple[Place, str, float] | None = None
+        """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
+        it was heard of."""
+        self._to: Place | None = None
+        """Directory that this one has yielded to."""
+        self._told: frozenset[str] = frozenset()
+        """Names of those that were told so."""
+        self._left = 0.0
+        """When one of them has last been here that hadn't gone yet."""
+
+    # ---- whom to ask ----
+
+    def learn(self, place: Place) -> None:
+        """There is, or was, a directory of this swarm."""
+        asked = self._known.pop(place, -math.inf)
+        self._known[place] = asked
+        while len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def wakes(self) -> float:
+        """When :meth:`due` or :meth:`ends` may say something new by themselves, on the clock."""
+        if self._to is not None:
+            return min(self._asks_at, self._left + HOLD_SECONDS)
+        return self._asks_at
+
+    def due(self, own: Place, others: Sequence[Place] = ()) -> list[Place]:
+        """Return the directories to ask now: others whose peer isn't known to be here.
+
+        Args:
+            own: Where this directory is.
+            others: Directories that the peer knows whose this one is.
+        """
+        now = self._clock()
+        if now < self._asks_at:
+            return []
+        self._asks_at = now + self._period()
+        if self._to is not None or now < self._bound_until or not self._directory.peers:
+            return []
+        here = {p for one in self._directory.peers.values() for p in (one.serves, one.spare)}
+        for place in others:
+            if place not in here:
+                self.learn(place)
+        return [
+            place
+            for place, asked in self._known.items()
+            if place != own and (place not in here or now - asked < LEASE)
+        ]
+
+    def _period(self) -> float:
+        self._asked += 1
+        drawn = key_of(int(self._id[:16], 16), int(self._id[16:32] or "0", 16), self._asked)
+        return ASK_SECONDS * (0.75 + 0.5 * (drawn % 1000) / 1000)
+
+    # ---- questions and answers ----
+
+    def status(self, own: Place, takes: bool = False) -> DirectoryStatus:
+        """Status of this directory now."""
+        directory = self._directory
+        peers = [one for one in directory.peers.values() if not one.told]
+        since = self._clock() - HEARD_SECONDS
+        schema, wire = next(((one.schema, one.wire) for one in peers if one.schema), ("", "same"))
+        return DirectoryStatus(
+            session=directory.session,
+            id=self._id,
+            epoch=directory.epoch,
+            peers=sum(one.seen >= since for one in peers),
+            free=directory.free,
+            round=directory.round,
+            schema=schema,
+            wire=wire,
+            host=own[0],
+            port=own[1],
+            takes=int(takes),
+        )
+
+    def asked(self, other: DirectoryStatus, own: Place) -> DirectoryStatus:
+        """Another directory asks.
+
+        Args:
+            other: Its status.
+            own: Where this one is.
+
+        Returns:
+            The answer. If it takes the other's peers, this one is bound: it doesn't even follow the
+            answer to a question that is on its way.
+        """
+        now, place = self._clock(), (other.host, other.port)
+        status = self.status(own)
+        if not self._directory.peers and other.peers:
+            self._redirect_to = place, other.session, now
+        if other.session == status.session and other.id != self._id:
+            self.learn(place)
+            self._known[place] = now
+        if self._to is not None or not takes(status, other):
+            return status
+        self._bound_until = now + BOUND_SECONDS
+        self._directory.takes(other.round, BOUND_SECONDS)
+        return self.status(own, takes=True)
+
+    def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Place) -> bool:
+        """Another directory has answered.
+
+        Args:
+            asked: Status of this one in its question.
+            other: Status of the other one.
+            place: Where it was asked.
+
+        Returns:
+            Whether this one has yielded: its peers are to hear that.
+        """
+        if other.id == self._id:
+            self._known.pop(place, None)  # this one, by another address
+        bound = self._clock() < self._bound_until
+        if self._to is not None or bound or not other.takes or not takes(other, asked):
+            return False
+        self._to, self._left = place, self._clock()
+        self._told = frozenset(self._directory.names())
+        self._directory.tell_all()
+        return True
+
+    # ---- who comes ----
+
+    @property
+    def to(self) -> Place | None:
+        """Directory that this one has yielded to; None: it hasn't."""
+        return self._to
+
+    def redirect(self, wanted: Join) -> Place | None:
+        """Directory that a peer should join instead; None: this one."""
+        if self._to is not None:
+            return None if wanted.name in self._told else self._to
+        if self._redirect_to is None or self._directory.peers:
+            return None
+        place, session, heard = self._redirect_to
+        is_of_it = wanted.number == MOST_PEERS or wanted.session == session
+        return place if is_of_it and self._clock() - heard < LEASE else None
+
+    def ends(self) -> bool:
+        """Whether all have gone that were told to, and none has come back. If some have, the
+        directory is open again, and yields no more for some time."""
+        if self._to is None:
+            return False
+        now, peers = self._clock(), self._directory.peers
+        if any(one.told for one in peers.values()):
+            self._left = now
+        if now - self._left < HOLD_SECONDS:
+            return False
+        to, self._to, self._told = self._to, None, frozenset()
+        if peers:
+            self._bound_until = now + self._patience
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            return False
+        self._patience = PATIENCE_SECONDS
+        self._redirect_to = to, self._directory.session, now
+        return True
+
+
+@dataclass(slots=True)
+class _Query:
+    place: Place
+    connection: TransportConnection
+    until: float
+    asked: DirectoryStatus | None = None
+    """What was said; None: the connection isn't there yet."""
+
+
+class DirectoryProbe:
+    """Questions of a directory to others of its swarm, each over a connection of its own.
+
+    Args:
+        merge: Which says whom to ask, and what an answer means.
+        transport: The directory's.
+        host: Where the directory listens.
+        port: And at which port.
+    """
+
+    def __init__(self, merge: PartitionMerge, transport: Transport, host: str, port: int) -> None:
+        self._merge = merge
+        self._transport = transport
+        self._host = host
+        self._port = port
+        self._queries: dict[Peer, _Query] = {}
+
+    def place(self, own: str) -> Place:
+        """Address by which the other end of a connection finds this directory.
+
+        Args:
+            own: The numeric address of the connection's end here.
+        """
+        if self._host not in ("0.0.0.0", "::"):
+            return self._host, self._port
+        return own.partition("%")[0] or self._host, self._port
+
+    def asks(self, peer: Peer) -> bool:
+        """Whether a connection is a question's."""
+        return peer in self._queries
+
+    def wakes(self) -> float:
+        """When :meth:`turn` may have something to do, on the clock."""
+        return min([self._merge.wakes(), *(one.until for one in self._queries.values())])
+
+    def turn(self, others: Sequence[Place]) -> None:
+        """Ask the directories that are due, and give up questions that take too long.
+
+        Args:
+            others: Directories that the peer knows whose this one is.
+        """
+        now = time.monotonic()
+        for one in list(self._queries.values()):
+            if now > one.until:
+                self._end(one)
+            elif one.asked is None and one.connection.reached:
+                one.asked = self._merge.status(self.place(one.connection.own))
+                one.connection.write(pack(one.asked))
+        for place in self._merge.due((self._host, self._port), others):
+            self._ask(place, now + ANSWER_SECONDS)
+
+    def serve(self, event: Event) -> bool:
+        """Something has happened to a question.
+
+        Returns:
+            Whether this directory has yielded by it.
+        """
+        assert not isinstance(event, Readable)
+        one = self._queries[event.peer]
+        one.connection.take(event)
+        found = one.connection.read()
+        if found:
+            return self._answered(one, found[0])
+        if one.connection.broken:
+            self._end(one)
+        return False
+
+    def _ask(self, place: Place, until: float) -> None:
+        try:
+            connection = TransportConnection(self._transport, self._transport.connect(place))
+        except OSError:  # no address
+            return
+        self._queries[connection.peer] = _Query(place, connection, until)
+
+    def _answered(self, one: _Query, said: bytes) -> bool:
+        other = None
+        with contextlib.suppress(Malformed):
+            other = unpack(said)
+        asked, in_time = one.asked, time.monotonic() <= one.until
+        self._end(one)
+        if not isinstance(other, DirectoryStatus) or asked is None or not in_time:
+            return False
+        return self._merge.answered(asked, other, one.place)
+
+    def _end(self, one: _Query) -> None:
+        if self._queries.pop(one.connection.peer, None) is not None:
+            one.connection.close()

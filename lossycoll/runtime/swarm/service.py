@@ -1,0 +1,357 @@
+"""Service of a directory: takes peers' messages and sends its own, whatever carries them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lossycoll.runtime.membership.messages import Malformed
+
+from .directory import Directory
+from .directory_list import Place
+from .directory_transport import Connection
+from .partition_merge import PartitionMerge
+from .protocol import (
+    MOST_DIRECTORIES,
+    MOST_NAMES,
+    MOST_PEERS,
+    START,
+    Agreed,
+    Averages,
+    Beat,
+    Directories,
+    DirectoryStatus,
+    Due,
+    Found,
+    Gone,
+    Here,
+    Join,
+    Joined,
+    Leave,
+    Message,
+    Offers,
+    Peers,
+    Present,
+    Ready,
+    Redirect,
+    Refused,
+    Seek,
+    Serves,
+    Spare,
+    Unreachable,
+    Who,
+    pack,
+    unpack,
+)
+
+JOIN_SECONDS: Final = 5.0
+"""A stranger that hasn't joined by then is dropped."""
+STRANGERS: Final = MOST_PEERS
+"""All peers of another directory that has ended may come at once."""
+PRESENT_AT_ONCE: Final = 128
+LIST_SECONDS: Final = 1e-4
+"""For each peer, between two lists of directories that all are told."""
+log: Final = logging.getLogger("lossycoll")
+
+
+@dataclass(slots=True, eq=False)
+class PeerSession:
+    """Session of a directory with one peer. ``number``: the peer's; -1: a stranger's."""
+
+    connection: Connection
+    since: float
+    number: int = -1
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The peer whose directory one is.
+
+    Attributes:
+        name: The peer's.
+        directories: Whom it redirected to in turn.
+        others: Returns addresses at which it has heard of directories, now or earlier.
+        standby: The directory takes nobody in before this peer has come, and names others to
+            ask.
+    """
+
+    name: str
+    directories: Callable[[], Sequence[Place]]
+    others: Callable[[], Sequence[Place]]
+    standby: bool
+
+
+NOBODY: Final = Owner("", tuple, tuple, standby=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeContext:
+    """Relation of a directory to others of its swarm.
+
+    Attributes:
+        merge: Its.
+        owner: Peer whose directory it is.
+        place: Returns the address by which the other end of a session finds it.
+    """
+
+    merge: PartitionMerge
+    owner: Owner
+    place: Callable[[PeerSession], Place]
+
+
+class DirectoryService:
+    """Service of one directory; one thread calls it.
+
+    Args:
+        directory: Its state machine.
+        dropped: Called when a session is over, to close its connection.
+        strangers: Sessions that haven't joined, at most; of more the oldest is dropped.
+        merge_context: None: there is no other directory of the swarm.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        dropped: Callable[[PeerSession], None],
+        strangers: int = STRANGERS,
+        merge_context: MergeContext | None = None,
+    ) -> None:
+        self._directory = directory
+        self._dropped = dropped
+        self._most = strangers
+        self._merge_context = merge_context
+        self._owner = NOBODY if merge_context is None else merge_context.owner
+        self._stands_by = self._owner.standby
+        self.counts: Counter[str] = Counter()
+        """Counts of malformed messages."""
+        self._strangers: dict[int, PeerSession] = {}
+        """In the order in which they came."""
+        self._sessions: dict[int, PeerSession] = {}
+        self._listed: tuple[Place, ...] = ()
+        """The directories that all have been told of, and when they may be told of others."""
+        self._list_at = 0.0
+        self._present = Present(())
+        self._unaware: list[int] = []
+        """Who hasn't been told yet who is present."""
+
+    # ---- by what carries the connections ----
+
+    def admit(self, connection: Connection) -> PeerSession:
+        """A stranger has connected."""
+        session = PeerSession(connection, time.monotonic())
+        self._strangers[id(session)] = session
+        if len(self._strangers) > self._most:
+            self._drop(next(iter(self._strangers.values())))
+        return session
+
+    def hear(self, session: PeerSession) -> None:
+        """Something has come over a connection, or it has broken."""
+        try:
+            for body in session.connection.read():
+                self._take(session, unpack(body))
+                if session.over:
+                    return
+        except Malformed:
+            self.counts["malformed"] += 1
+            self.end(session)
+        except Exception:  # of one peer, whose fault it is: all others go on
+            log.exception("directory: a connection is dropped")
+            self.end(session)
+        self._check(session)
+
+    def turn(self) -> None:
+        """Time has passed, or something has been heard."""
+        now = time.monotonic()
+        while self._strangers:
+            first = next(iter(self._strangers.values()))
+            if now - first.since <= JOIN_SECONDS:
+                break
+            self._drop(first)
+        for number in self._directory.overdue():
+            self._remember(number)
+            self._lose(number)
+        if self._merge_context is not None and self._merge_context.merge.ends():
+            self._directory.adopt(self._directory.session)
+            self._stands_by = bool(self._owner.name)
+        self._tell_directories(now)
+        self._tell_present()
+        self._tell_each(self._directory.agreed(), Agreed(""))
+        self._tell_each(self._directory.due(), Due())
+        for group in self._directory.form():
+            self._tell_each([one.number for one in group.members], group)
+        for number, transfers in self._directory.transfers():
+            for transfer in transfers:
+                self._tell_each([one.number for one in transfer.members], transfer)
+            self._tell(number, Found(len(transfers)))
+
+    def wait(self) -> float:
+        """Seconds until :meth:`turn` is due, if nothing comes before."""
+        wakes = self._directory.wakes()
+        times = [] if wakes is None else [wakes]
+        if self._directory.directories() != self._listed:
+            times.append(self._list_at)
+        if self._unaware:
+            return 0.001
+        return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
+
+    def end(self, session: PeerSession) -> None:
+        """The connection is over, and so is the peer, until it comes again."""
+        if session.number >= 0:
+            self._remember(session.number)
+            self._lose(session.number)
+        else:
+            self._drop(session)
+
+    def tell_all(self, message: Message) -> None:
+        """To all peers."""
+        self._tell_each(list(self._sessions), message)
+
+    # ---- messages ----
+
+    def _take(self, session: PeerSession, message: Message) -> None:
+        if session.number < 0:
+            self._take_first(session, message)
+            return
+        self._directory.beat(session.number)
+        if isinstance(message, Here):
+            self._directory.here(session.number, message)
+        elif isinstance(message, Serves):
+            self._directory.serves(session.number, (message.host, message.port))
+        elif isinstance(message, Spare):
+            self._directory.spare(session.number, (message.host, message.port))
+        elif isinstance(message, Redirect):
+            self._lose(session.number, redirected=True)
+        elif isinstance(message, Averages):
+            answer = self._directory.averages(session.number, message)
+            if answer is not None:
+                self._tell(session.number, answer)
+        elif isinstance(message, Who):
+            self._tell_names(session.number)
+        elif isinstance(message, Ready):
+            self._directory.ready(session.number, message.weight)
+        elif isinstance(message, Unreachable):
+            self._directory.report_unreachable(session.number, message.comings)
+        elif isinstance(message, Offers):
+            self._directory.offers(session.number, message)
+        elif isinstance(message, Seek):
+            self._directory.seeks(session.number, message.donors)
+        elif isinstance(message, Beat):
+            self._tell(session.number, Beat(len(self._directory.peers)))
+        elif isinstance(message, Leave):
+            self._lose(session.number)
+
+    def _take_first(self, session: PeerSession, message: Message) -> None:
+        """Take a message of a stranger: a peer that joins, or another directory."""
+        if isinstance(message, Join):
+            self._join(session, message)
+        elif isinstance(message, DirectoryStatus) and self._merge_context is not None:
+            own = self._merge_context.place(session)
+            session.connection.write(pack(self._merge_context.merge.asked(message, own)))
+        else:
+            self._drop(session)
+
+    def _join(self, session: PeerSession, wanted: Join) -> None:
+        places = self._instead(wanted)
+        if places is not None:
+            session.connection.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
+            session.connection.finish()
+            self._drop(session)
+            return
+        self._stands_by = False
+        if self._directory.is_again(wanted):  # its former connection has ended unseen
+            self._lose(wanted.number)
+        answer = self._directory.join(wanted)
+        if isinstance(answer, Joined):
+            session.number = answer.number
+            del self._strangers[id(session)]
+            self._sessions[answer.number] = session
+        session.connection.write(pack(answer))
+        if isinstance(answer, Joined):
+            self._tell(answer.number, Directories(self._directory.directories()))
+        if isinstance(answer, Refused):
+            session.connection.finish()
+            self._drop(session)
+
+    def _instead(self, wanted: Join) -> list[Place] | None:
+        """Return the directories that a peer should ask instead; None: it is right here."""
+        is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
+        place = None
+        if self._merge_context is not None and (is_new or not is_owner):
+            place = self._merge_context.merge.redirect(wanted)
+        found = [] if place is None else [place]
+        # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
+        if self._stands_by and (is_new or not is_owner):
+            return found + [one for one in self._owner.directories() if one not in found]
+        return found or None
+
+    def _tell_directories(self, now: float) -> None:
+        """Send the directory list when it has changed, not too often: a large swarm that ends
+        changes it all the time."""
+        listed = self._directory.directories()
+        if listed != self._listed and now >= self._list_at:
+            self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._sessions)
+            self.tell_all(Directories(listed))
+
+    def _tell_present(self) -> None:
+        """Tell some peers in each turn who is present: of thousands, the list is long."""
+        if self._directory.settles():
+            here = self._directory.peers.values()
+            self._present = Present(tuple(one.coming[:START] for one in here))
+            self._unaware = list(self._sessions)
+        some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
+        if some:
+            self._tell_each(some, self._present)
+
+    def _tell_names(self, number: int) -> None:
+        names = self._directory.names()
+        for at in range(0, len(names), MOST_NAMES):
+            more = at + MOST_NAMES < len(names)
+            self._tell(number, Peers(names[at : at + MOST_NAMES], int(more)))
+
+    def _tell(self, number: int, message: Message) -> None:
+        self._tell_each([number], message)
+
+    def _tell_each(self, numbers: Sequence[int], message: Message) -> None:
+        """The same to all of them: it is packed once."""
+        packed = pack(message)
+        for number in numbers:
+            session = self._sessions.get(number)
+            if session is not None:
+                session.connection.write(packed)
+                self._check(session)
+
+    # ---- ends of connections ----
+
+    def _check(self, session: PeerSession) -> None:
+        if session.connection.broken and not session.over:
+            self.end(session)
+
+    def _remember(self, number: int) -> None:
+        """A peer that is lost may live in another part of the swarm, and serve there."""
+        peer, listed = self._directory.peers.get(number), self._directory.directories()
+        if peer is None or self._merge_context is None:
+            return
+        for place in (peer.spare, peer.serves):
+            if place is not None and place in listed:
+                self._merge_context.merge.learn(place)
+
+    def _lose(self, number: int, *, redirected: bool = False) -> None:
+        """``redirected``: to another directory; whoever may still need its packets has them."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.number = -1
+            self._drop(session)
+        for other, coming in self._directory.lost(number):
+            if not redirected:
+                self._tell(other, Gone(coming))
+
+    def _drop(self, session: PeerSession) -> None:
+        self._strangers.pop(id(session), None)
+        if not session.over:
+            session.over = True
+            self._dropped(session)

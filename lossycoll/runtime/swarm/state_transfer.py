@@ -1,0 +1,438 @@
+"""State transfer from a donor to a joiner, in an engine's group of two.
+
+The donor sends its manifest. Then the joiner asks for some chunks, and the donor sends them, until
+the joiner asks for none. All of it is reliable and goes by the engine's packets, at the rate that
+the path allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
+from lossycoll.plan import copies, signature
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.membership.messages import Malformed
+
+from .paths import Paths, outcome
+from .protocol import Transfer
+from .state import Bytes, Gathering, Manifest, Snapshot, chosen
+
+DONOR, JOINER = 0, 1
+BATCH: Final = 8
+"""Chunks that are asked for at a time."""
+NONE: Final = 0xFFFFFFFF
+WINDOW: Final = 4
+"""Chunks on their way at a time."""
+REASON: Final = 256
+"""Bytes of a refusal's reason."""
+SILENCE_SECONDS: Final = 60.0
+"""How long one end waits for the other's next step, and for the chunks on their way."""
+MOST_MANIFEST: Final = 1 << 25
+ENDING_SECONDS: Final = 1.0
+"""How long donors are told that nothing more is wanted."""
+LATE_SECONDS: Final = 1.0
+"""How long other donors' manifests are waited for, after the first."""
+MOST_DONATIONS: Final = 4
+"""Newcomers that are served at a time."""
+log: Final = logging.getLogger("lossycoll")
+
+
+class Pair:
+    """A group of two.
+
+    Args:
+        engine: The group.
+        rank: DONOR or JOINER.
+        other: The address of the other end, for errors.
+        per_packet: Bytes of a packet.
+        schema: Of what both average.
+    """
+
+    def __init__(
+        self, engine: EngineGroup, rank: int, other: str, per_packet: int, schema: str
+    ) -> None:
+        self.engine: Final = engine
+        self._where = Where(rank, 2, addresses=[other, other])
+        self._rank = rank
+        self._per_packet = per_packet
+        self._schema = schema
+
+    def move(self, buffers: Sequence[Bytes], sender: int) -> None:
+        """Moves what ``buffers`` hold at one end into those of the other, of the same sizes.
+
+        Raises:
+            LossyError: The other end is lost, or silent for SILENCE_SECONDS.
+        """
+        tickets: deque[int] = deque()
+        try:
+            for one in buffers:
+                if len(tickets) == WINDOW:
+                    self._end(tickets.popleft())
+                if one.size:
+                    tickets.append(self._submit(one, sender))
+            while tickets:
+                self._end(tickets.popleft())
+        except LossyError:
+            # Until its end the engine uses a buffer.
+            self.engine.close()
+            raise
+
+    def _end(self, ticket: int) -> None:
+        outcome(self.engine, ticket, self._where)
+        self.engine.release(ticket)
+
+    def _submit(self, buffer: Bytes, sender: int) -> int:
+        plan = copies.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
+        call = EngineCall(
+            input=buffer.ctypes.data,
+            output=buffer.ctypes.data,
+            dtype=DType.BYTES,
+            scale=1.0,
+            signature=signature("transfer", self._schema, plan.signature),
+            timeout=SILENCE_SECONDS,
+            reliable=True,
+            repair=0,
+            notify=False,
+        )
+        return self.engine.submit(Encoded.of(plan), call)
+
+
+def refuse(pair: Pair, reason: str) -> None:
+    """Tells the joiner why there is nothing.
+
+    Raises:
+        LossyError: The joiner is lost, or silent.
+    """
+    pair.move([np.zeros(1, np.uint64).view(np.uint8)], DONOR)
+    said = np.zeros(REASON, np.uint8)
+    text = reason.encode()[:REASON]
+    said[: len(text)] = np.frombuffer(text, np.uint8)
+    pair.move([said], DONOR)
+
+
+def donate(pair: Pair, snapshot: Snapshot) -> None:
+    """Send the joiner the chunks that it asks for.
+
+    Raises:
+        LossyError: The joiner is lost, or silent.
+        MismatchError: It asks for what there isn't.
+    """
+    packed = np.frombuffer(snapshot.manifest().packed(), np.uint8).copy()
+    pair.move([np.array([len(packed)], np.uint64).view(np.uint8)], DONOR)
+    pair.move([packed], DONOR)
+    chunks = snapshot.chunks()
+    while True:
+        asked = np.empty(BATCH, np.uint32)
+        pair.move([asked.view(np.uint8)], JOINER)
+        numbers = [int(number) for number in asked if number != NONE]
+        if not numbers:
+            return
+        if max(numbers) >= len(chunks):
+            raise MismatchError(f"chunk {max(numbers)} is asked for, and there are {len(chunks)}")
+        pair.move([chunks[number] for number in numbers], DONOR)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferredState:
+    """State that a joiner has received.
+
+    Attributes:
+        snapshot: The state.
+        donors: Of how many peers chunks came.
+        bytes: What came, without what this peer had.
+        seconds: From the first packet to the last.
+    """
+
+    snapshot: Snapshot
+    donors: int
+    bytes: int
+    seconds: float
+
+
+def receive_state(
+    pairs: Sequence[Pair],
+    own: Snapshot | None,
+    most: int,
+    timeout: float,
+    end: Callable[[Pair], None],
+) -> TransferredState | None:
+    """A state, from all donors at once; None: the joiner's own is as new.
+
+    Args:
+        pairs: One for each donor, one at least.
+        own: What the joiner has.
+        most: Bytes that a state may have.
+        timeout: Seconds for all of it.
+        end: Ends a pair, so that whoever waits in it hears of that.
+
+    Raises:
+        OperationTimeout: It hasn't come within ``timeout``.
+        LossyError: It can't be had: the last donor's error.
+    """
+    begin = time.monotonic()
+    receiving = _Receiving(own, most)
+    threads = [
+        threading.Thread(target=receiving.serve, args=(pair,), name="lossycoll-joiner", daemon=True)
+        for pair in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        receiving.choose(threads, begin + timeout)
+        receiving.wait(threads, begin + timeout)
+    finally:
+        receiving.over()
+        for pair in pairs:
+            end(pair)
+        for thread in threads:
+            thread.join()
+    gathering = receiving.gathering
+    if receiving.is_newest:
+        return None
+    if gathering is None or not gathering.complete:
+        if time.monotonic() - begin >= timeout:
+            raise OperationTimeout(f"the others' state hasn't come within {timeout:.1f} s")
+        raise receiving.error or EngineError("no donor has all of the state")
+    manifest = gathering.manifest
+    return TransferredState(
+        snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data, manifest.samples),
+        donors=len(receiving.served),
+        bytes=receiving.bytes,
+        seconds=time.monotonic() - begin,
+    )
+
+
+class _Receiving:
+    """The threads' part of :func:`receive_state`: one for each donor."""
+
+    def __init__(self, own: Snapshot | None, most: int) -> None:
+        self._own = own
+        self._most = most
+        self._changed = threading.Condition()
+        self._manifests: list[Manifest] = []
+        self.gathering: Gathering | None = None
+        self.error: LossyError | None = None
+        self._is_over = False
+        self.is_newest = False
+        """The joiner's own state is as new as all others."""
+        self.served: set[int] = set()
+        self.bytes = 0
+
+    def choose(self, threads: Sequence[threading.Thread], deadline: float) -> None:
+        """Waits for manifests, and says whose state it is to be."""
+        first: float | None = None
+        with self._changed:
+            while any(thread.is_alive() for thread in threads):
+                now = time.monotonic()
+                if self._manifests and first is None:
+                    first = now
+                waited = first is not None and now - first > LATE_SECONDS
+                if len(self._manifests) == len(threads) or waited or now > deadline:
+                    break
+                self._changed.wait(0.05)
+            manifests = list(self._manifests)
+        own = self._own
+        if manifests and own is not None and own.samples:
+            self.is_newest = (own.samples, own.round) >= chosen(manifests).age
+        if manifests and not self.is_newest:
+            gathering = Gathering(chosen(manifests), own)
+            with self._changed:
+                self.gathering = gathering
+                self._changed.notify_all()
+
+    def wait(self, threads: Sequence[threading.Thread], deadline: float) -> None:
+        """Until all has come, or can't. A donor that has nothing more isn't waited for."""
+        if self.is_newest:
+            return
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            if self.gathering is not None and self.gathering.complete:
+                for thread in threads:  # they say that nothing more is asked for
+                    thread.join(ENDING_SECONDS / len(threads))
+                return
+            with self._changed:
+                self._changed.wait(0.05)
+
+    def over(self) -> None:
+        """Nobody waits any more for what there is no state of."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def serve(self, pair: Pair) -> None:
+        """Takes what one donor has."""
+        try:
+            self._gather(pair, self._manifest(pair))
+        except LossyError as error:
+            log.info("a donor's state isn't taken, or not all of it: %s", error)
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def _manifest(self, pair: Pair) -> Manifest:
+        size = np.zeros(1, np.uint64)
+        pair.move([size.view(np.uint8)], DONOR)
+        if not size[0]:
+            reason = np.zeros(REASON, np.uint8)
+            pair.move([reason], DONOR)
+            said = reason.tobytes().rstrip(b"\0").decode(errors="replace")
+            raise EngineError(f"a donor refuses: {said}")
+        if size[0] > MOST_MANIFEST:
+            raise MismatchError(f"a manifest of {size[0]} bytes, wanted at most {MOST_MANIFEST}")
+        packed = np.empty(int(size[0]), np.uint8)
+        pair.move([packed], DONOR)
+        try:
+            return Manifest.unpack(packed.tobytes(), self._most)
+        except Malformed as error:
+            raise MismatchError(f"a donor's state can't be taken: {error}") from None
+
+    def _gather(self, pair: Pair, manifest: Manifest) -> None:
+        with self._changed:
+            self._manifests.append(manifest)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.gathering is not None or self._is_over)
+        gathering = self.gathering
+        if gathering is None:
+            return
+        held = {digest: number for number, digest in enumerate(manifest.digests)}
+        while True:
+            numbers = gathering.take(held, BATCH)
+            try:
+                self._ask(pair, [held[gathering.manifest.digests[n]] for n in numbers])
+                if not numbers:
+                    return
+                self._receive(pair, gathering, numbers)
+            finally:
+                gathering.give_back(numbers)
+
+    @staticmethod
+    def _ask(pair: Pair, numbers: Sequence[int]) -> None:
+        asked = np.full(BATCH, NONE, np.uint32)
+        asked[: len(numbers)] = numbers
+        pair.move([asked.view(np.uint8)], JOINER)
+
+    def _receive(self, pair: Pair, gathering: Gathering, numbers: Sequence[int]) -> None:
+        pair.move([gathering.room(number) for number in numbers], DONOR)
+        for number in numbers:
+            if not gathering.put(number):
+                raise MismatchError(f"chunk {number} of a state isn't what its digest says")
+        with self._changed:
+            self.served.add(id(pair))
+            self.bytes += sum(gathering.room(number).size for number in numbers)
+
+
+class StateTransfers:
+    """State transfers of one peer, as donor and as joiner, until ``close``.
+
+    Args:
+        number: The peer's.
+        paths: Its engine's.
+        per_packet: Bytes of a packet.
+    """
+
+    def __init__(self, number: int, paths: Paths, per_packet: int) -> None:
+        self._number = number
+        self._paths = paths
+        self._per_packet = per_packet
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self.schema = ""
+        """Of what the peer averages."""
+        self.state: Callable[[], Snapshot] | None = None
+        """Makes the state that joiners get; None: there is none."""
+
+    def fetch(
+        self, transfers: Sequence[Transfer], own: Snapshot | None, most: int, timeout: float
+    ) -> TransferredState | None:
+        """Take a state from all donors; None: none is newer than this peer's.
+
+        Args:
+            transfers: At least one.
+            own: What this peer has already; None: nothing.
+            most: Bytes that a state may have.
+            timeout: Seconds for all of it.
+
+        Raises:
+            OperationTimeout: It hasn't come within ``timeout``.
+            LossyError: No donor has all of it, or none is there any more.
+        """
+        pairs: list[Pair] = []
+        failed: LossyError = EngineError(f"peer {self._number} has no donor")
+
+        def end(pair: Pair) -> None:
+            self._paths.end_transfer(pair.engine)
+
+        try:
+            for transfer in transfers:
+                try:
+                    pairs.append(self._pair(transfer, JOINER))
+                except LossyError as error:  # it can't be reached: others can
+                    failed = error
+            if not pairs:
+                raise failed
+            return receive_state(pairs, own, most, timeout, end)
+        finally:
+            for pair in pairs:
+                end(pair)
+
+    def donate(self, transfer: Transfer) -> None:
+        """Serves a newcomer, on a thread of its own. Those that are too many are told so."""
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()]
+            if self._closed:
+                return
+            state = self.state if len(self._threads) < MOST_DONATIONS else None
+            thread = threading.Thread(
+                target=self._serve, args=(transfer, state), name="lossycoll-donor", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Ends all transfers. Idempotent."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        while any(thread.is_alive() for thread in threads):
+            self._paths.end_transfers()
+            for thread in threads:
+                thread.join(0.05)
+
+    def _serve(self, transfer: Transfer, state: Callable[[], Snapshot] | None) -> None:
+        joiner = transfer.members[JOINER].number
+        try:
+            pair = self._pair(transfer, DONOR)
+            try:
+                self._donate_over(pair, state)
+            finally:
+                self._paths.end_transfer(pair.engine)
+        except LossyError as error:
+            log.info("peer %d ends its state transfer to peer %d: %s", self._number, joiner, error)
+
+    def _donate_over(self, pair: Pair, state: Callable[[], Snapshot] | None) -> None:
+        if state is None:
+            refuse(pair, f"peer {self._number} has no state, or is the donor of {MOST_DONATIONS}")
+            return
+        try:
+            snapshot = state()
+        except Exception as error:  # of a training, whatever it is: both ends say so
+            log.warning("peer %d can't send its state: %s", self._number, error)
+            refuse(pair, f"peer {self._number} can't send its state: {error}")
+        else:
+            donate(pair, snapshot)
+
+    def _pair(self, transfer: Transfer, rank: int) -> Pair:
+        own, other = transfer.members[rank], transfer.members[1 - rank]
+        self._paths.admit(other, own.coming)
+        engine = self._paths.transfer(transfer.number, transfer.members)
+        return Pair(engine, rank, f"{other.host}:{other.port}", self._per_packet, self.schema)

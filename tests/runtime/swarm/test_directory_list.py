@@ -1,0 +1,70 @@
+"""Where a peer looks for a directory, and when it opens its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from lossycoll.runtime.swarm.directory_list import (
+    MOST_HEARD,
+    MOST_SERVED,
+    STANDING_TRIES,
+    DirectoryList,
+)
+
+A, B, C, D, E = ((f"10.0.0.{number}", 7000) for number in range(1, 6))
+
+
+def test_what_was_known_before_comes_after_what_others_say() -> None:
+    where = DirectoryList([D])
+    assert where.places == [D]
+    where.learn([A, B, A])
+    assert where.places == [A, B, D]
+    where.learn([C, B])
+    assert where.places == [C, B, D, A]
+    where.prefer(A, C)
+    assert where.places == [A, C, B, D]
+    assert set(where.heard) == {A, B, C}
+
+
+def test_no_more_is_remembered_than_there_is_room_for() -> None:
+    where = DirectoryList([A])
+    for number in range(100):
+        where.learn([("10.1.0.1", 1000 + number), B])
+    assert len(where.heard) == MOST_HEARD
+    assert where.places[:2] == [("10.1.0.1", 1099), B]
+    assert len(where.places) == MOST_HEARD + 1
+    assert ("10.1.0.1", 1000) not in where.places
+
+
+def test_those_that_it_was_with_are_remembered_longest() -> None:
+    where = DirectoryList([A])
+    for number in range(MOST_SERVED + 3):
+        where.learn([("10.2.0.1", 1000 + number), B], serves=True)
+    for number in range(100):
+        where.learn([("10.1.0.1", 1000 + number), B])
+    served = [("10.2.0.1", 1000 + number) for number in range(3, MOST_SERVED + 3)]
+    assert list(where.heard[-MOST_SERVED:]) == served
+    assert len(where.heard) == MOST_HEARD + MOST_SERVED
+
+
+@pytest.mark.parametrize("own", [B, C, D])
+def test_its_own_is_opened_when_those_before_had_their_time(own: tuple[str, int]) -> None:
+    opened: list[int] = []
+    where = DirectoryList([A])
+    where.learn([A, B, C, D])
+    where.may_open(own, lambda: opened.append(where.tries))
+    for where.tries in range(6):
+        tried = [p for at, p in enumerate(where.places) if where.is_next(p, at, standby=False)]
+        assert [place for place in tried if place != own] == [p for p in (A, B, C, D) if p != own]
+    assert opened[0] == where.places.index(own) - 1  # A has just ended
+    assert len(opened) == 6 - opened[0]
+
+
+def test_one_that_stands_by_is_waited_for() -> None:
+    opened: list[int] = []
+    where = DirectoryList([A])
+    where.learn([A, B, C])
+    where.may_open(C, lambda: opened.append(where.tries))
+    for where.tries in range(STANDING_TRIES + 2):
+        where.is_next(C, 2, standby=True)
+    assert opened == [STANDING_TRIES, STANDING_TRIES + 1]

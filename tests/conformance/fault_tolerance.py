@@ -1,4 +1,4 @@
-"""``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``: lossy under
+"""``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``: lossy and
 torch's own tests of groups whose members change.
 
 FILE is test/distributed/test_c10d_fault_tolerance.py of torch's sources, which its wheels lack. It

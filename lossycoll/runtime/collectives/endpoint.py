@@ -118,7 +118,7 @@ class Endpoint(CollectiveEndpoint):
             members = self._sequencer.members()
             choice = self._algorithm("all_reduce", members, call_options)
             number = self._sequencer.next
-            packets = packet_count(elements, self._units(dtype, call_options).per_packet)
+            packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
             order = plan_cache.order(choice, members, options, self._group, number, packets)
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {

@@ -94,6 +94,7 @@ format: $(VENV)/.packages
 
 conformance: $(VENV)/.built
 	$(BIN)/python -m tests.conformance --write docs/conformance.md $(ARGS)
+	$(BIN)/python -m tests.conformance.fault_tolerance
 
 bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .train.drift.measure import Drift, measure_drift
     from .train.dropcompute.controller import DropCompute
     from .train.dropcompute.report import DropReport, DropStep
+    from .train.elastic.torchft import torchft_process_group
     from .train.elastic.world import ElasticWorld, WorldChange
     from .train.hooks.arc_topk import arc_topk_hook
     from .train.hooks.dispersing import dispersing_hook
@@ -83,6 +84,7 @@ _HOME: Final = {
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
     "RoundReport": "runtime.swarm.member",
     "Swarm": "runtime.swarm.swarm",
+    "torchft_process_group": "train.elastic.torchft",
     **dict.fromkeys(("ElasticWorld", "WorldChange"), "train.elastic.world"),
     "MoshpitAverager": "train.moshpit.averager",
     "CatchUpReport": "train.moshpit.sgd",
@@ -153,6 +155,7 @@ __all__ = [
     "reliable",
     "stats",
     "topology",
+    "torchft_process_group",
     "wire_allreduce_",
     "wire_feedback_hook",
 ]

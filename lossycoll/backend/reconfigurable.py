@@ -118,9 +118,7 @@ class Reconfigurable:
         with steps.lock:
             spec = steps.next_spec(opts.uuid, opts.handles, opts.timeout)
             left = self._group
-            if any(not one.done for one in list(self._endpoint.operations.unfinished.values())):
-                text = f"{self._where}: the group was reconfigured while calls were in flight"
-                self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+            self._fail_what_is_in_flight("reconfigured")
             self._others.close()
             try:
                 group = Group(spec, self._pg_options)
@@ -133,6 +131,21 @@ class Reconfigurable:
                 # Not before: what members still owe each other goes on, and so do their sockets.
                 start_thread(left.close, "lossycoll-left")
         return ManyWork([], [])
+
+    def lossy_leave(self) -> None:
+        """Leaves the group as ``shutdown`` does, without a wait for the other members: what they
+        still need of this rank is sent meanwhile. Calls in flight fail."""
+        self._fail_what_is_in_flight("left")
+        start_thread(self.shutdown, "lossycoll-left")
+
+    def _fail_what_is_in_flight(self, how: str) -> None:
+        if any(not one.done for one in list(self._endpoint.operations.unfinished.values())):
+            text = f"{self._where}: the group was {how} while calls were in flight"
+            self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+
+    def shutdown(self) -> None:
+        """LossyProcessGroup's."""
+        raise NotImplementedError
 
     def _steps(self) -> Reconfiguration:
         if self._reconfiguration is None:

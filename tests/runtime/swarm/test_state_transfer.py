@@ -1,4 +1,4 @@
-"""States that peers lend each other over loopback: engines, a directory, threads of one process."""
+"""State transfers between peers over loopback: engines, a directory, threads of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knocks: what is packed comes out again, and nothing else does."""
+"""Connectivity messages: what is packed comes out again, and nothing else does."""
 
 from __future__ import annotations
 

@@ -442,7 +442,7 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
 
 
 def donors(swarm: Swarm, newcomer: int, most: int) -> list[int]:
-    """Who lends a newcomer its state, as told at once."""
+    """Donors of a newcomer, as told at once."""
     swarm.directory.seeks(newcomer, most)
     ((number, transfers),) = swarm.directory.transfers()
     assert number == newcomer

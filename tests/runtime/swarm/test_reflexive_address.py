@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_named(stack: ExitStack) -> None:
 def test_what_strangers_say_of_an_address_is_not_believed(
     secret: Secret | None, stack: ExitStack
 ) -> None:
-    """Knocks of other keys, and of the right one that answer nothing; and the round is right."""
+    """Messages of other keys, and of the right one that answer nothing; and the round is right."""
     server = DirectoryServer("127.0.0.1", 0, secret, patience=20.0)
     stack.callback(server.close)
     one, other = peers(stack, ("127.0.0.1", server.port), "ab", secret)

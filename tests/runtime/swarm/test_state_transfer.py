@@ -1,4 +1,4 @@
-"""States that peers lend each other over loopback: engines, a directory, threads of one process."""
+"""State transfers between peers over loopback: engines, a directory, threads of one process."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_donor_that_has_trouble_says_so_at_once(peers: Peers) -> None:
     one.names()
     newcomer = peers.come("newcomer")
     began = time.monotonic()
-    with pytest.raises(LossyError, match="can't lend its state: 'a hook of the training'"):
+    with pytest.raises(LossyError, match="can't send its state: 'a hook of the training'"):
         newcomer.fetch_state(None, 4, MOST, 30.0)
     peers.donor("another", snapshot(2))
     taken = newcomer.fetch_state(None, 4, MOST, 30.0)

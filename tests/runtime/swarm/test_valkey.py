@@ -114,7 +114,7 @@ def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
     say = NatAgent._say
 
     def heard(nat_agent: NatAgent, sends: Sends) -> None:
-        said.extend(knock for _, knock in sends)
+        said.extend(message for _, message in sends)
         say(nat_agent, sends)
 
     monkeypatch.setattr(NatAgent, "_say", heard)

@@ -256,8 +256,8 @@ SUMS = (
     mutation(
         "the owners of all operations are the same",
         "lossycoll/runtime/collectives/plan_cache.py",
-        "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))",
-        "return draw_order(options.seed, group, 0, len(members.ranks))",
+        "drawn = draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))",
+        "drawn = draw_order(options.seed, group, 0, len(members.ranks))",
         "tests/runtime/collectives/test_plan_cache.py"
         "::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
     ),

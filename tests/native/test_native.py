@@ -65,13 +65,16 @@ OLDEST_GCC = 11
 
 
 def _compilers() -> list[str]:
-    """The gcc and clang that this machine has, a name each, but for gcc older than those meant."""
+    """The gcc and clang that this machine has, a name each, but for gcc older than those meant, and
+    the one that all other tests are built by, with warnings as errors."""
     found = {}
+    usual = Path(shutil.which("cc") or "cc").resolve()
     for folder in os.get_exec_path():
         for path in sorted(Path(folder).glob("*")):
             parts = re.fullmatch(r"(gcc|clang)(?:-(\d+))?", path.name)
             if parts and (parts[1] == "clang" or int(parts[2] or OLDEST_GCC) >= OLDEST_GCC):
                 found.setdefault(path.resolve(), path.name)
+    found.pop(usual, None)
     return list(found.values())
 
 

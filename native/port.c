@@ -21,6 +21,7 @@ static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
 static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
                       CAP_GUESSED = 4; /* twice as much after so many, so often */
+static const double TOLD = 0.5;        /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -37,7 +38,7 @@ static double aim_s(const lc_port *port) {
 
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
-    port->moved = port->taken = 0;
+    port->moved = port->taken = port->sent = 0;
     port->held = 0;
     port->least_queue_ns = INT64_MAX;
     port->most_queue_ns = 0;
@@ -96,20 +97,44 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 
 /* ---- the law ---- */
 
-/* More is tried where no queue stands. */
-static void judge_trial(lc_port *port, double carried) {
-    int busy = 1e-9 * (double)port->low_ns > aim_s(port) / 2;
-    if (port->tried_from <= 0 || (++port->tried < 2 && busy))
+/* What a packet that was sent while more was tried tells of it: all of it that the port doesn't
+ * carry is in the queue. What delays wander is there too, so the shortest queue tells most. */
+static void watch_trial(lc_port *port, const lc_port_ack *ack) {
+    if (port->tried_from <= 0 || ack->sent_ns <= port->tried_ns || ack->sent_ns > port->tried_to_ns)
         return;
-    double found = port->tried_from * (1 + port->trial);
+    double seconds = 1e-9 * (double)(ack->sent_ns - port->tried_ns);
+    double queue = 1e-9 * (double)ack->queue_ns;
+    if (seconds < TOLD * 1e-9 * (double)(EPOCH_RTTS * port->rtt_ns))
+        return;
+    double found = queue <= aim_s(port) / 2 ? port->trial : port->trial - queue / seconds;
+    if (found > port->tried_found)
+        port->tried_found = found;
+}
+
+/* More is tried where no queue stands. What it loses shows in its first epoch, and its queue, where
+ * delays wander, later. */
+static void judge_trial(lc_port *port, uint64_t now, double carried) {
+    if (port->tried_from <= 0)
+        return;
+    if (port->tried++ == 0)
+        port->tried_to_ns = now;
     double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
+    double brought = carried / port->tried_from - 1;
+    double found = port->tried_found;
     if (own > port->trial / (1 + port->trial) / 2)
-        busy = 1;
-    if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
-        double got = carried > found || busy ? carried : found;
+        found = 0;
+    else if (1e-9 * (double)port->low_ns <= aim_s(port) / 2)
+        found = port->trial;
+    else if (port->tried < 2)
+        return;
+    if (found < brought)
+        found = brought;
+    if (found > port->trial / 2) {
+        double got = port->held ? port->tried_from * (1 + found) : carried;
         if (got > port->rate)
             port->rate = got;
-        port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
+        if (found >= port->trial)
+            port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
         port->trial = TRIAL_MIN;
@@ -143,23 +168,25 @@ static void judge_length(lc_port *port, double times, double queue, double secon
 
 /* Beneath a queue of its own a port delivers what it can, so less than was sent says that this is
  * less. Where paths hold themselves back, only a long queue tells. */
-static int is_less(const lc_port *port, double carried, double queue, double aim) {
+static int is_less(const lc_port *port, double carried, double sent, double queue, double aim) {
     if (!port->held)
         return queue > 4 * aim;
-    return queue > aim && carried < LESS * port->gate.bytes_per_s;
+    return queue > aim && carried < LESS * sent;
 }
 
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
-    double aim = aim_s(port);
+    double aim = aim_s(port), sent = port->sent / seconds;
+    double least = sent < port->sent_before ? sent : port->sent_before; /* a round trip ago */
+    port->sent_before = sent;
     int busy = queue > aim / 2; /* the port was, all the time */
     if (port->fresh && busy) {
         port->rate = carried;
         port->fresh = 0;
-    } else if (carried > port->rate || is_less(port, carried, queue, aim))
+    } else if (carried > port->rate || is_less(port, carried, least, queue, aim))
         port->rate += STEP * (carried - port->rate);
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
-    judge_trial(port, carried);
+    judge_trial(port, now, carried);
     port->idle = !busy && port->held ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     /* Where paths hold themselves back, there is room for what they try. */
@@ -173,6 +200,9 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
+        port->tried_ns = now;
+        port->tried_to_ns = UINT64_MAX;
+        port->tried_found = 0;
         times = 1 + port->trial;
     }
     double rate = port->rate * times;
@@ -227,8 +257,8 @@ static void set_cap(lc_port *port) {
     port->cap = port->rate;
     if (port->shed_from > 0) /* that has been lowered, by a guess: more is soon found out */
         port->overrun.clean = CAP_TWICE * CAP_GUESSED;
-    else
-        port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
+    else /* of what was sent then: a queue may have lowered the rate since */
+        port->cap = port->tested * (1 - port->overrun.share) / (1 - port->overrun.lost);
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
@@ -247,6 +277,7 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         raise_cap(port);
     } else if (verdict == LC_OVERRUN_TEST) {
         set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+        port->tested = port->rate;
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
@@ -289,6 +320,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
             port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)
             port->least_queue_ns = ack->queue_ns;
+        watch_trial(port, ack);
         if (ack->queue_ns > port->most_queue_ns)
             port->most_queue_ns = ack->queue_ns;
     }
@@ -323,6 +355,7 @@ uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packe
 
 void lc_port_spend(lc_port *port, uint64_t now, double bytes) {
     lc_rate_spend(&port->gate, now, 1, (uint32_t)bytes);
+    port->sent += bytes;
 }
 
 uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes) {

@@ -364,6 +364,7 @@ static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     }
     lc_pace_acked(&p->pace, ack, 1, port->common_ns);
     lc_port_acked(port, &(lc_port_ack){.now = ack->now,
+                                       .sent_ns = ack->now - ack->elapsed_ns,
                                        .rtt_ns = (uint64_t)lc_measure_rtt_ns(&p->pace.measure),
                                        .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
                                        .moved = bytes * ack->moved,

@@ -51,6 +51,7 @@ static void pass(uplink *u, double seconds) {
         int slot = (int)(u->now / STEP_NS % RTT_STEPS);
         if (u->way[slot].moved > 0)
             lc_port_acked(&u->port, &(lc_port_ack){.now = u->now,
+                                                   .sent_ns = u->now - RTT_STEPS * STEP_NS,
                                                    .rtt_ns = (uint64_t)RTT_STEPS * STEP_NS,
                                                    .queue_ns = u->way[slot].queue_ns,
                                                    .moved = u->way[slot].moved,
@@ -123,6 +124,36 @@ static void test_policer(void) {
     check(&u, 10, 0.08, "policed");
 }
 
+/* Delays that wander look like a queue. What is too much for a port makes a longer one. */
+static double rate_after_trial(int64_t queue_ns) {
+    uint64_t begin = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    lc_port p;
+    lc_port_init(&p, begin);
+    p.rtt_ns = rtt;
+    p.heard_ns = p.tried_ns = begin;
+    p.tried_to_ns = UINT64_MAX;
+    p.rate = p.tried_from = 5e6;
+    p.trial = 0.25;
+    for (uint64_t now = begin; now <= begin + 4 * rtt; now += STEP_NS) {
+        p.held = 1;
+        lc_port_acked(&p, &(lc_port_ack){.now = now,
+                                         .sent_ns = now - rtt,
+                                         .rtt_ns = rtt,
+                                         .queue_ns = queue_ns,
+                                         .moved = 5e-3 * STEP_NS,
+                                         .taken = 5e-3 * STEP_NS,
+                                         .packet = PACKET});
+    }
+    CHECK(p.tried_from <= 0 || p.tried_ns > begin); /* it has been judged */
+    return p.rate;
+}
+
+static void test_delays_that_wander(void) {
+    double found = rate_after_trial(3000000), none = rate_after_trial(10000000);
+    CHECK_AT(found > 5.5e6, "%.0f", found);
+    CHECK_AT(none < 5.2e6, "%.0f", none);
+}
+
 /* A way that had random loss gets a policer in its place: what was taken for random is doubted. */
 static void test_random_loss_that_ends(void) {
     uplink u = begin(100);
@@ -161,6 +192,7 @@ int main(void) {
     test_changes();
     test_random_loss();
     test_policer();
+    test_delays_that_wander();
     test_random_loss_that_ends();
     test_two_windows();
     return check_result("test_port");

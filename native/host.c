@@ -372,7 +372,7 @@ void lc_host_crowded(lc_host *h) {
 
 /* Anew, after a start that failed. */
 static void begin_interface(const lc_host *h, lc_interface *via) {
-    via->n_paths = via->n_far = 0;
+    via->n_paths = 0;
     via->paces_port = h->config.paces_port;
     lc_port_init(&via->port, lc_clock_now(h->clock));
 }

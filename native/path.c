@@ -73,7 +73,6 @@ int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
     if (p->number == h->config.process)
         return LC_OK;
     p->interface->paths[p->interface->n_paths++] = p;
-    p->interface->n_far += !p->pace.same_host;
     return LC_OK;
 }
 
@@ -98,7 +97,6 @@ static void take_off(lc_interface *via, const lc_path *p) {
     for (uint16_t i = 0; i < via->n_paths; i++)
         if (via->paths[i] != p)
             via->paths[n++] = via->paths[i];
-    via->n_far -= n < via->n_paths && !p->pace.same_host;
     via->n_paths = n;
     via->turn = 0;
 }

@@ -195,7 +195,6 @@ struct lc_interface {
     uint16_t turn;              /* the path that sends first in this turn of the loop */
     lc_port port;               /* what its paths to other hosts may send together, */
     int paces_port;             /* if that is bounded */
-    uint16_t n_far;             /* paths to other hosts */
     uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
     double level;               /* packets/s beyond which none of them goes (fair_share.h), */
@@ -428,9 +427,9 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
-/* Whether it leaves by a port that is paced, with other paths. */
+/* Whether it leaves by a port that is paced. */
 static inline int lc_is_paced_by_port(const lc_path *p) {
-    return p->interface->paces_port && p->interface->n_far > 1 && !p->pace.same_host;
+    return p->interface->paces_port && !p->pace.same_host;
 }
 /* How long packets that came may wait for an acknowledgement. On a slow path each would else have
  * one of its own, and they share the port with data. */

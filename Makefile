@@ -104,13 +104,13 @@ STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcomp
 
 study: NAME ?= quality
 study: $(VENV)/.built
-	$(BIN)/python -m benchmarks.studies.$(NAME) --report docs $(ARGS)
+	$(BIN)/python -m benchmarks $(NAME) --report docs $(ARGS)
 
 reports: $(VENV)/.built
 	set -e; for name in $(STUDIES); do \
-		$(BIN)/python -m benchmarks.studies.$$name --report docs --report-only; \
+		$(BIN)/python -m benchmarks $$name --report docs --report-only; \
 	done
-	$(BIN)/python -m benchmarks.studies.time_to_loss --seeds 1 --report docs --report-only
+	$(BIN)/python -m benchmarks time_to_loss --seeds 1 --report docs --report-only
 
 theory: $(VENV)/.built
 	$(BIN)/python -m benchmarks.theory $(ARGS)

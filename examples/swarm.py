@@ -19,6 +19,9 @@ import torch
 
 import lossycoll
 
+BATCH = 64
+SAMPLES = 6400  # of all peers, from one change of the learning rate to the next
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -53,13 +56,16 @@ def train(swarm: lossycoll.Swarm, options: argparse.Namespace) -> None:
     averager = lossycoll.MoshpitAverager(swarm, model.parameters())
     inner = torch.optim.SGD(model.parameters(), lr=0.5)
     optimizer = lossycoll.MoshpitSGD(model, inner, averager, every=options.every)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
     step = begin(optimizer, options.checkpoint, is_alone=not options.join)
     task = common.Task(seed=os.getpid())
     while step < options.steps:
         loss = common.loss(model, task.batch())
         optimizer.zero_grad()
         loss.backward()
-        report = optimizer.step(weight=64)  # samples
+        report = optimizer.step(weight=BATCH)  # samples
+        while scheduler.last_epoch < optimizer.samples // SAMPLES:  # of the swarm
+            scheduler.step()
         step += 1
         time.sleep(options.pause)
         if report is None:
@@ -68,7 +74,8 @@ def train(swarm: lossycoll.Swarm, options: argparse.Namespace) -> None:
         print(
             f"swarm: round {report.round}: {len(report.members)} peers{missing}, mean of "
             f"{report.contributions:.2f}, {1e3 * report.seconds:.0f} ms; step {step}, loss "
-            f"{loss.item():.3f}{report.failure and f'; failed: {report.failure}'}",
+            f"{loss.item():.3f}, rate {scheduler.get_last_lr()[0]:.4f}"
+            f"{report.failure and f'; failed: {report.failure}'}",
             flush=True,
         )
         if options.checkpoint is not None:

@@ -6,6 +6,7 @@
 #include "linger.h"
 #include "loop.h"
 #include "mix.h"
+#include "page.h"
 #include "path.h"
 
 #include <errno.h>
@@ -119,6 +120,8 @@ static int register_group(lc_host *h, lc_group *g) {
         h->registered = g;
         g->next = h->opened;
         h->opened = g;
+        lc_page_open_group(g, g->config.name);
+        g->config.name = NULL;
         call_attention(h, LC_LOOK_INBOX);
     }
     pthread_mutex_unlock(&h->lock);
@@ -167,6 +170,7 @@ void lc_group_close(lc_group *g) {
     while (*at != g)
         at = &(*at)->next_registered;
     *at = g->next_registered;
+    lc_page_close_group(g);
     pthread_mutex_unlock(&h->lock);
     lc_completions_drop(g);
     free_group(g);
@@ -204,6 +208,8 @@ static void put_in_inbox(lc_group *g, lc_op *op) {
     if (g->newest)
         g->newest->newer = op;
     g->newest = op;
+    lc_page_begin(op, op->call.text);
+    op->call.text = NULL;
     call_attention(h, LC_LOOK_INBOX);
 }
 

@@ -1,6 +1,7 @@
 /* The engine's surface for callers: sends and receives. */
 #include "letter.h"
 #include "loop.h"
+#include "page.h"
 #include "step.h"
 
 #include <stdlib.h>
@@ -39,6 +40,7 @@ static void put_in_inbox(lc_group *g, lc_letter *letter) {
         if (g->newest)
             g->newest->newer = op;
         g->newest = op;
+        lc_page_begin(op, NULL);
     }
     op->next = h->inbox;
     h->inbox = op;

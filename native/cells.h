@@ -30,6 +30,11 @@ typedef struct {
 /* Makes as many cells as memory allows; 0 bytes: none. Returns 0 if there is no memory. */
 int lc_cells_make(lc_cells *cells, uint64_t bytes, uint16_t payload_bytes);
 void lc_cells_drop(lc_cells *cells);
+/* The bytes of a cell for so much payload, and cells in memory that is somebody else's. */
+size_t lc_cell_bytes(uint32_t payload_bytes);
+lc_cells lc_cells_of(void *memory, uint32_t n, uint32_t payload_bytes);
+/* A copy, in no list. NULL if every cell is in use. */
+lc_cell *lc_cells_put(lc_cells *cells, const lc_header *h, const uint8_t *payload);
 /* Keeps a copy at the end of the list. Returns 0 if every cell is in use. */
 int lc_cells_keep(lc_cells *cells, lc_waiting *list, const lc_header *h, const uint8_t *payload);
 void lc_cells_free(lc_cells *cells, lc_cell *cell);

@@ -183,16 +183,21 @@ void lc_fill_missing(lc_op *op) {
     }
 }
 
+static void add_own(const lc_op_slot *s, piece p) {
+    s->op->codec.sums->add_weighted(p.acc, p.own, p.own_factor, p.n);
+}
+
 /* Gives its part of the feeder's result to packet k, unless the feeder has none. What comes first
- * adds it in passing (lc_combine). */
+ * adds it in passing (lc_combine); in the order of ranks it has a turn. */
 static void feed(lc_op_slot *s, uint32_t k) {
     int has = s->feeder->count[lc_feeding_packet(s, k)] > 0;
-    if (has) {
+    int turns = s->rank_order && s->rank_order->fed;
+    if (has)
         lc_bit_set(s->fed, k);
-        piece p = piece_of(s, k);
-        if (s->count[k] && s->desc.finish != LC_FINISH_STRATIFIED)
-            s->op->codec.sums->add_weighted(p.acc, p.own, p.own_factor, p.n);
-    }
+    if (turns)
+        lc_bit_set(s->rank_order->fed, k);
+    else if (has && s->count[k] && s->desc.finish != LC_FINISH_STRATIFIED)
+        add_own(s, piece_of(s, k));
     lc_source_settled(s, k);
 }
 
@@ -245,16 +250,9 @@ static void packet_ready(lc_op_slot *s, uint32_t k) {
     feed_others(s, k);
 }
 
-void lc_source_settled(lc_op_slot *s, uint32_t k) {
-    if (!s->pending || --s->pending[k] == 0)
-        packet_ready(s, k);
-}
-
-static void add_payload(const lc_op_slot *s, piece p, uint32_t there, const uint8_t *payload,
-                        double factor) {
+static void add_payload(const lc_op_slot *s, piece p, int first, const uint8_t *own,
+                        const uint8_t *payload, double factor) {
     const lc_codec *c = s->in_codec;
-    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
-    int first = there == 0;
     if (first && own && p.own_factor != 1.0) {
         c->sums->first_weighted(p.acc, NULL, own, p.own_factor, p.n);
         first = 0;
@@ -269,15 +267,86 @@ static void add_payload(const lc_op_slot *s, piece p, uint32_t there, const uint
         c->add(c, p.acc, payload, p.n);
 }
 
+static double factor_in(const lc_op_slot *s, uint16_t peer, uint16_t count) {
+    const double *weights = s->op->weights;
+    return (weights ? weights[peer] : 1.0) * lc_partial_divisor(s->in_codec, count);
+}
+
+/* ---- in the order of ranks ---- */
+
+/* The packet of the source that is next. Of two addends either may be the first, so the own one is
+ * added with the one before it where it is there for certain: in place, it lies where sums run. */
+static void add_next(lc_op_slot *s, const lc_header *h, const uint8_t *payload) {
+    const lc_rank_order *o = s->rank_order;
+    lc_addends *a = &o->addends[h->packet];
+    uint16_t peer = s->ins[a->next].peer;
+    piece p = piece_of(s, h->packet);
+    int passing = o->own_at == a->next || (o->own_at == a->next + 1u && !o->fed);
+    int with_own = !a->begun && (a->own || passing);
+    add_payload(s, p, !a->begun, with_own ? p.own : NULL, payload, factor_in(s, peer, h->count));
+    a->own |= (uint8_t)with_own;
+    a->begun = 1;
+    a->next++;
+}
+
+/* Adds what has come of packet k as far as nothing that is still to come stands before it. */
+static void add_kept(lc_op_slot *s, uint32_t k) {
+    lc_rank_order *o = s->rank_order;
+    lc_addends *a = &o->addends[k];
+    for (;;) {
+        if (a->next == o->own_at && !a->own) {
+            if (o->fed && !lc_bit(o->fed, k))
+                return;
+            piece p = piece_of(s, k);
+            if (a->begun && p.own)
+                add_own(s, p);
+            a->own = 1;
+        }
+        if (a->next == s->desc.n_sources)
+            return;
+        const lc_in *in = &s->ins[a->next];
+        if (lc_bit(in->arrived, k)) {
+            lc_cell *cell = lc_order_kept(o, a->next, k);
+            add_next(s, &cell->header, cell->payload);
+            lc_cells_free(&o->cells, cell);
+        } else if (in->state == LC_IN_SETTLED) {
+            a->next++;
+        } else {
+            return;
+        }
+    }
+}
+
+static void combine_in_order(lc_op_slot *s, uint16_t peer, const lc_header *h,
+                             const uint8_t *payload) {
+    uint32_t source = s->in_of_peer ? s->in_of_peer[peer] : 0;
+    if (lc_order_is_next(s->rank_order, source, h->packet)) {
+        add_next(s, h, payload);
+        return;
+    }
+    s->op->report.order_bytes += lc_order_keep(s->rank_order, source, h, payload);
+    s->op->report.order_kept++;
+}
+
+/* ---- as they come ---- */
+
+void lc_source_settled(lc_op_slot *s, uint32_t k) {
+    if (s->rank_order)
+        add_kept(s, k);
+    if (!s->pending || --s->pending[k] == 0)
+        packet_ready(s, k);
+}
+
 void lc_combine(lc_op_slot *s, uint16_t peer, const lc_header *h, const uint8_t *payload) {
-    const lc_op *op = s->op;
     uint32_t k = h->packet;
     if (s->desc.combine == LC_COPY) {
         lc_payload_store(s, k, payload);
+    } else if (s->rank_order) {
+        combine_in_order(s, peer, h, payload);
     } else {
-        double weight = op->weights ? op->weights[peer] : 1.0;
-        double factor = weight * lc_partial_divisor(s->in_codec, h->count);
-        add_payload(s, piece_of(s, k), s->count[k], payload, factor);
+        piece p = piece_of(s, k);
+        const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
+        add_payload(s, p, s->count[k] == 0, own, payload, factor_in(s, peer, h->count));
     }
     s->count[k] = (uint16_t)(s->count[k] + h->count);
 }

@@ -8,6 +8,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 enum { POLYNOMIAL = 0x11D, ROWS_OF_PASS = 4, ONES_AT = 64 };
@@ -15,9 +17,9 @@ enum { POLYNOMIAL = 0x11D, ROWS_OF_PASS = 4, ONES_AT = 64 };
 static uint8_t powers[2 * 255]; /* of the generator 2; twice, so that two logarithms may be added */
 static uint8_t logs[256];       /* of 0: none */
 static uint8_t zeros_then_ones[2 * ONES_AT];
-#if defined(__x86_64__)
 static uint8_t nibbles[256][32]; /* by factor: its products with 0 .. 15, and with 0, 16, .. 240 */
-static uint64_t matrices[256];   /* by factor: multiplication as a matrix of bits */
+#if defined(__x86_64__)
+static uint64_t matrices[256]; /* by factor: multiplication as a matrix of bits */
 #endif
 
 uint8_t lc_gf_times(uint8_t a, uint8_t b) {
@@ -163,6 +165,35 @@ static int runs_gfni(void) {
 static int runs_gfni512(void) {
     return has_gfni() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
 }
+#elif defined(__aarch64__)
+/* ---- NEON, which every aarch64 has: the same tables of nibbles ---- */
+
+typedef struct {
+    uint8x16_t low, high;
+} nibbles16;
+
+static inline __attribute__((always_inline)) nibbles16 tables_of(uint8_t factor) {
+    return (nibbles16){vld1q_u8(nibbles[factor]), vld1q_u8(nibbles[factor] + 16)};
+}
+
+static inline __attribute__((always_inline)) nibbles16 nibbles_of(uint8x16_t v) {
+    return (nibbles16){v & 15, vshrq_n_u8(v, 4)};
+}
+
+static inline __attribute__((always_inline)) uint8x16_t looked_up(nibbles16 v, nibbles16 by) {
+    return vqtbl1q_u8(by.low, v.low) ^ vqtbl1q_u8(by.high, v.high);
+}
+
+#define TARGET
+#define VARIANT                neon
+#define VECTOR                 uint8x16_t
+#define VECTOR_BYTES           16
+#define FACTOR                 nibbles16
+#define SPLIT                  nibbles16
+#define FACTOR_OF(c)           tables_of(c)
+#define SPLIT_OF(v)            nibbles_of(v)
+#define PRODUCT(split, factor) looked_up(split, factor)
+#include "gf_target.h"
 #endif
 
 static int always(void) {
@@ -180,6 +211,8 @@ static const variant variants[] = {
     {{"gfni512", 40e9, mad_gfni512}, runs_gfni512},
     {{"gfni", 40e9, mad_gfni}, runs_gfni},
     {{"avx2", 30e9, mad_avx2}, runs_avx2},
+#elif defined(__aarch64__)
+    {{"neon", 10e9, mad_neon}, always}, /* a guess: nobody has measured it */
 #endif
     {{"plain", 4e9, mad_plain}, always},
 };
@@ -197,18 +230,18 @@ static void fill_tables(void) {
         power ^= power >> 8 ? POLYNOMIAL : 0;
     }
     memset(zeros_then_ones + ONES_AT, 255, ONES_AT);
-#if defined(__x86_64__)
     for (unsigned c = 0; c < 256; c++) {
         for (unsigned i = 0; i < 16; i++) {
             nibbles[c][i] = lc_gf_times((uint8_t)c, (uint8_t)i);
             nibbles[c][i + 16] = lc_gf_times((uint8_t)c, (uint8_t)(i << 4));
         }
+#if defined(__x86_64__)
         for (unsigned out = 0; out < 8; out++) /* its row is the byte 7 - out */
             for (unsigned in = 0; in < 8; in++)
                 if (lc_gf_times((uint8_t)c, (uint8_t)(1u << in)) >> out & 1)
                     matrices[c] |= 1ull << ((7 - out) * 8 + in);
-    }
 #endif
+    }
 }
 
 /* Before main and before any thread, so that it needs no lock; and before other constructors, which

@@ -11,6 +11,7 @@
 
 #include "forks.h"
 #include "loop.h"
+#include "page.h"
 #include "path.h"
 
 enum {
@@ -72,6 +73,7 @@ void lc_host_free(lc_host *h) {
         drop_room(&h->paths[i]);
         lc_seal_close(h->paths[i].seal);
     }
+    lc_page_close(h);
     free(h->paths);
     free(h->late_fins);
     free(h->restorer);

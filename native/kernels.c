@@ -9,6 +9,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define TARGET
@@ -31,6 +33,14 @@
 #define VECTOR_BYTES  64
 #define WIDEN_F16(v)  ((VF32)_mm512_cvtph_ps((__m256i)(v)))
 #define NARROW_F16(v) ((VU16)_mm512_cvtps_ph((__m512)(v), _MM_FROUND_TO_NEAREST_INT))
+#include "kernels_target.h"
+#elif defined(__aarch64__)
+/* What the compiler makes of vectors of 16 bytes is NEON already, but for these two. */
+#define TARGET
+#define VARIANT       neon
+#define VECTOR_BYTES  16
+#define WIDEN_F16(v)  ((VF32)vcvt_f32_f16((float16x4_t)(v)))
+#define NARROW_F16(v) ((VU16)vcvt_f16_f32((float32x4_t)(v)))
 #include "kernels_target.h"
 #endif
 
@@ -66,6 +76,8 @@ static const variant variants[] = {
 #if defined(__x86_64__)
     {"avx512", kernels_avx512, runs_avx512},
     {"avx2", kernels_avx2, runs_avx2},
+#elif defined(__aarch64__)
+    {"neon", kernels_neon, always},
 #endif
     {"plain", kernels_plain, always},
 };

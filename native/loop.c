@@ -11,6 +11,7 @@
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
+#include "page.h"
 #include "path.h"
 #include "silence.h"
 #include "timers.h"
@@ -284,6 +285,7 @@ static void publish(lc_host *h) {
         for (uint16_t i = 0; i < g->config.size; i++)
             g->peer_stats[i] = figures_of(g, &g->members[i]);
     }
+    lc_page_publish(h);
     pthread_mutex_unlock(&h->lock);
 }
 

@@ -176,6 +176,7 @@ typedef struct {
     lc_completions *completions; /* of calls with notify; NULL: there are none. It outlives the
                                     group */
     uint64_t owner;              /* what lc_completions_next names the group by */
+    const char *name;            /* of the status page; NULL: none. Not kept */
 } lc_group_config;
 
 enum lc_code {
@@ -242,6 +243,8 @@ typedef struct {
     uint64_t kept;          /* packets left as they were */
     uint64_t zero_filled;   /* packets filled by on_missing="zero" */
     uint64_t alone;         /* stratified packets to which no other rank contributed */
+    uint64_t order_kept; /* packets that waited for those of lower ranks (lc_call.deterministic), */
+    uint64_t order_bytes; /* and the most memory that they took at a time */
     uint64_t elapsed_ns;
     float max_missing; /* the greatest of its levels; < 0: none has one */
 } lc_report;
@@ -272,6 +275,7 @@ typedef struct {
     uint64_t packets_missing;
     uint64_t contributions, contribution_packets;
     uint64_t deadline_hits;
+    uint64_t order_kept;
     uint64_t malformed;       /* too short, bad magic, version, checksum, length or range */
     uint64_t foreign;         /* another session, or an address that is not the sender's */
     uint64_t forged;          /* sealed with another key, or changed on the way */
@@ -336,6 +340,78 @@ typedef struct {
     uint16_t port;
     uint16_t payload_bytes;
 } lc_link_info;
+
+/* ---- the status page: what a process tells those who look, without being asked ----
+ *
+ * A file that the engine maps. It has an lc_page, `world` times lc_page_peer, then `groups` blocks
+ * of `group_bytes`: an lc_page_group, its members' processes (uint16_t, `world` of them), and two
+ * sets of ranks (uint64_t words). docs/operate.md has who writes what. */
+enum {
+    LC_PAGE_MAGIC = 0x5350434C, /* "LCPS" */
+    LC_PAGE_VERSION = 1,
+    LC_PAGE_GROUPS = 16,  /* groups at a time; further ones aren't told */
+    LC_PAGE_CALLS = 64,   /* the latest calls of each, */
+    LC_PAGE_MESSAGES = 8, /* and sends and receives that aren't done */
+    LC_PAGE_TEXT = 80
+};
+
+enum lc_page_state { LC_PAGE_HERE = 0, LC_PAGE_ENDED = 1, LC_PAGE_SILENT = 2, LC_PAGE_LEFT = 3 };
+
+/* A call, a send or a receive. Times are by CLOCK_MONOTONIC; 0: not yet. */
+typedef struct {
+    uint64_t op; /* number of the operation and one; 0: the place is free */
+    int64_t seq; /* number of the call that it serves; -1: none */
+    uint64_t begin_ns, end_ns;
+    uint64_t bytes;
+    int32_t peer;     /* of a message: rank in the group; -1: any */
+    uint8_t receives; /* it is a receive */
+    uint8_t failed;
+    char text[LC_PAGE_TEXT];
+} lc_page_call;
+
+typedef struct {
+    uint32_t number; /* on the wire; 0: the block is free */
+    uint16_t rank, size;
+    uint32_t submitted; /* operations so far: the number of the next one */
+    int32_t failed;     /* lc_code; 0: sound */
+    uint64_t usual_ns;  /* time of a call, on average of the latest ones */
+    uint64_t waits_op;  /* the operation that the sets of ranks are of, and one; 0: none */
+    char name[LC_PAGE_TEXT];
+    lc_page_call calls[LC_PAGE_CALLS]; /* by number */
+    lc_page_call messages[LC_PAGE_MESSAGES];
+} lc_page_group;
+
+typedef struct {
+    uint64_t heard_ns; /* when the engine last heard it; 0: never, */
+    uint64_t beat_ns;  /* and the control plane */
+    uint64_t packets_sent, packets_received, packets_missing; /* of all groups here now */
+    uint64_t rtt_ns, queue_ns;
+    double rate; /* bytes/s */
+    double link_loss, link_burst;
+    uint32_t rank;   /* torch's global rank */
+    uint8_t state;   /* lc_page_state */
+    uint8_t silence; /* lc_silence, in any group */
+    uint8_t link;    /* number of the link */
+    uint8_t reserved;
+} lc_page_peer;
+
+typedef struct {
+    uint32_t magic, version;
+    uint32_t sequence; /* odd while the engine writes */
+    uint32_t world, process, pid;
+    uint32_t groups, group_bytes;
+    uint64_t pid_start; /* of /proc/PID/stat: who has the number later has another one */
+    uint64_t pid_space; /* inode of the namespace that it is a number in */
+    uint64_t session;   /* of the job */
+    uint64_t liveness_ns;
+    uint64_t turn_ns; /* when the engine last wrote its figures */
+    uint32_t groups_untold;
+    uint8_t sealed;
+    uint8_t reserved[3];
+    char host[LC_PAGE_TEXT];    /* the machine's name, */
+    char control[LC_PAGE_TEXT]; /* and where the control plane listens, as ADDRESS:PORT */
+    lc_stats stats;             /* of all groups so far */
+} lc_page;
 
 /* ---- unreliable datagrams of RDMA (docs/rdma.md) ---- */
 
@@ -447,6 +523,7 @@ typedef struct {
                               notify */
     uint8_t keeps_sums;    /* sums that are sent encoded stay here as they were, not as others get
                               them */
+    uint8_t deterministic; /* contributions are added in the order of ranks, whatever comes first */
     uint8_t lingers;       /* where this rank has its result, and sends little, it is done once
                               that is copied. What fails it later fails the group */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
@@ -464,6 +541,8 @@ typedef struct {
     lc_gate *gate;       /* NULL: the input is there */
     int64_t ticket;      /* set by submit: what it returns, for callers that an interrupt may keep
                             from seeing that */
+    const char *text;    /* of the status page; NULL: none. Not read after submit */
+    int64_t seq;         /* of it: number of the caller's call; -1: it has none */
 } lc_call;
 
 /* A send or a receive. Messages from one rank to another arrive in the order of their sends. */
@@ -529,6 +608,14 @@ void lc_host_rekey(lc_host *host);
  * came, as of the call before, by CLOCK_MONOTONIC in nanoseconds; 0: never. Any thread may call it.
  */
 uint64_t lc_host_pulse(lc_host *host, uint16_t process);
+/* Bytes of the status page of a process among so many. */
+uint64_t lc_page_bytes(uint32_t world);
+/* Writes to a status page from now on, a file of lc_page_bytes whose lc_page is filled in by its
+ * caller, who may close it. Before lc_host_start. LC_OK, LC_E_ARGUMENT or LC_E_SYSTEM. */
+int lc_host_page(lc_host *host, int file);
+/* Notes on the page what is known of a process apart from its packets: a lc_page_state, and when it
+ * last said something (0: as before). Any thread may call it. */
+void lc_host_page_peer(lc_host *host, uint16_t process, int state, uint64_t heard_ns);
 /* Makes the processes known (an address for each) and starts the progress thread. Those that are
  * absent are to come (lc_host_admit). LC_E_ARGUMENT for an address that its link can't use, or of a
  * link that isn't there. */

@@ -198,13 +198,32 @@ static int overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
     return x < y + b_bytes && y < x + a_bytes;
 }
 
+/* Whether the order of a sum could be that of arrival. Two addends are told apart by NaNs alone. */
+static int is_ordered(const lc_call *call, const lc_slot_desc *d) {
+    int fed = d->own == LC_OWN_SLOT && d->finish != LC_FINISH_STRATIFIED;
+    return call->deterministic && d->combine == LC_ADD && d->n_sources + (uint32_t)fed > 1;
+}
+
+/* How many sources stand before the own contribution. One that is a stratum of its own is not among
+ * the addends. */
+static uint32_t own_place(const lc_call *call, const lc_slot_desc *d, uint16_t rank) {
+    if (d->own == LC_OWN_NONE || d->finish == LC_FINISH_STRATIFIED)
+        return LC_NO_TURN;
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < d->n_sources; i++)
+        before += call->edges[d->first_edge + i].peer < rank;
+    return before;
+}
+
 /* A sum can run in the result itself unless the accumulator's type is wider; or, where the input
  * may lie in the same memory, the own addend is kept apart, or the slot that feeds has yet to read
- * its own when packets of other sources come. */
-static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
+ * its own when packets of other sources come, or the own addend's turn is behind two of them. */
+static int needs_acc(const lc_op *op, const lc_call *call, const lc_slot_desc *d) {
     if (d->combine != LC_ADD || d->n_sources == 0)
         return 0;
     if (op->acc_bytes != op->element_bytes)
+        return 1;
+    if (is_ordered(call, d) && op->in_place && own_place(call, d, op->rank) > 1)
         return 1;
     return (d->finish == LC_FINISH_STRATIFIED || d->own == LC_OWN_SLOT) && op->in_place;
 }
@@ -280,12 +299,46 @@ static lc_encoder *place_encoder(bump *b, const lc_op_slot *s) {
     return e;
 }
 
+/* All but the cells and what names them, which need not be zero. */
+static lc_rank_order *place_order(bump *b, const lc_op_slot *s, const lc_call *call,
+                                  uint16_t rank) {
+    if (!is_ordered(call, &s->desc))
+        return NULL;
+    lc_rank_order *o = take(b, sizeof *o);
+    lc_addends *addends = take(b, s->n_packets * sizeof *addends);
+    int fed = s->desc.own == LC_OWN_SLOT && s->desc.finish != LC_FINISH_STRATIFIED;
+    uint64_t *bits = take(b, fed ? lc_words(s->n_packets) * 8 : 0);
+    if (b->base)
+        *o = (lc_rank_order){.addends = addends,
+                             .fed = fed ? bits : NULL,
+                             .own_at = own_place(call, &s->desc, rank),
+                             .n_packets = s->n_packets};
+    return o;
+}
+
+/* Cells for all packets but one that may come before their turn: what waits for the slot that feeds
+ * is all of them. Memory that isn't used is never touched. */
+static void place_cells(bump *b, const lc_op_slot *s, const lc_call *call) {
+    if (!is_ordered(call, &s->desc))
+        return;
+    int fed = s->desc.own == LC_OWN_SLOT && s->desc.finish != LC_FINISH_STRATIFIED;
+    size_t most = (size_t)s->n_packets * (s->desc.n_sources - !fed);
+    lc_cell **kept = take(b, (size_t)s->n_packets * s->desc.n_sources * sizeof *kept);
+    uint32_t bytes = (uint32_t)s->in_codec->wire_bytes(s->in_codec, lc_slot_elements(s, 0));
+    uint8_t *cells = take(b, most * lc_cell_bytes(bytes));
+    if (!b->base)
+        return;
+    s->rank_order->kept = kept;
+    s->rank_order->cells = lc_cells_of(cells, (uint32_t)most, bytes);
+}
+
 /* Last in the block, and so beyond what an operation without loss ever reads or writes. */
 static void place_rows(lc_op *op, const lc_call *call, bump *b) {
     lc_op_slot measured;
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
         describe(op, s, &call->slots[i]);
+        place_cells(b, s, call);
         size_t room = lc_parity_room(s->level, s->n_packets);
         for (uint32_t j = 0; j < s->desc.n_sources && room; j++) {
             uint8_t *rows = take(b, room * s->in_bytes);
@@ -382,6 +435,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->outs = take(b, s->desc.n_dests * sizeof(lc_out));
         s->count = take(b, s->n_packets * sizeof(uint16_t));
         place_streams(op, s, b, inject);
+        s->rank_order = place_order(b, s, call, op->rank);
     }
     size_t zeroed = b->used;
     op->slot_of_number = take(b, op->n_numbers * sizeof(uint16_t));
@@ -395,7 +449,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->in_of_peer = take(b, sources > 1 ? size * sizeof(uint16_t) : 0);
         s->pending = take(b, waits > 1 ? s->n_packets * sizeof(uint16_t) : 0);
         s->ready = take(b, waits ? s->n_packets * sizeof(uint32_t) : 0);
-        size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
+        size_t acc = needs_acc(op, call, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
         size_t encoded = is_encoded(s, call, &call->slots[i]) ? s->n_packets : 0;
         s->encoded = take(b, encoded * s->packet_bytes);
@@ -423,6 +477,16 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     return zeroed;
 }
 
+/* By rank; one that is there twice leaves the others out of their places. */
+static void sort_sources(lc_op_slot *s, uint16_t size) {
+    uint16_t n = 0;
+    for (uint16_t peer = 0; s->in_of_peer && peer < size; peer++)
+        if (s->in_of_peer[peer] != 0xFFFF) {
+            s->in_of_peer[peer] = n;
+            s->ins[n++].peer = peer;
+        }
+}
+
 static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
     const lc_edge *edge = op->call.edges + s->desc.first_edge;
     if (s->in_of_peer)
@@ -435,6 +499,8 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
         if (s->in_of_peer)
             s->in_of_peer[edge->peer] = (uint16_t)i;
     }
+    if (s->rank_order)
+        sort_sources(s, size);
     for (uint32_t i = 0; i < s->desc.n_dests; i++, edge++) {
         s->outs[i].slot = s;
         s->outs[i].peer = edge->peer;
@@ -498,6 +564,7 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     if (!op)
         return NULL;
     op->call = *call;
+    op->rank = rank;
     (void)lc_codecs_make(call, simd, &op->codec, &op->gather);
     (void)lc_codec_make(&op->plain, LC_ENCODING_SAME, call->dtype, simd);
     op->gf = lc_gf_of(simd);

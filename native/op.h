@@ -9,6 +9,7 @@
 #include "lossycoll.h"
 #include "parity.h"
 #include "pool.h"
+#include "rank_order.h"
 
 typedef struct lc_op lc_op;
 typedef struct lc_op_slot lc_op_slot;
@@ -118,6 +119,8 @@ struct lc_op_slot {
     uint8_t *encoded;    /* packets as they travel (payload.h); NULL: as those elements lie there */
     uint64_t contents;   /* of several receivers: numbers its packets for links; 0: of one */
     lc_encoder *encoder; /* parity of what is sent; NULL: none */
+    lc_rank_order *rank_order; /* contributions are added in the order of ranks, in which ins
+                                  stand then; NULL: as they come */
     lc_in *ins;
     lc_out *outs;
     uint16_t *in_of_peer; /* rank -> index in ins; NULL for a single source */
@@ -146,6 +149,7 @@ struct lc_op {
     lc_codec plain;  /* of levels on which nothing is encoded */
     const lc_gf *gf;
     uint32_t number;
+    uint16_t rank;     /* of this engine in its group */
     uint64_t rounding; /* of what this rank draws to round elements */
     uint64_t order;    /* among the operations of all groups: when it was started */
     uint32_t element_bytes;
@@ -176,11 +180,12 @@ struct lc_op {
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;
     /* under the host's lock, as older and newer */
-    int finished; /* the caller has it back */
-    int shown;    /* the caller may read the result; the loop sets it */
-    int lingers;  /* the loop still has it, whatever the caller does */
-    int released; /* the caller has forgotten it, and the loop frees it */
-    int undriven; /* who waits for it first does the engine's work */
+    int finished;       /* the caller has it back */
+    int shown;          /* the caller may read the result; the loop sets it */
+    int lingers;        /* the loop still has it, whatever the caller does */
+    int released;       /* the caller has forgotten it, and the loop frees it */
+    int undriven;       /* who waits for it first does the engine's work */
+    lc_page_call *page; /* its place on the status page; NULL: none */
     /* of who drives */
     uint8_t quiet; /* its end is told with others': neither FIN nor DONE unless it takes long */
 };

@@ -9,6 +9,7 @@
 #include "gate.h"
 #include "linger.h"
 #include "message.h"
+#include "page.h"
 
 /* ---- start ---- */
 
@@ -196,6 +197,7 @@ static void hand_back(lc_op *op) {
     if (notify)
         lc_completions_put(op);
     lc_gate_done(op);
+    lc_page_end(op, h->now);
     op->finished = 1;
     pthread_mutex_unlock(&h->lock);
     /* Who wakes while the lock is held only sleeps again. */
@@ -257,6 +259,7 @@ static void show_result(lc_op *op) {
     lc_fill_missing(op);
     lc_gate_done(op);
     pthread_mutex_lock(&g->host->lock);
+    lc_page_end(op, g->host->now);
     op->shown = 1;
     pthread_mutex_unlock(&g->host->lock);
     pthread_cond_broadcast(&g->changed);

@@ -8,6 +8,7 @@ enum {
 
 enum { MS = 1000000 };
 static const uint64_t ATTEMPT_NS = 100 * MS; /* on a path whose round trip isn't known */
+static const uint64_t DOUBT_NS = 20 * MS;    /* between the probes of a size that is doubted */
 static const uint64_t WAIT_NS = 1000 * MS, WAIT_MOST_NS = 60000ull * MS;
 /* A size that lasted for so long is no reason to try it again more rarely when it is given up. */
 static const uint64_t LASTED_NS = 60000ull * MS;
@@ -18,6 +19,7 @@ static const uint64_t ANSWER_NS = 10000ull * MS;
  * Ethernet, PPPoE, VXLAN, WireGuard and other tunnels, the least of IPv6, and less. */
 static const uint16_t LADDER[] = {8152, 4304, 2000, 1452, 1444, 1402, 1372,
                                   1352, 1332, 1302, 1232, 1152, 952,  652};
+enum { HALF_LADDER = 8 };
 /* The first of them that are tried: more takes longer than it is worth where all are answered. */
 static const uint16_t FIRST[] = {1452, 1232};
 
@@ -42,6 +44,7 @@ void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint32_t next, 
     if (bytes > s->tried) {
         s->tried = bytes;
         s->n_tried = 0;
+        s->doubt_ns = 0;
     }
     if (s->n_tried < VANISHED) {
         s->many_ns = now;
@@ -53,6 +56,7 @@ void lc_size_sent(lc_packet_size *s, uint32_t bytes, uint32_t n, uint32_t next, 
 /* Nothing larger is under way of which it isn't known whether it comes. */
 static void forget_tried(lc_packet_size *s) {
     s->tried = s->n_tried = 0;
+    s->doubt_ns = 0;
 }
 
 void lc_size_came(lc_packet_size *s, uint32_t bytes, uint64_t now) {
@@ -76,8 +80,8 @@ static uint64_t longer(uint64_t wait_ns) {
     return 2 * wait_ns < WAIT_MOST_NS ? 2 * wait_ns : WAIT_MOST_NS;
 }
 
-/* Back to what every path carries, until the answers to probes come: that costs little, also where
- * the network has merely lost these. A path that changes often has to wait, longer and longer. */
+/* Back to what every path carries, until the answers to probes come. A path that changes often has
+ * to wait, longer and longer. */
 static void fall(lc_packet_size *s, uint64_t now) {
     int lasted = !s->fell_ns || now - s->fell_ns > LASTED_NS;
     s->wait_ns = lasted ? WAIT_NS : longer(s->wait_ns);
@@ -95,8 +99,25 @@ void lc_size_check(lc_packet_size *s, uint64_t now, uint64_t rto_ns, uint64_t he
                    uint32_t acked) {
     if (!s->floor || s->n_tried < VANISHED)
         return;
-    if (heard_ns > s->many_ns + rto_ns && (int32_t)(acked - s->many_seq) >= 0)
-        fall(s, now);
+    if (s->doubt_ns) {
+        /* Since the last of the probes, so that its answer would have come. */
+        if (s->doubts == LC_SIZE_DOUBTS && heard_ns > s->asked_ns + s->doubt_wait_ns)
+            fall(s, now);
+        return;
+    }
+    if (heard_ns <= s->many_ns + rto_ns || (int32_t)(acked - s->many_seq) < 0)
+        return;
+    s->doubt_ns = now;
+    s->doubt_wait_ns = rto_ns > DOUBT_NS ? rto_ns : DOUBT_NS;
+    s->doubts = 0;
+}
+
+/* Chance takes packets too, and many in a row: probes tell. */
+static uint32_t doubted(lc_packet_size *s, uint64_t now, uint32_t sizes[LC_SIZE_PROBES]) {
+    s->doubts++;
+    s->asked_ns = now;
+    sizes[0] = sizes[1] = s->tried;
+    return 2;
 }
 
 static uint32_t add(const lc_packet_size *s, uint32_t *sizes, uint32_t n, const uint16_t *ladder,
@@ -115,6 +136,8 @@ static void wait_longer(lc_packet_size *s, uint64_t now) {
 
 uint32_t lc_size_probes(lc_packet_size *s, uint64_t now, uint64_t rto_ns,
                         uint32_t sizes[LC_SIZE_PROBES]) {
+    if (s->doubt_ns)
+        return doubted(s, now, sizes);
     if (!s->is_found && s->attempts == FIRST_ATTEMPTS) {
         s->is_found = s->news = 1;
         wait_longer(s, now);
@@ -122,8 +145,15 @@ uint32_t lc_size_probes(lc_packet_size *s, uint64_t now, uint64_t rto_ns,
     }
     uint32_t n = 1;
     sizes[0] = s->want;
-    n = s->attempts % FIRST_ATTEMPTS ? add(s, sizes, n, LADDER, sizeof LADDER / sizeof *LADDER)
-                                     : add(s, sizes, n, FIRST, sizeof FIRST / sizeof *FIRST);
+    if (s->attempts % FIRST_ATTEMPTS) {
+        /* A few packets apart: chance is less likely to take them all. */
+        n = add(s, sizes, n, LADDER, HALF_LADDER);
+        sizes[n++] = s->want;
+        n = add(s, sizes, n, LADDER + HALF_LADDER, sizeof LADDER / sizeof *LADDER - HALF_LADDER);
+        sizes[n++] = s->want;
+    } else {
+        n = add(s, sizes, n, FIRST, sizeof FIRST / sizeof *FIRST);
+    }
     s->attempts++;
     s->asked_ns = now;
     if (s->is_found)

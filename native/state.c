@@ -47,6 +47,7 @@ void lc_count_packets(lc_stats *t, const lc_report *r) {
     t->packets_recovered += r->packets_recovered;
     t->packets_received += r->packets_received;
     t->bytes_received += r->bytes_received;
+    t->order_kept += r->order_kept;
 }
 
 void lc_show_counts(lc_peer_stats *to, const lc_member *m) {

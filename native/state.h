@@ -285,6 +285,7 @@ struct lc_group {
     atomic_int closing;    /* the loop is to take the group away */
     /* written by who drives */
     atomic_ullong lingering; /* operations that linger, above 32 bits: the number of the first */
+    lc_page_group *page;     /* its block of the status page; NULL: none. Under the host's lock */
 };
 
 struct lc_host {
@@ -352,6 +353,7 @@ struct lc_host {
     lc_stats stats;             /* live, as last published */
     lc_event events[LC_EVENTS]; /* a ring */
     uint32_t events_in, events_out;
+    lc_page *page; /* what others may read of it (page.h); NULL: nothing */
     /* any thread's */
     atomic_int attention; /* lc_attention bits: what callers have left */
     atomic_int stop;

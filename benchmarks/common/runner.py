@@ -1,7 +1,7 @@
 """The one way to run a study: what is done isn't run again, and it can be stopped at any time.
 
 A study is data (:class:`Study`): the pieces that it wants, how one is measured, and what is
-reported of the results there are. ``python -m benchmarks.studies.NAME`` hands it to :func:`main`.
+reported of the results there are. ``python -m benchmarks NAME`` hands it to :func:`main`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -70,7 +71,7 @@ class Study(Generic[P]):
         measuring: A context within which batches are measured. Measuring raises PieceFailed,
             LossyError or LaunchError for a piece that fails.
         report: Writes what can be said of results into a folder; may return a text to print.
-            Raises ValueError where results make no sense.
+            Raises ValueError where results make no sense. None: ``write`` of the study's report.py.
         arguments: Adds options of its own.
         batches: Which pieces are measured together.
         alike: Pieces with the same take about as long, for the time that is left.
@@ -86,7 +87,7 @@ class Study(Generic[P]):
     description: str
     plan: Callable[[Options], Sequence[P]]
     measuring: Callable[[Options], AbstractContextManager[Measure[P]]]
-    report: Callable[[Sequence[Result], Path], str | None]
+    report: Callable[[Sequence[Result], Path], str | None] | None = None
     arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
     batches: Callable[[Sequence[P]], Iterable[Sequence[P]]] = _each
     alike: Callable[[P], object] = lambda piece: ""
@@ -113,8 +114,9 @@ def main(study: Study[P], arguments: Sequence[str] | None = None) -> int:
         return status
     done = load(options.results)
     kept = [done[piece.key] for piece in planned if piece.key in done]
+    report = study.report or import_module(f"benchmarks.studies.{study.name}.report").write
     try:
-        text = study.report(kept if study.reports_planned else list(done.values()), options.report)
+        text = report(kept if study.reports_planned else list(done.values()), options.report)
     except ValueError as error:
         console.print(str(error), markup=False)
         return 1
@@ -135,7 +137,7 @@ def say(lines: Iterable[str], console: Console) -> int:
 
 def _parser(study: Study[P]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.studies.{study.name}",
+        prog=f"python -m benchmarks {study.name}",
         description=study.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import random
@@ -12,10 +13,12 @@ import socket
 import sys
 import time
 from collections import Counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import zmq
+
+from lossycoll.runtime.control.transport import NUMBER_BYTES
 from lossycoll.runtime.keys.secret import Secret, secret_of
-from lossycoll.runtime.membership.sealed_framing import framed_with
 from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.protocol import (
     PLACES,
@@ -34,10 +37,98 @@ from lossycoll.runtime.swarm.relayed import Relayed
 from lossycoll.runtime.swarm.valkey_directory import COMING_BYTES, key_of
 from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
-from lossycoll.runtime.swarm.ways import Frames
+from lossycoll.runtime.swarm.ways import swarm_keys
 
 BEAT_SECONDS: Final = LEASE / 4
 READ: Final = 1 << 16
+
+
+class Connection(Protocol):
+    """A peer's with the directory."""
+
+    def read(self) -> list[bytes]:
+        """The messages that have come."""
+
+    def write(self, body: bytes) -> None:
+        """Sends a message."""
+
+
+class Direct:
+    """The connections of all peers with a directory that listens: one ROUTER has them.
+
+    Args:
+        port: The directory's.
+        secret: The swarm's; None: all is in clear.
+    """
+
+    def __init__(self, port: int, secret: Secret | None) -> None:
+        self._place = f"tcp://127.0.0.1:{port}"
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # one that ends isn't hidden
+        keys = swarm_keys(secret)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.listener.public)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.caller.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.caller.secret)
+        self._is_sealed = keys is not None
+        self._sent: Counter[int] = Counter()
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+        self._came: dict[int, list[bytes]] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is there to be read; the descriptor says it once alone."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def connect(self, number: int) -> OneDirect:
+        """Begins the connection of a peer."""
+        self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, b"peer %d" % number)
+        self._socket.connect(self._place)
+        self._came[number] = []
+        return OneDirect(self, number)
+
+    def hear(self) -> set[int]:
+        """Whose messages have come."""
+        found = set()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                routing, body = self._socket.recv_multipart(zmq.DONTWAIT)
+                found.add(int(routing.split()[1]))
+                self._came[int(routing.split()[1])].append(body[NUMBER_BYTES * self._is_sealed :])
+        return found
+
+    def read(self, number: int) -> list[bytes]:
+        """What has come for a peer."""
+        found, self._came[number] = self._came[number], []
+        return found
+
+    def write(self, number: int, body: bytes) -> None:
+        """Sends a message of a peer."""
+        if self._is_sealed:
+            body = self._sent[number].to_bytes(NUMBER_BYTES, "big") + body
+            self._sent[number] += 1
+        self._socket.send_multipart([b"peer %d" % number, body])
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._socket.close()
+        self._context.term()
+
+
+class OneDirect:
+    """One of them."""
+
+    def __init__(self, of: Direct, number: int) -> None:
+        self._of, self._number = of, number
+
+    def read(self) -> list[bytes]:
+        return self._of.read(self._number)
+
+    def write(self, body: bytes) -> None:
+        self._of.write(self._number, body)
 
 
 class Wire:
@@ -120,8 +211,8 @@ class ByServer(Relayed):
 class Peer:
     """One. It reads of what it is told how it begins, and no more."""
 
-    def __init__(self, name: str, number: int, frames: Frames) -> None:
-        self.frames = frames
+    def __init__(self, name: str, number: int, connection: Connection) -> None:
+        self.connection = connection
         self.number = number
         self.pace = random.Random(number).random()
         """Of a round's time, until it is ready: a directory learns how long each takes."""
@@ -133,13 +224,13 @@ class Peer:
 
     def say(self, *messages: Message) -> None:
         for message in messages:
-            self.frames.write(pack(message))
+            self.connection.write(pack(message))
 
     def hear(self) -> bool:
         """What has come. Returns whether it was what this peer waits for."""
         found = False
         self.heard = time.monotonic()
-        for body in self.frames.read():
+        for body in self.connection.read():
             if body.startswith(b'["joined"'):
                 place = f"10.{self.number >> 8 & 255}.{self.number & 255}.1"
                 schema = "5c" * 16
@@ -166,8 +257,14 @@ class Peers:
         self._poller = select.epoll()
         self._beats: list[tuple[float, int]] = []
         self._draw = random.Random(self._name)
+        self._are_in = False
+        """All have joined; until then answers wait behind those of others."""
+        self._direct: Direct | None = None
         if self._join:
             self._reach_server()
+        else:
+            self._direct = Direct(self._port, self._secret)
+            self._poller.register(self._direct.fd, select.EPOLLIN)
 
     def _reach_server(self) -> None:
         address = Address.of(self._join)
@@ -179,13 +276,6 @@ class Peers:
         self._place = address.host, address.port
         self._key = key_of(self._secret, self._notices)
 
-    def _frames(self) -> Frames:
-        if self._join:
-            return ByServer(self._place, self._notices, self._inbox, self._key)
-        end = socket.create_connection(("127.0.0.1", self._port), 10.0)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return framed_with(self._secret, end, connects=True)
-
     def join(self, count: int) -> dict[str, Any]:
         """All come at once. Returns when the last one has joined."""
         waiting = set(range(count))
@@ -194,36 +284,51 @@ class Peers:
             waiting -= self._turn(0.0)
         while waiting:
             waiting -= self._turn(0.1)
+        for peer in self._peers.values():
+            peer.heard = time.monotonic()
+        self._are_in = True
         return {"at": time.monotonic()}
 
     def _come(self, number: int) -> None:
-        frames = self._frames()
-        peer = self._peers[number] = Peer(f"{self._name}, {number}", number, frames)
-        self._poller.register(frames.fd, select.EPOLLIN)
-        self._hear[frames.fd] = peer
-        if isinstance(frames, ByServer):
-            self._say[frames.says.end.fileno()] = frames.says
-            self._poller.register(frames.says.end.fileno(), select.EPOLLIN)
+        peer = self._peers[number] = Peer(
+            f"{self._name}, {number}", number, self._connection(number)
+        )
+        if isinstance(peer.connection, ByServer):
+            self._hear[peer.connection.fd] = peer
+            self._poller.register(peer.connection.fd, select.EPOLLIN)
         heapq.heappush(self._beats, (time.monotonic() + BEAT_SECONDS * self._draw.random(), number))
+
+    def _connection(self, number: int) -> Connection:
+        if self._direct is not None:
+            return self._direct.connect(number)
+        made = ByServer(self._place, self._notices, self._inbox, self._key)
+        self._say[made.says.end.fileno()] = made.says
+        self._poller.register(made.says.end.fileno(), select.EPOLLIN)
+        return made
 
     def _turn(self, seconds: float) -> set[int]:
         """Returns who has heard what it waits for."""
-        found = set()
-        for fd, _ in self._poller.poll(seconds):
+        heard: list[Peer] = []
+        direct = self._direct
+        for fd, _ in self._poller.poll(0.0 if direct is not None and direct.waits else seconds):
             if fd in self._say:
                 self._say[fd].answers()  # how many have heard it
-                continue
-            peer = self._hear[fd]
-            if peer.hear():
-                found.add(peer.number)
-            if peer.frames.broken:
+            elif fd in self._hear:
+                heard.append(self._hear[fd])
+        if direct is not None:
+            heard += [self._peers[number] for number in direct.hear()]
+        found = {peer.number for peer in heard if peer.hear()}
+        for peer in heard:
+            if isinstance(peer.connection, ByServer) and peer.connection.broken:
                 raise SystemExit(f"{self._name}: peer {peer.number} has lost the directory")
         now = time.monotonic()
         while self._beats and self._beats[0][0] <= now:
             _, number = heapq.heappop(self._beats)
-            if now - self._peers[number].heard > LEASE:
+            peer = self._peers[number]
+            if now - peer.heard > LEASE and self._are_in:
                 raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
-            self._peers[number].say(Beat(0))
+            if peer.has_joined:
+                peer.say(Beat(0))
             heapq.heappush(self._beats, (now + BEAT_SECONDS, number))
         return found
 
@@ -261,8 +366,11 @@ class Peers:
         return {}
 
     def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         for peer in self._peers.values():
-            peer.frames.close()
+            if isinstance(peer.connection, ByServer):
+                peer.connection.close()
 
 
 def main() -> int:

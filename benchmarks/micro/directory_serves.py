@@ -25,7 +25,7 @@ def begun(join: str, secret: Secret | None) -> tuple[int, Directory, Callable[[]
     own = None
     while own is None:  # a newcomer looks again before it begins a swarm
         try:
-            own = relay.reach(("127.0.0.1", 0), "", 5.0)
+            own = relay.reach(("127.0.0.1", 0), "")
         except OSError:
             time.sleep(0.1)
     own.close()

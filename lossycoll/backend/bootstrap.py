@@ -50,6 +50,7 @@ from .group_steps import (
 from .making import Making, Met, Place
 from .resource_limits import refused
 from .sealing import usable_secret
+from .status import watch
 
 
 class Group:
@@ -142,6 +143,7 @@ class Group:
             met.options,
             self.endpoint.operations.group_failure,
         )
+        watch(making, met, self.endpoint.health, data.host, data.engine.number)
         enter(making, met, joined, self.endpoint)
         cohort = joined.founded or met.cohort
         assert cohort is not None

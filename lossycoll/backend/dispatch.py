@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from lossycoll.devices.layer import DeviceError
@@ -30,11 +31,14 @@ from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
 from .tensors import WIDER
-from .ways import ChosenWay, Way, adds_activations, choose, reliable_version
+from .ways import ChosenWay, Way, adds_activations, choose, determined, reliable_version
 from .widening import then, widened
 from .work import EngineWork, ManyWork
 
 NONE: Final = timedelta(0)
+BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
+BY_OPTION: Final = "deterministic=1"
+"""Who asks for the same bits in each run."""
 
 
 class Recovered(NamedTuple):
@@ -74,8 +78,15 @@ class Dispatcher:
 
     def effective(self) -> Options:
         """The options for a call made now: the group's, as the scope around changes them."""
-        around = scope()
-        return self._options if around is None else within(self._options, around)
+        around, options = scope(), self._asked_options()
+        return options if around is None else within(options, around)
+
+    def _asked_options(self) -> Options:
+        """The group's, as torch's switch changes them where nobody has written otherwise."""
+        options = self._options
+        if torch.are_deterministic_algorithms_enabled() and not options.is_given("deterministic"):
+            return determined(options)
+        return options
 
     def recover(self, asked: Recovered) -> Callable[[], None]:
         """Brings back as much as is asked for from now on, of what is lossy.
@@ -122,7 +133,7 @@ class Dispatcher:
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
         """Serves a call that was checked."""
-        around, options = scope(), self._options
+        around, options = scope(), self._asked_options()
         if around is None:
             choice = choose(call, reduction, options, None)
             if choice.way is Way.LOSSY and self._is_exact(call):
@@ -135,6 +146,9 @@ class Dispatcher:
             work = self._encoded_there(call, choice.encoding, reduction, opts)
             if work is not None:
                 return work
+        if choice.options.deterministic and choice.way is Way.LOSSY:
+            by_torch = torch.are_deterministic_algorithms_enabled()
+            self._endpoint.figures.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
         numbered = self.named(call, choice)
         if self._endpoint.one_host and choice.encoding != "same":
             asked = choice.options.wire

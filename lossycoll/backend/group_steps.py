@@ -49,6 +49,7 @@ from .resource_limits import check_descriptors, refused
 from .sealing import fields_of_seal, warn_of_clear
 from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
+from .status import show, tell
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -230,6 +231,7 @@ def open_engine(making: Making, met: Met) -> DataPath:
         # cohort have it when their planes have met.
         met=met.cohort is None,
         definition=met.definition.digest,
+        name=place.name,
     )
     making.undo.callback(engine.close)
     addresses = [host.addresses[member] for member in members]
@@ -271,6 +273,7 @@ def _start(
             keys = making.secret.path_secrets(meeting, where.rank, where.world)
             host.seal(keys, making.secret.filter(meeting))
             met.plane.sealed.add(host)
+        show(making.place, met, host, listeners)
         host.start(
             int(met.session, 16),
             links,
@@ -358,6 +361,7 @@ def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined
         return Joined(membership, None)
     met.plane.cohort.pulse = host.pulse
     met.plane.start(met.token, met.endpoints)
+    tell(met.plane, met, host)
     place = making.place
     founded = Cohort(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
     return Joined(membership, founded)

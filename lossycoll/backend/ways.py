@@ -54,6 +54,12 @@ def reliable_version(options: Options) -> Options:
     return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
 
 
+@lru_cache(maxsize=64)
+def determined(options: Options) -> Options:
+    """The same options with sums in the order of ranks."""
+    return within(options, Scope((("deterministic", 1),), lossy_copies=False))
+
+
 def choose(
     call: Description,
     reduction: Reduction | None,

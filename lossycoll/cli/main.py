@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from . import directory, keygen, lab, rekey, trial
+from . import directory, keygen, lab, rekey, status, top, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -33,6 +33,8 @@ COMMANDS = {
     "directory": directory,
     "keygen": keygen,
     "rekey": rekey,
+    "status": status,
+    "top": top,
 }
 TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.

@@ -39,17 +39,11 @@ class Hosts(Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a rank.
+    """Exit status and output of one rank."""
 
-    Attributes:
-        rank: Its number.
-        code: Exit status; negative for a signal.
-        output: stdout and stderr together, where it was kept.
-    """
-
-    rank: int
-    code: int
-    output: str = ""
+    rank: int  # its number
+    code: int  # exit status; negative for a signal
+    output: str = ""  # stdout and stderr together, where it was kept
 
     @property
     def status(self) -> int:
@@ -99,21 +93,10 @@ def run_ranks(
 ) -> list[Ended]:
     """Runs ``command`` as the ranks of one job, on their hosts; returns when all have ended.
 
-    Ranks are ended by SIGTERM, and 5 s later by SIGKILL, when another has failed and ``grace`` is
-    over, after ``timeout``, and when this process is interrupted.
-
-    Args:
-        hosts: The laboratory.
-        command: The program and its arguments.
-        environment: As for :meth:`Lab.start`.
-        ranks: How many take part, the first ones; None for all that the network's hosts have.
-        timeout: Seconds until all are ended; None for never.
-        grace: Seconds that the others have to notice that a rank has failed.
-        on_line: Is given (rank, line) as lines are written; without it output is kept and returned.
-        at: What to call when, in seconds from when all ranks were started, as far as the job lasts.
-
-    Returns:
-        What became of each rank, by rank.
+    Ranks are ended by SIGTERM, and 5 s later by SIGKILL, when another has failed and ``grace``
+    seconds are over, after ``timeout`` seconds, and when this process is interrupted. The first
+    ``ranks`` take part; None: all. ``on_line`` is given (rank, line) as lines are written; without
+    it output is kept and returned. ``at`` has what to call when, in seconds from the start of all.
     """
     shape = hosts.network.shape
     world = shape.world if ranks is None else ranks

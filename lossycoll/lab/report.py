@@ -17,21 +17,13 @@ DEFAULT_QUEUE = f"{QUEUE_MS:g} ms of the rate, and {QUEUE_PACKETS} packets at le
 
 @dataclass(frozen=True)
 class Row:
-    """What was lost of the packets that a host or a site sent, or was sent.
+    """Losses, by cause, of the packets that a host or a site sent, or was sent."""
 
-    Attributes:
-        where: As in "host 0 sent".
-        packets: Offered to its port, or its gateway.
-        injected: Drawn to be lost on the links that it sends over.
-        queues: Found its queue full, or that of a link that it sends over.
-        policers: Found the bucket of its policer empty, or that of such a link.
-    """
-
-    where: str
-    packets: int
-    injected: int
-    queues: int
-    policers: int
+    where: str  # as in "host 0 sent"
+    packets: int  # offered to its port, or its gateway
+    injected: int  # drawn to be lost on the links that it sends over
+    queues: int  # found its queue full, or that of a link that it sends over
+    policers: int  # found the bucket of its policer empty, or that of such a link
 
     @property
     def lost(self) -> int:

@@ -82,36 +82,15 @@ class Shape:
         return self.sites > 1 or self.world > self.total_hosts
 
     def site_of(self, host: int) -> int:
-        """The site of a host.
-
-        Args:
-            host: Its number.
-
-        Returns:
-            The site's number.
-        """
+        """The site of a host."""
         return host // self.hosts
 
     def hosts_of(self, site: int) -> range:
-        """The hosts of a site.
-
-        Args:
-            site: Its number.
-
-        Returns:
-            Their numbers.
-        """
+        """The hosts of a site."""
         return range(site * self.hosts, (site + 1) * self.hosts)
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """Where a rank runs.
-
-        Args:
-            rank: Its number.
-
-        Returns:
-            The number of its host, and its own among the ranks of that host.
-        """
+        """The host of a rank, and its number among the ranks of that host."""
         host = 0
         while rank >= self.ranks_by_host[host]:
             rank -= self.ranks_by_host[host]

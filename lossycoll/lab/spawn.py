@@ -21,11 +21,9 @@ def own_process(role: str) -> list[str]:
 
 
 def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen.
+    """subprocess.Popen; LabError if the program can't be started.
 
-    Raises:
-        LabError: The program can't be started: a user who isn't root may be kept from reading the
-            interpreter, or the folder that it is in.
+    A user who isn't root may be kept from reading the interpreter, or the folder that it is in.
     """
     try:
         return subprocess.Popen(command, **how)

@@ -107,11 +107,8 @@ def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[Flows, tuple
 def running(lab: Hosts, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
     """Has flows send while the context lasts; the list then has what they took.
 
-    Nothing runs where no flows are wanted, and the list stays empty.
-
-    Raises:
-        OptionError: A flow is of a host that isn't there.
-        LabError: This kernel lacks a congestion control.
+    Nothing runs where no flows are wanted, and the list stays empty. OptionError: a flow is of a
+    host that isn't there. LabError: this kernel lacks a congestion control.
     """
     flows = placed(wanted, lab.network)
     took: list[Took] = []

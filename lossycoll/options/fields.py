@@ -172,6 +172,15 @@ class Options:
         agree=True,
         per_call=True,
     )
+    deterministic: int = option(
+        0,
+        integer(0, 1),
+        "1: contributions are added in the order of ranks, whatever comes first, so that runs "
+        "which lose the same packets give the same bits (engine.md). Implied by "
+        "`torch.use_deterministic_algorithms(True)` where it isn't given.",
+        agree=True,
+        per_call=True,
+    )
     deadline_min: float = option(
         1.0,
         number(1e-4, 3600, "s"),
@@ -365,6 +374,29 @@ class Options:
         number(0, 1e9, "s"),
         "Age at which a key is replaced; after 2^22 packets it is in any case. 0: at no age.",
         enters=Enters.HOST,
+    )
+    status: str = option(
+        "on",
+        choice("on", "off"),
+        "on: each rank keeps a page that `lossycoll status` reads, whatever Python does "
+        "(operate.md). off: it keeps none, and tells those that ask no more than who it is.",
+        enters=Enters.PYTHON,
+    )
+    warn_after: float = option(
+        30.0,
+        number(0, 1e9, "s"),
+        "A call that takes so long, and ten times as long as usual, is logged by each rank that "
+        "waits in it, with the ranks that it waits for and what they do; again after twice the "
+        "time, and so on. 0: never. It needs `status` (operate.md).",
+        enters=Enters.PYTHON,
+    )
+    metrics: str = option(
+        "",
+        text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
+        "Where Prometheus finds figures of the ranks of a machine: a port, or a file that is "
+        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status` "
+        "(operate.md).",
+        enters=Enters.PYTHON,
     )
     log: str = option(
         "info",

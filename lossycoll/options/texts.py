@@ -52,6 +52,14 @@ def check_ports(text: str) -> str:
     return text
 
 
+def check_metrics(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    is_place = port.isdecimal() and 0 < int(port) <= MAX_PORT and "/" not in host
+    if text and not text.startswith("/") and not is_place:
+        raise ValueError("HOST:PORT, :PORT or a path that begins with /")
+    return text
+
+
 def check_disable(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not set(names) <= {*FAST_PATHS, STREAM_WAIT, DEVICE_WIRE, VERBS}:

@@ -46,19 +46,12 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Codec:
-    """One encoding of one element type; :func:`codec_of` makes it.
+    """One encoding of one element type; :func:`codec_of` makes it."""
 
-    Attributes:
-        encoding: One of :data:`ENCODINGS`, with its parameters.
-        kind: The type of the elements.
-        wire: The type that travels; that of the elements where indices travel.
-        low: How elements become indices of a few bits; None: they don't.
-    """
-
-    encoding: str
-    kind: WireType
-    wire: WireType
-    low: LowBit | None = None
+    encoding: str  # one of :data:`ENCODINGS`, with its parameters
+    kind: WireType  # the type of the elements
+    wire: WireType  # the type that travels; that of the elements where indices travel
+    low: LowBit | None = None  # how elements become indices of a few bits; None: they don't
 
     @property
     def same(self) -> bool:
@@ -90,14 +83,9 @@ class Codec:
         return payload_bytes // self.wire.wire.itemsize
 
     def encode(self, x: Array, seed: int = 0) -> Bytes:
-        """The bytes of one packet's elements.
+        """The bytes, shape (``wire_bytes(n)``,), of one packet's elements, (n,) of ``kind``.
 
-        Args:
-            x: Elements of ``kind``, shape (n,).
-            seed: Of the packet's name, 64 bits; for codecs that round at random.
-
-        Returns:
-            Shape (``wire_bytes(n)``,).
+        ``seed``, 64 bits, is of the packet's name, for codecs that round at random.
         """
         if self.low:
             return self.low.encode(np.ascontiguousarray(x), seed)
@@ -114,11 +102,8 @@ class Codec:
 def named(encoding: str, group: int, spikes: int = 0, rounding: str = ROUNDINGS[0]) -> str:
     """An encoding with its parameters: a name that ranks can compare.
 
-    Args:
-        encoding: One of :data:`ENCODINGS`, or one of :data:`PAIRS`.
-        group: Elements that share a grid, for those of few bits; others have no parameters.
-        spikes: Whether the ends of groups travel as floats.
-        rounding: One of :data:`ROUNDINGS`.
+    ``group`` is the elements that share a grid, and ``spikes`` whether ends of groups travel as
+    floats, for encodings of few bits; others have no parameters.
     """
     if encoding in PAIRS:
         both = encoding.split("/")
@@ -156,14 +141,9 @@ def number_of(encoding: str) -> int:
 
 
 def codec_of(encoding: str, dtype: str) -> Codec:
-    """The codec of an encoding for elements of a type.
+    """The codec of an encoding (:func:`named`, of one phase) for elements of a :func:`.wire_type`.
 
-    Args:
-        encoding: A name of :func:`named`, of one phase.
-        dtype: A name of :func:`~.wire_types.wire_type`.
-
-    Raises:
-        ValueError: For an encoding that the type doesn't have.
+    ValueError: the type doesn't have the encoding.
     """
     kind = wire_type(dtype)
     if encoding == "same":

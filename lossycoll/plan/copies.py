@@ -37,29 +37,17 @@ from .validation import (
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What one rank has and all are to get.
+    """A chunk that one rank has and all are to get."""
 
-    Attributes:
-        source: The rank that has it.
-        offset: First element, in the output.
-        length: Elements.
-        own_offset: First element in the source's input.
-        first_slot: Number of the slots in which it is received, or passed on, in the lowest tier.
-        slots: How much that number is larger in the next tier.
-        held_as: The number by which units hold it; None: that of the source's chunk.
-        fanout: The most parts of a unit that one of its parts sends to.
-        star: Whether one sends to all parts in the lowest tier.
-    """
-
-    source: int
-    offset: int
-    length: int
-    own_offset: int
-    first_slot: int
-    slots: int
-    held_as: int | None
-    fanout: int
-    star: bool
+    source: int  # the rank that has it
+    offset: int  # first element, in the output
+    length: int  # elements
+    own_offset: int  # first element in the source's input
+    first_slot: int  # number of the slots in which it is received, or passed on, in the lowest tier
+    slots: int  # how much that number is larger in the next tier
+    held_as: int | None  # the number by which units hold it; None: that of the source's chunk
+    fanout: int  # the most parts of a unit that one of its parts sends to
+    star: bool  # whether one sends to all parts in the lowest tier
 
     def slot(self, tier: int) -> int:
         """The number of its slots in a tier."""
@@ -133,21 +121,11 @@ def all_gather(
     *,
     topology: Topology | None = None,
 ) -> Plan:
-    """Every rank's chunk on every rank, one after another; slot ``t * world + s`` receives chunk
-    ``s`` in tier ``t``, or passes it on.
+    """Every rank's chunk on every rank, one after another.
 
-    One step for each tier. A packet that is lost on the way to a host is lost for all its ranks.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk. The input is this rank's
-            chunk, the output all of them.
-        elements_per_packet: Elements that one packet of the network carries.
-        topology: Who shares a host and a site; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, count or topology that the world does not allow.
+    Slot ``t * world + s`` receives chunk ``s`` in tier ``t``, or passes it on; one step for each
+    tier. A packet that is lost on the way to a host is lost for all its ranks. ``counts`` are the
+    elements of each rank's chunk; one number: of every chunk.
     """
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("counts", counts, world)
@@ -201,20 +179,8 @@ def broadcast(
 
     Between hosts it goes along a tree of hosts, in as many pieces as a host has ranks, each to
     another one; within a host to all of its ranks at once. A packet that is lost is lost for all
-    ranks behind it.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements: Elements of the buffer.
-        elements_per_packet: Elements that one packet of the network carries.
-        root: The rank whose buffer it is.
-        fanout: The most hosts that one host sends to (or sites a site); ``world``: only the root
-            sends, to every rank.
-        topology: Who shares a host and a site; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, root, count, fanout or topology that the world does not allow.
+    ranks behind it. ``fanout`` is the most hosts that one host sends to (or sites a site);
+    ``world``: only the root sends, to every rank.
     """
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)

@@ -42,17 +42,7 @@ def all_to_all(
     """Chunk ``j`` of rank ``i``'s input becomes chunk ``i`` of rank ``j``'s output.
 
     A stream is numbered by the rank that it comes from. Costs one step; each rank sends all chunks
-    but its own.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        count: Elements of every chunk. Both buffers hold ``world`` chunks.
-        elements_per_packet: Elements that one packet of the network carries.
-        topology: Who shares a host; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, count or topology that the world does not allow.
+    but its own. Both buffers hold ``world`` chunks of ``count`` elements.
     """
     check_world(world, rank, elements_per_packet)
     sizes = (check_count("count", count),) * world
@@ -81,19 +71,8 @@ def all_to_all_uneven(
     """:func:`all_to_all` with chunks of any size.
 
     No rank knows the other ranks' counts, so the signature leaves them out. The caller makes sure
-    that ``send_counts[j]`` here equals ``receive_counts[rank]`` at rank j.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        send_counts: Elements that go to each rank.
-        receive_counts: Elements that come from each rank.
-        elements_per_packet: Elements that one packet of the network carries.
-        topology: Who shares a host; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, count or topology that the world does not allow, and if the rank
-            would send itself another number of elements than it expects.
+    that ``send_counts[j]`` here equals ``receive_counts[rank]`` at rank j. ValueError: the rank
+    would send itself another number of elements than it expects.
     """
     check_world(world, rank, elements_per_packet)
     send = check_counts("send_counts", tuple(send_counts), world)
@@ -137,19 +116,8 @@ def gather(
 ) -> Plan:
     """Every rank's chunk at ``root``, one after another; slot ``j`` belongs to rank j's chunk.
 
-    Costs one step; each rank but the root sends its chunk once.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk. The input is this rank's
-            chunk, the output all of them, at the root alone.
-        elements_per_packet: Elements that one packet of the network carries.
-        root: The rank that gets the chunks.
-        topology: Who shares a host; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, root, count or topology that the world does not allow.
+    Costs one step; each rank but the root sends its chunk once. ``counts`` are the elements of each
+    rank's chunk; one number: of every chunk. The output is at the root alone.
     """
 
     def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
@@ -173,19 +141,8 @@ def scatter(
 ) -> Plan:
     """Chunk ``j`` of ``root``'s input at rank ``j``; slot ``j`` belongs to rank j's chunk.
 
-    Costs one step; the root sends every chunk but its own once.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk. The output is this rank's
-            chunk, the input all of them, at the root alone.
-        elements_per_packet: Elements that one packet of the network carries.
-        root: The rank that has the chunks.
-        topology: Who shares a host; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, root, count or topology that the world does not allow.
+    Costs one step; the root sends every chunk but its own once. ``counts`` are the elements of each
+    rank's chunk; one number: of every chunk.
     """
 
     def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
@@ -262,20 +219,7 @@ def _peers(slot: Slot) -> list[int]:
 def point_to_point(
     world: int, rank: int, elements: int, elements_per_packet: int, *, sender: int, receiver: int
 ) -> Plan:
-    """``elements`` from ``sender`` to ``receiver``; any other rank's plan is empty. One step.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements: Elements of the sender's input and of the receiver's output.
-        elements_per_packet: Elements that one packet carries.
-        sender: The rank that sends.
-        receiver: The rank that receives; another one.
-
-    Raises:
-        ValueError: For a rank or count that the world does not allow, or a sender that is the
-            receiver.
-    """
+    """``elements`` from ``sender`` to ``receiver``; any other rank's plan is empty. One step."""
     check_world(world, rank, elements_per_packet)
     check_rank("sender", sender, world)
     check_rank("receiver", receiver, world)

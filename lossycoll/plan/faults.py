@@ -48,28 +48,17 @@ class LinkLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Inject:
-    """What to inject.
+    """Injected faults: loss, duplicates and reordering.
 
-    Attributes:
-        loss: Fraction of packets lost.
-        burst: Mean number of packets lost in a row; 1: each packet is lost independently.
-        dup: Fraction of packets delivered twice.
-        reorder: Fraction of packets delivered after their successor.
-        seed: 64 bits.
-        links: Links with a loss of their own.
-
-    Raises:
-        ValueError: For a value outside its range, for a link from a rank to itself or one that is
-            there twice, and for a burst length that a loss rate can't have: between bursts at least
-            one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
+    Between bursts at least one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
     """
 
-    loss: float = 0.0
-    burst: float = 1.0
-    dup: float = 0.0
-    reorder: float = 0.0
-    seed: int = 0
-    links: tuple[LinkLoss, ...] = ()
+    loss: float = 0.0  # fraction of packets lost
+    burst: float = 1.0  # mean number of packets lost in a row; 1: each packet is lost independently
+    dup: float = 0.0  # fraction of packets delivered twice
+    reorder: float = 0.0  # fraction of packets delivered after their successor
+    seed: int = 0  # 64 bits
+    links: tuple[LinkLoss, ...] = ()  # links with a loss of their own
 
     def __post_init__(self) -> None:
         for name in ("loss", "dup", "reorder"):
@@ -112,11 +101,7 @@ class Inject:
         return self.loss
 
     def check_world(self, world: int) -> None:
-        """Checks that a group of ``world`` ranks has the ranks of all links.
-
-        Raises:
-            ValueError: For a link of a rank that it doesn't have.
-        """
+        """Raises ValueError unless a group of ``world`` ranks has the ranks of all links."""
         for link in self.links:
             rank = max(link.sender, link.receiver)
             if rank >= world:
@@ -128,10 +113,8 @@ class Inject:
 def parse(text: str) -> Inject:
     """Reads ``"loss=0.1,link=0-1:0.3,burst=8,seed=7,dup=0.01,reorder=0.01"``.
 
-    Any part may be left out; ``link`` may be there as often as there are links.
-
-    Raises:
-        ValueError: Naming the part that is wrong, the names there are and the form.
+    Any part may be left out; ``link`` may be there as often as there are links. The ValueError
+    names the part that is wrong, the names there are and the form.
     """
     found: dict[str, float | int] = {}
     links: list[LinkLoss] = []
@@ -160,10 +143,9 @@ def parse(text: str) -> Inject:
 
 
 def fraction(text: str) -> float:
-    """The share that ``"0.01"`` and ``"1%"`` both say. A caller checks its range.
+    """The share that ``"0.01"`` and ``"1%"`` both say, else ValueError.
 
-    Raises:
-        ValueError: It is neither.
+    A caller checks its range.
     """
     number, percent, rest = text.strip().partition("%")
     if rest:

@@ -25,13 +25,9 @@ MOST_CELLS = 1 << 40
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of cells.
+    """A grid of cells; ``shape`` is the length of each axis, at least 1.
 
-    Attributes:
-        shape: The length of each axis, at least 1; no group is larger than the axis of its round.
-
-    Raises:
-        ValueError: There is no axis, one has no length, or there are too many cells.
+    No group is larger than the axis of its round.
     """
 
     shape: tuple[int, ...]
@@ -71,22 +67,13 @@ class Grid:
         return cell - cell // stride % self.shape[axis] * stride
 
     def on(self, first: int, axis: int) -> range:
-        """The cells of a line, in their order.
-
-        Args:
-            first: Of them.
-            axis: Of the line.
-        """
+        """The cells along ``axis`` of the line through ``first``, in order."""
         stride = self._stride(axis)
         return range(first, first + stride * self.shape[axis], stride)
 
     def groups(self, cells: Cells, number: int) -> list[NDArray[np.intp]]:
-        """The peers that average together in a round.
-
-        Returns:
-            For each group, in order of lines, the positions of its peers in ``cells``, in order of
-            their place on the line.
-        """
+        """The peers that average together in a round: by line, their positions in ``cells``, in
+        order of their place on the line."""
         lines = self.line(cells, self.axis(number))
         order = np.lexsort((cells, lines))
         starts = np.flatnonzero(np.diff(lines[order])) + 1
@@ -98,11 +85,6 @@ class Grid:
 
         Chunks are dealt anew in each round, so that two peers of a group meet different ones next,
         and the empty places of a line change. All who know the peers of a line deal alike.
-
-        Args:
-            cells: Where they sat.
-            number: The round that is over.
-            seed: Of the swarm.
         """
         axis = self.axis(number)
         out: Cells = cells.copy()
@@ -119,11 +101,7 @@ class Grid:
 
 
 def parse(text: str) -> Grid:
-    """The grid of a text such as ``32x32``.
-
-    Raises:
-        ValueError: It isn't one.
-    """
+    """The grid of a text such as ``32x32``; else ValueError."""
     parts = text.split("x")
     if not all(part.isdecimal() and len(part) <= 12 for part in parts):
         raise ValueError(f"{text!r} is no grid; as in 32x32")
@@ -133,12 +111,7 @@ def parse(text: str) -> Grid:
 def fitting(peers: int, most: int) -> Grid:
     """The grid with the fewest axes, and then the fewest cells, for some number of peers.
 
-    Args:
-        peers: At least 1.
-        most: Peers in a group, at least 2.
-
-    Raises:
-        ValueError: An argument is too small.
+    ``most`` peers, at least 2, are in a group.
     """
     if peers < 1 or most < 2:
         raise ValueError(f"{peers} peers in groups of {most}: wanted at least 1, and 2")
@@ -156,11 +129,7 @@ def fitting(peers: int, most: int) -> Grid:
 
 
 def placed(peers: int, grid: Grid, generator: np.random.Generator) -> Cells:
-    """Different cells at random.
-
-    Raises:
-        ValueError: There are more peers than cells.
-    """
+    """Different cells at random; ValueError if there are more peers than cells."""
     if peers > grid.cells:
         raise ValueError(f"{peers} peers don't fit into {grid}, which has {grid.cells} cells")
     return generator.choice(grid.cells, size=peers, replace=False).astype(np.int64)

@@ -33,19 +33,13 @@ NAN: Final = np.uint32(0x7FC00000).view(np.float32)
 
 @dataclass(frozen=True)
 class LowBit:
-    """One way to carry float32 in indices of a few bits.
+    """Encoding of float32 in indices of a few bits."""
 
-    Attributes:
-        bits: Of an index.
-        group: Elements that share a grid.
-        spikes: Whether the least and the greatest of a group travel as floats.
-        stochastic: Whether indices are rounded up or down at random, such that their mean is the
-            element; else to the nearest.
-    """
-
-    bits: int
-    group: int
-    spikes: bool = False
+    bits: int  # of an index
+    group: int  # elements that share a grid
+    spikes: bool = False  # whether the least and the greatest of a group travel as floats
+    # whether indices are rounded up or down at random, such that their mean is the element; else to
+    # the nearest
     stochastic: bool = False
 
     @property
@@ -106,16 +100,13 @@ class LowBit:
 
 @dataclass(frozen=True)
 class Grids:
-    """Where indices lie, by group.
+    """Grid of the indices of each group."""
 
-    Attributes:
-        anchor: Code 0, in units: the end of the group that is farthest from zero; int16.
-        step: From one index to the next, towards zero and beyond, in 2^(1 - bits) units; uint16.
-        exponent: Of the unit, or CONSTANT: then anchor and step are the halves of a float; uint8.
-    """
-
+    # code 0, in units: the end of the group that is farthest from zero; int16
     anchor: NDArray[np.int16]
+    # from one index to the next, towards zero and beyond, in 2^(1 - bits) units; uint16
     step: NDArray[np.uint16]
+    # of the unit, or CONSTANT: then anchor and step are the halves of a float; uint8
     exponent: Bytes
 
     @classmethod
@@ -145,19 +136,12 @@ class Grids:
 
 @dataclass(frozen=True)
 class Spikes:
-    """The ends of groups, which travel as the upper three bytes of float32.
+    """The ends of groups, which travel as the upper three bytes of float32."""
 
-    Attributes:
-        low: The least of each group, rounded down; float32.
-        high: The greatest, rounded up.
-        low_place: Where it stands in the group; NO_PLACE: the group has no spikes.
-        high_place: The same.
-    """
-
-    low: Floats
-    high: Floats
-    low_place: Bytes
-    high_place: Bytes
+    low: Floats  # the least of each group, rounded down; float32
+    high: Floats  # the greatest, rounded up
+    low_place: Bytes  # where it stands in the group; NO_PLACE: the group has no spikes
+    high_place: Bytes  # the same
 
     @classmethod
     def of(cls, rows: Floats) -> Spikes:
@@ -244,16 +228,11 @@ def _scaled(rows: Floats, exponent: NDArray[np.int32]) -> Floats:
 
 @dataclass(frozen=True)
 class _Ends:
-    """Of groups.
+    """Ends of groups."""
 
-    Attributes:
-        far: The end that is farthest from zero; float32.
-        other: The other one.
-        finite: Whether there is no NaN nor infinity. The ends are 0 where there is.
-    """
-
-    far: Floats
-    other: Floats
+    far: Floats  # the end that is farthest from zero; float32
+    other: Floats  # the other one
+    # whether there is no NaN nor infinity. The ends are 0 where there is.
     finite: NDArray[np.bool_]
 
     @classmethod

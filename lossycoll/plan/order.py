@@ -47,16 +47,10 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def segments(elements: int, parts: int, elements_per_packet: int) -> tuple[tuple[int, int], ...]:
-    """Cuts ``elements`` into ``parts`` contiguous segments.
+    """(offset, length) of ``parts`` contiguous segments of ``elements``.
 
     Borders are multiples of ``elements_per_packet``, so that no packet is cut, and sizes differ by
     at most one packet. With fewer packets than parts the last segments are empty (length 0).
-
-    Returns:
-        (offset, length) of each segment, in elements.
-
-    Raises:
-        ValueError: For a negative count, or fewer than one part or element per packet.
     """
     check_count("elements", elements)
     if parts < 1:

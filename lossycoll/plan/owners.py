@@ -11,27 +11,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from .assembly import add, assemble, copy_own, receive, send_own
-from .model import Edge, Finish, Missing, Plan, packet_count
+from .model import Edge, Finish, Missing, Plan, Slot, packet_count
 from .signature import signature
 from .validation import check_counts, check_world, others, starts
 
 
 def fractions(rates: Sequence[int]) -> tuple[Fraction, ...]:
-    """Which part of a buffer each rank owns, such that the last of them ends as soon as can be.
+    """The exact part of a buffer that each rank owns such that the last of them ends soonest.
 
     Of a buffer of 1, the owner of ``f`` among N ranks sends (1 - f) in contributions and (N - 1) f
     in means: 1 + (N - 2) f, which takes (1 + (N - 2) f) / rate. It gets as much if all contribute.
     Ranks that own something end at the same time, and the others, whose links are too slow for
-    that, own nothing. With two ranks the parts make no difference: they are equal.
-
-    Args:
-        rates: Of each rank's link, in both directions. 0: it is to own nothing.
-
-    Returns:
-        Parts of 1, by rank; exact, so equal wherever they are worked out.
-
-    Raises:
-        ValueError: For a rate below 0, or rates that are all 0.
+    that, own nothing. With two ranks the parts make no difference: they are equal. A rate of 0 owns
+    nothing; not all are 0.
     """
     if min(rates, default=0) < 0 or not any(rates):
         raise ValueError(f"rates are {tuple(rates)}, wanted 0 or more, and one above 0")
@@ -51,19 +43,7 @@ def fractions(rates: Sequence[int]) -> tuple[Fraction, ...]:
 
 
 def owned(elements: int, elements_per_packet: int, rates: Sequence[int]) -> tuple[int, ...]:
-    """Elements that each rank owns: whole packets, but for the last of the buffer.
-
-    Args:
-        elements: Of the buffer.
-        elements_per_packet: Elements that one packet carries.
-        rates: As of :func:`fractions`.
-
-    Returns:
-        By rank. Parts lie one after another, in order of the ranks.
-
-    Raises:
-        ValueError: For rates that can't be.
-    """
+    """Elements that each rank owns, in order: whole packets, but for the buffer's last."""
     packets = packet_count(elements, elements_per_packet)
     wanted = [packets * part for part in fractions(rates)]
     whole = [int(part) for part in wanted]
@@ -86,20 +66,7 @@ def all_reduce(
     """Mean of the buffers of those that give, by their weights, on all ranks and in place.
 
     Slots are numbered as those of :func:`.hierarchical.all_reduce`, and nothing travels that can't
-    count.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        lengths: Elements that each rank owns, one after another, of whole packets but the last.
-        gives: Which ranks' buffers count. Others own nothing.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        This rank's plan.
-
-    Raises:
-        ValueError: For a rank or lengths that the world does not allow.
+    count. Ranks that don't give own nothing; ``lengths`` are of whole packets but the last.
     """
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
@@ -122,15 +89,66 @@ def all_reduce(
     else:
         slots.append(copy_own(*mine, *back))
     slots += [receive(world + s, s, begin[s], sizes[s], missing=Missing.OWN) for s in peers]
+    given = [int(one) for one in gives]
+    buffers = (elements, elements)
+    return _plan("all_reduce", world, rank, elements_per_packet, buffers, slots, sizes, given)
+
+
+def collect(
+    world: int,
+    rank: int,
+    lengths: Sequence[int],
+    gives: Sequence[bool],
+    elements_per_packet: int,
+) -> Plan:
+    """All contributions to the part that this rank owns, one after another by rank, none added.
+
+    Arguments are as of :func:`all_reduce`. Slot ``s`` gets what rank ``s`` sends.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("lengths", lengths, world)
+    begin, own, peers = starts(sizes), sizes[rank], others(world, rank)
+    slots = [send_own(world + s, begin[s], sizes[s], Edge(s, rank)) for s in peers if gives[rank]]
+    # A rank without a part has a step, too: it is in the operation.
+    slots.append(copy_own(rank, rank * own, begin[rank] if own else 0, max(1, own)))
+    slots += [receive(s, s, s * own, own) for s in peers if gives[s]]
+    given = [int(one) for one in gives]
+    buffers = (sum(sizes), max(1, world * own))
+    return _plan("all_to_all", world, rank, elements_per_packet, buffers, slots, sizes, given)
+
+
+def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: int) -> Plan:
+    """What each rank owns, on all ranks and in place.
+
+    Arguments are as of :func:`all_reduce`. Slot ``world + s`` gets what rank ``s`` owns.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("lengths", lengths, world)
+    begin, elements, peers = starts(sizes), sum(sizes), others(world, rank)
+    back = [Edge(peer, world + rank) for peer in peers]
+    slots = [copy_own(rank, begin[rank], begin[rank], sizes[rank], *back)]
+    slots += [receive(world + s, s, begin[s], sizes[s]) for s in peers]
+    buffers = (elements, elements)
+    return _plan("all_gather", world, rank, elements_per_packet, buffers, slots, sizes)
+
+
+def _plan(
+    collective: str,
+    world: int,
+    rank: int,
+    elements_per_packet: int,
+    buffers: tuple[int, int],
+    slots: Sequence[Slot],
+    *agreed: Sequence[int],
+) -> Plan:
+    """A plan of owners; ``agreed``: what all ranks must have alike, beside world and packets."""
     return assemble(
-        "all_reduce",
+        collective,
         "owners",
         world,
         rank,
         elements_per_packet,
-        sizes=(elements, elements),
+        sizes=buffers,
         slots=slots,
-        sign=signature(
-            "all_reduce", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
-        ),
+        sign=signature(collective, "owners", world, *agreed, elements_per_packet),
     )

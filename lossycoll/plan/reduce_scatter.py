@@ -30,25 +30,14 @@ def reduce_scatter(
     finish: Finish = Finish.STRATIFIED,
     topology: Topology | None = None,
 ) -> Plan:
-    """Mean of all ranks' chunk ``r``, at rank ``r``; slot ``t * world + s`` adds up chunk ``s``
-    in a unit of tier ``t``.
+    """Mean of all ranks' chunk ``r``, at rank ``r``; slot ``t * world + s`` adds up chunk ``s`` in
+    a unit of tier ``t``.
 
     The owner of a chunk cannot be redrawn, so STRATIFIED is the unbiased finish (WEIGHTED is as
     well, with the right weights); without loss MEAN gives the same. One step for each tier. The
-    stratum of a STRATIFIED finish is what the owner's host (and site)
-    contributes; the others are those of other units of the topmost tier.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk. The input holds the
-            chunks one after another, the output is this rank's.
-        elements_per_packet: Elements that one packet of the network carries.
-        finish: STRATIFIED, MEAN or WEIGHTED.
-        topology: Who shares a host and a site; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: For a rank, count or topology that the world does not allow, or finish NONE.
+    stratum of a STRATIFIED finish is what the owner's host (and site) contributes; the others are
+    those of other units of the topmost tier. ``counts`` are the elements of each rank's chunk; one
+    number: of every chunk. ValueError for finish NONE.
     """
     return _plan("", world, rank, counts, elements_per_packet, finish, topology)
 
@@ -67,17 +56,6 @@ def reduce_scatter_in_place(
     The rank's own chunk becomes the mean. Chunks of which it holds the sum of its unit become that
     sum: what is lost of them is the unit's contribution, and the rank's to send again. Nobody else
     in the unit has lost anything.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        counts: Elements of each rank's chunk; one number: of every chunk.
-        elements_per_packet: Elements that one packet of the network carries.
-        finish: STRATIFIED, MEAN or WEIGHTED.
-        topology: Who shares a host and a site; None: every rank is a host of its own.
-
-    Raises:
-        ValueError: As :func:`reduce_scatter`.
     """
     return _plan("in place", world, rank, counts, elements_per_packet, finish, topology)
 

@@ -31,22 +31,8 @@ def all_reduce(
 
     Segment ``s`` starts at ``order[s]`` and is complete one position before, at ``order[s - 1]``.
     Slot number ``s`` carries its partial sums, ``world + s`` its copies. Costs 2 (world - 1) steps,
-    which overlap packet by packet; each rank sends 2 (world - 1) / world of the buffer.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements: Elements of the buffer.
-        elements_per_packet: Elements that one packet carries.
-        order: A permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
-        missing: What a reduced packet becomes at a rank that it never reaches.
-        finish: MEAN, or WEIGHTED where contributions have weights.
-
-    Returns:
-        This rank's plan. With one rank it has no slots.
-
-    Raises:
-        ValueError: For a rank, count or order that the world does not allow, or another finish.
+    which overlap packet by packet; each rank sends 2 (world - 1) / world of the buffer. ``missing``
+    is what a reduced packet becomes at a rank that it never reaches. One rank's plan has no slots.
     """
     check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
@@ -78,16 +64,11 @@ def all_reduce(
 
 
 class _Ring(NamedTuple):
-    """A rank's place in the ring.
+    """A rank's place in the ring."""
 
-    Attributes:
-        before: The rank that sends to this one.
-        after: The rank that this one sends to.
-        segments: (number, offset, length), in the order in which they come by.
-    """
-
-    before: int
-    after: int
+    before: int  # the rank that sends to this one
+    after: int  # the rank that this one sends to
+    # (number, offset, length), in the order in which they come by
     segments: list[tuple[int, int, int]]
 
 

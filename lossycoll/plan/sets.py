@@ -30,15 +30,10 @@ USUAL: Final = 64
 
 @dataclass(frozen=True)
 class Code:
-    """How large sets are, and how many rows they have.
+    """Size of parity sets, and their number of rows."""
 
-    Attributes:
-        size: Packets of a set at most, one of :data:`SIZES`; 0 for no parity.
-        rows: Parity packets of a set, one of :data:`ROWS`; 0 for no parity.
-    """
-
-    size: int = 0
-    rows: int = 0
+    size: int = 0  # packets of a set at most, one of :data:`SIZES`; 0 for no parity
+    rows: int = 0  # parity packets of a set, one of :data:`ROWS`; 0 for no parity
 
     def __post_init__(self) -> None:
         """Checks that packets can say it."""
@@ -69,11 +64,7 @@ NO_PARITY: Final = Code()
 
 
 def code_of(number: int) -> Code:
-    """The code with this number on the wire.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The code with this number on the wire; ValueError if there is none."""
     if not 0 <= number < 1 << 10:
         raise ValueError(f"code is {number}, wanted one of 10 bits")
     rows = ROWS[number >> 4]
@@ -114,13 +105,10 @@ class Shape:
     def recover(
         self, missing: NDArray[np.bool_], void: NDArray[np.bool_], came: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Which packets come back; bool, shape (n,).
+        """The packets of ``missing``, bool (n,), that come back by the parity that ``came``.
 
-        Args:
-            missing: Shape (n,): packets that are not there.
-            void: Shape (n,): packets that were never sent, since nobody had contributed to them.
-                They count as zeros, and nothing brings them.
-            came: Shape (parity packets,): which of these arrived.
+        ``void`` packets were never sent, since nobody had contributed to them: they count as zeros,
+        and nothing brings them.
         """
         n_sets = int(self.of_data.max(initial=-1)) + 1
         if not len(self.of_parity):

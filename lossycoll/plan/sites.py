@@ -21,28 +21,16 @@ FAR: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """What was found.
+    """Sites that were found among the hosts."""
 
-    Attributes:
-        of_hosts: Number of each host's site, by host; numbered by first appearance.
-        why: The reason, for people.
-    """
-
-    of_hosts: tuple[int, ...]
-    why: str
+    of_hosts: tuple[int, ...]  # number of each host's site, by host; numbered by first appearance
+    why: str  # the reason, for people
 
 
 def measured_by(host: int, hosts: int) -> tuple[int, ...]:
     """The hosts to which ``host`` measures the round trip, ascending.
 
     Of each pair one measures, and each host as many as any other, or one more.
-
-    Args:
-        host: Which one.
-        hosts: How many there are.
-
-    Returns:
-        Their numbers.
     """
     found = [(host + step) % hosts for step in range(1, (hosts + 1) // 2)]
     if hosts % 2 == 0 and host < hosts // 2:
@@ -53,13 +41,8 @@ def measured_by(host: int, hosts: int) -> tuple[int, ...]:
 def find_sites(hosts: int, round_trips: Mapping[tuple[int, int], float]) -> Sites:
     """Single linkage, cut at the widest gap, and refused unless all of its sites stand apart.
 
-    Args:
-        hosts: How many there are.
-        round_trips: Seconds between pairs of hosts. Pairs may be missing, or have a value for each
-            direction, of which the smaller counts. What is no positive number counts as missing.
-
-    Returns:
-        The sites; a single one where the round trips leave a doubt.
+    ``round_trips``, in seconds, may lack pairs, or have a value for each direction, of which the
+    smaller counts. What is no positive number counts as missing. A doubt leaves a single site.
     """
     known = _known(hosts, round_trips)
     found = _divided(hosts, known)

@@ -22,15 +22,10 @@ RELIABLE: Final = Delivery(reliable=True)
 
 @dataclass(frozen=True)
 class Unit:
-    """A rank (without parts), a host, a site, or all ranks.
+    """A rank (without parts), a host, a site, or all ranks."""
 
-    Attributes:
-        ranks: Its ranks, those of each part together and in the order of the parts.
-        parts: The units of the tier below that it consists of.
-    """
-
-    ranks: tuple[int, ...]
-    parts: tuple[Unit, ...] = ()
+    ranks: tuple[int, ...]  # its ranks, those of each part together and in the order of the parts
+    parts: tuple[Unit, ...] = ()  # the units of the tier below that it consists of
 
     # Kept: with many hosts each of these is asked for each rank.
 
@@ -58,17 +53,11 @@ class Tier(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A topology as units, seen from one rank.
+    """A topology as units, seen from one rank."""
 
-    Attributes:
-        path: The rank's units, from its lowest to that of all ranks.
-        tiers: As many, in the same order.
-        levels: Those of the plan from level 1 on.
-    """
-
-    path: tuple[Unit, ...]
-    tiers: tuple[Tier, ...]
-    levels: tuple[Level, ...]
+    path: tuple[Unit, ...]  # the rank's units, from its lowest to that of all ranks
+    tiers: tuple[Tier, ...]  # as many, in the same order
+    levels: tuple[Level, ...]  # those of the plan from level 1 on
 
     @property
     def root(self) -> Unit:

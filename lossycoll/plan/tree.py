@@ -27,15 +27,6 @@ def barrier(
     One float32 element, in place, is added up the tree (slot number 0) and its sum is copied down
     (number 1): a buffer of 1.0 comes back as ``world``, which the caller may check. Costs twice the
     tree's depth in steps.
-
-    Args:
-        world: Number of ranks.
-        rank: This rank.
-        elements_per_packet: Elements that one packet carries.
-        fanout: The most children that a rank of the tree has.
-
-    Raises:
-        ValueError: For a rank or fanout that the world does not allow.
     """
     check_world(world, rank, elements_per_packet)
     if fanout < 1:

@@ -13,17 +13,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class WireType:
-    """An element type. numpy has no bfloat16: its elements are uint16 bit patterns.
+    """An element type. numpy has no bfloat16: its elements are uint16 bit patterns."""
 
-    Attributes:
-        name: What the reference executor calls it.
-        wire: numpy type of an element in buffers and packets.
-        acc: numpy type that sums are in; None for bytes, which are never added.
-    """
-
-    name: str
-    wire: np.dtype[Any]
-    acc: np.dtype[Any] | None
+    name: str  # what the reference executor calls it
+    wire: np.dtype[Any]  # numpy type of an element in buffers and packets
+    acc: np.dtype[Any] | None  # numpy type that sums are in; None for bytes, which are never added
 
     def widen(self, x: Array) -> Array:
         """Elements as sums hold them; exact. ``x``: ``wire``, any shape."""
@@ -58,11 +52,7 @@ WIRE_TYPES: Final = {
 
 
 def wire_type(name: str) -> WireType:
-    """The type of that name.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The type of that name; ValueError if there is none."""
     if name not in WIRE_TYPES:
         raise ValueError(f"dtype is {name!r}, wanted one of {', '.join(WIRE_TYPES)}")
     return WIRE_TYPES[name]

@@ -102,16 +102,7 @@ def variances(
 ) -> Values:
     """The variance of the peers' values before the first round and after each, shape (rounds + 1,).
 
-    Args:
-        method: One of ``METHODS``.
-        peers: How many there are.
-        grid: In whose cells they sit.
-        failure: The probability that a peer fails in a round.
-        rounds: How many there are.
-        seed: Of values, places and failures.
-
-    Raises:
-        OptionError: An argument can't be.
+    ``failure`` is the probability that a peer fails in a round.
     """
     if peers < 2 or not 0 <= failure < 1:
         raise OptionError(f"{peers} peers that fail with {failure}; wanted at least 2, and 0 to 1")

@@ -39,39 +39,25 @@ SETTLE: Final = 2
 
 @dataclass(frozen=True)
 class Change:
-    """Another network, from some time on.
+    """Change to another network, from some time on."""
 
-    Attributes:
-        call: In this call, from 0.
-        after: So many seconds after it began.
-        network: What it then is like.
-    """
-
-    call: int
-    after: float
-    network: Network
+    call: int  # in this call, from 0
+    after: float  # so many seconds after it began
+    network: Network  # what it then is like
 
 
 @dataclass(frozen=True)
 class Call:
-    """What became of one call.
+    """Outcome of one call."""
 
-    Attributes:
-        seconds: From its begin, which is that of all ranks, to the end of the last one.
-        limit: The bytes of the busiest port by its rate, headers not counted, and the ways that
-            data goes one after another. Who sends while packets are under way takes less than both.
-        missing: The share of packets that was given up, over all ranks.
-        resent: Packets that were sent again.
-        counts: What the network did.
-        code: The engine's, of the rank that failed first; 0: none did.
-    """
-
-    seconds: float
+    seconds: float  # from its begin, which is that of all ranks, to the end of the last one
+    # the bytes of the busiest port by its rate, headers not counted, and the ways that data goes
+    # one after another. Who sends while packets are under way takes less than both.
     limit: float
-    missing: float
-    resent: int
-    counts: Counts
-    code: int
+    missing: float  # the share of packets that was given up, over all ranks
+    resent: int  # packets that were sent again
+    counts: Counts  # what the network did
+    code: int  # the engine's, of the rank that failed first; 0: none did
 
     @property
     def ratio(self) -> float:
@@ -81,17 +67,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of some calls in a row.
+    """Outcome of some calls in a row."""
 
-    Attributes:
-        calls: All of them.
-        settled: How many of the first don't count for the figures below.
-        bound: What the limit is of, in words.
-    """
-
-    calls: tuple[Call, ...]
-    settled: int
-    bound: str
+    calls: tuple[Call, ...]  # all of them
+    settled: int  # how many of the first don't count for the figures below
+    bound: str  # what the limit is of, in words
 
     @property
     def steady(self) -> tuple[Call, ...]:
@@ -141,25 +121,11 @@ def simulate_collective(
 ) -> Simulated:
     """Runs a collective some times in a row, by whole engines in virtual time.
 
-    Args:
-        network: What it is like, without gateways. Its seed is that of all chance.
-        nbytes: Bytes of the largest buffer that any rank has; of float32.
-        collective: Its name, one of ``COLLECTIVES``.
-        hosts: How many; None: the network's. Those that it doesn't have are like its first ones.
-        ranks_per_host: How many ranks share each host, and its memory.
-        options: Of the group; None: the defaults.
-        calls: How many there are.
-        settle: How many of them don't count, since the group gets to know its network.
-        gap: Seconds between the end of a call and the begin of the next, in which ranks compute.
-        changes: What happens to the network, in order.
-        capacity: Packets that a rank's receive buffer holds.
-        grain: Seconds that a rank rests between two turns at least; None: by the round trip.
-
-    Returns:
-        What became of them.
-
-    Raises:
-        OptionError: An argument can't be.
+    The network has no gateways; hosts that it doesn't have are like its first ones, and its seed is
+    that of all chance. ``nbytes``, of float32, is the largest buffer of any rank. The first
+    ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
+    ``gap`` seconds between calls. ``capacity`` is the packets that a receive buffer holds,
+    ``grain`` the seconds that a rank rests between two turns at least; None: by the round trip.
     """
     if collective not in COLLECTIVES:
         raise OptionError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")

@@ -39,31 +39,18 @@ LONGEST_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True)
 class Counts:
-    """What the network has counted since it began.
+    """Counters of the network since it began."""
 
-    Attributes:
-        packets: That were sent between hosts.
-        bytes: Of those, everything below the engine included.
-        dropped_up: Packets that found the queue before their sender's port full.
-        dropped_down: The same before their receiver's.
-        policed: Packets that were above a policer's rate.
-        lost: By the links' own loss.
-        overflow: Packets that found a receive buffer full.
-        local_packets: That were sent within hosts.
-        local_bytes: Of those.
-        turns: That the engine took.
-    """
-
-    packets: int
-    bytes: int
-    dropped_up: int
-    dropped_down: int
-    policed: int
-    lost: int
-    overflow: int
-    local_packets: int
-    local_bytes: int
-    turns: int
+    packets: int  # that were sent between hosts
+    bytes: int  # of those, everything below the engine included
+    dropped_up: int  # packets that found the queue before their sender's port full
+    dropped_down: int  # the same before their receiver's
+    policed: int  # packets that were above a policer's rate
+    lost: int  # by the links' own loss
+    overflow: int  # packets that found a receive buffer full
+    local_packets: int  # that were sent within hosts
+    local_bytes: int  # of those
+    turns: int  # that the engine took
 
     def since(self, before: Counts) -> Counts:
         """What was counted since ``before``."""
@@ -87,14 +74,14 @@ class _Group(EngineGroup):
             )
         self.plan = plan
 
-    def submit(self, encoded: Any, call: Any, owner: Any = None, gate: int = 0) -> int:
+    def submit(self, encoded: Any, *rest: Any, **named: Any) -> int:
         self._take(encoded.plan)
-        self.ticket = super().submit(encoded, call, owner, gate)
+        self.ticket = super().submit(encoded, *rest, **named)
         return self.ticket
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(self, ready: Any, *rest: Any, **named: Any) -> int:
         self._take(ready.encoded.plan)
-        self.ticket = super().submit_ready(ready, input, output, owner, gate)
+        self.ticket = super().submit_ready(ready, *rest, **named)
         return self.ticket
 
 
@@ -163,8 +150,9 @@ class _Planner:
         """As of a group."""
         return self._link
 
-    def submit_ready(self, ready: Any, input: int, output: int, owner: Any, gate: int = 0) -> int:
+    def submit_ready(self, ready: Any, *rest: Any) -> int:
         """Nothing is done; it ends with no ticket."""
+        del rest
         self.plan = ready.encoded.plan
         return 0
 
@@ -203,18 +191,11 @@ def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
 class Hosts:
     """Hosts on a network, each with some ranks, which form one group.
 
-    Args:
-        network: What it is like; without gateways.
-        topology: Who is where. Hosts that the network doesn't have are like its first ones.
-        options: Of the group.
-        capacity: Packets that a rank's receive buffer holds.
-        grain: Seconds that a rank rests between two turns at least, as an operating system's
-            wake-ups have it: what comes meanwhile is taken at once.
-        peers: Whom each rank will send to or hear of; the others are unknown to it, which takes
-            less memory. None: all know all.
-
-    Raises:
-        OptionError: The network has what can't be simulated.
+    Hosts that the network doesn't have are like its first ones; gateways raise OptionError.
+    ``capacity`` is the packets that a rank's receive buffer holds. ``grain`` is the seconds that a
+    rank rests between two turns at least, as an operating system's wake-ups have it: what comes
+    meanwhile is taken at once. ``peers`` are whom each rank will send to or hear of; the others are
+    unknown to it, which takes less memory. None: all know all.
     """
 
     def __init__(
@@ -268,14 +249,7 @@ class Hosts:
         lib.lc_sim_close(self._sim)
 
     def change(self, network: Network) -> None:
-        """The network is like this from now on.
-
-        Args:
-            network: With as many hosts as before.
-
-        Raises:
-            OptionError: It has gateways, which can't be simulated.
-        """
+        """Changes the network from now on; it has as many hosts as before, and no gateways."""
         if network.gateway != Port():
             raise OptionError("a simulation has no gateways: give the hosts' ports their rates")
         known = network.total_hosts
@@ -302,14 +276,7 @@ class Hosts:
         lib.lc_sim_await(self._sim, rank, address, group.ticket)
 
     def run(self, until: float | None = None) -> int:
-        """Lets time pass.
-
-        Args:
-            until: This time; None: until all that was submitted has ended.
-
-        Returns:
-            How many ranks still wait.
-        """
+        """Lets time pass until then, or all submitted has ended; returns how many ranks wait."""
         end = (1 << 64) - 1 if until is None else round(until * 1e9)
         return int(lib.lc_sim_run(self._sim, end))
 

@@ -59,11 +59,7 @@ def load(path: Path) -> Recorded:
 
 
 def parse(content: Any) -> Recorded:
-    """The recorded times in a decoded file.
-
-    Raises:
-        OptionError: They can't be right; names the step, rank and micro-batch.
-    """
+    """The recorded times in a decoded file; the OptionError names step, rank and micro-batch."""
     if not isinstance(content, dict):
         raise OptionError(f"{_kind(content)} at the top; wanted: {SHAPE}")
     for key in ("micro_batch_seconds", "communication_seconds"):

@@ -40,54 +40,32 @@ NO_PARITY: Final = Code()
 
 @dataclass(frozen=True)
 class Means:
-    """How lost packets of a stream come back.
+    """Parity and rounds of resending that bring back a stream's lost packets."""
 
-    Attributes:
-        code: Of parity.
-        rounds: Of resending.
-        expected: Share of the data packets that will be missing.
-        seconds: That it adds to the stream's time.
-    """
-
-    code: Code = NO_PARITY
-    rounds: int = 0
-    expected: float = 0.0
-    seconds: float = 0.0
+    code: Code = NO_PARITY  # of parity
+    rounds: int = 0  # of resending
+    expected: float = 0.0  # share of the data packets that will be missing
+    seconds: float = 0.0  # that it adds to the stream's time
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One stream, its path, and what is wanted of it.
+    """One stream, its path, and what is wanted of it."""
 
-    Attributes:
-        packets: Of the stream.
-        packet_bytes: Of each.
-        loss: Share of packets lost on the path.
-        burst: Mean run of lost packets.
-        rtt_s: Round trip, seconds.
-        reorder_s: How long a round waits for late packets before it asks, seconds.
-        rate: Bytes per second that the path carries; 0 if that isn't known.
-        row_rate: Of the arithmetic, bytes per second and row.
-        max_missing: Share of the packets that may be missing; None: a tenth of what is lost.
-        code: What is given of parity; None: to be chosen.
-        rounds: What is given of resending; None: to be chosen.
-        most: Parity at most so many 64ths of the data, if it is chosen.
-        last: What was chosen before for such a stream.
-    """
-
-    packets: int
-    packet_bytes: int = 1448
-    loss: float = 0.0
-    burst: float = 1.0
-    rtt_s: float = 0.02
-    reorder_s: float = 0.001
-    rate: float = 125e6
-    row_rate: float = 30e9
+    packets: int  # of the stream
+    packet_bytes: int = 1448  # of each
+    loss: float = 0.0  # share of packets lost on the path
+    burst: float = 1.0  # mean run of lost packets
+    rtt_s: float = 0.02  # round trip, seconds
+    reorder_s: float = 0.001  # how long a round waits for late packets before it asks, seconds
+    rate: float = 125e6  # bytes per second that the path carries; 0 if that isn't known
+    row_rate: float = 30e9  # of the arithmetic, bytes per second and row
+    # share of the packets that may be missing; None: a tenth of what is lost
     max_missing: float | None = 0.01
-    code: Code | None = None
-    rounds: int | None = None
-    most: int = 64
-    last: Means | None = None
+    code: Code | None = None  # what is given of parity; None: to be chosen
+    rounds: int | None = None  # what is given of resending; None: to be chosen
+    most: int = 64  # parity at most so many 64ths of the data, if it is chosen
+    last: Means | None = None  # what was chosen before for such a stream
 
 
 Numbers = NDArray[np.float64]
@@ -138,14 +116,9 @@ def _share(loss: float, good: Numbers, bad: Numbers, columns: int, rows: int) ->
 
 
 def left(loss: float, burst: float, columns: int, rows: int, sets: int = 1) -> float:
-    """The share of the data packets that stays missing.
+    """The share of the data packets that stays missing at this loss and mean run of lost packets.
 
-    Args:
-        loss: Share of packets lost.
-        burst: Mean run of lost packets; 1 for independent losses.
-        columns: Data packets of a set.
-        rows: Parity packets of a set.
-        sets: Sets that are interleaved.
+    ``columns`` data and ``rows`` parity packets are a set, and so many sets are interleaved.
     """
     loss = _loss(loss)
     return list(_lefts(loss, _burst(burst, loss), columns, sets, rows))[-1]

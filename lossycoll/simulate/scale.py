@@ -21,13 +21,10 @@ differs little between steps."""
 
 
 def profiles(times: Times) -> Times:
-    """The recorded steps of single ranks, outlying steps left out.
+    """Recorded steps of single ranks, [profiles, micro-batches], outlying steps left out.
 
-    Args:
-        times: Seconds, [steps, ranks, micro-batches].
-
-    Returns:
-        [profiles, micro-batches]. A rank without a micro-batch in a step has no profile of it.
+    A rank without a micro-batch in a step has no profile of it. Times are seconds, [steps, ranks,
+    micro-batches].
     """
     rows = times[usual(times)].reshape(-1, times.shape[2])
     out: Times = rows[~np.isnan(rows[:, 0])]
@@ -35,20 +32,12 @@ def profiles(times: Times) -> Times:
 
 
 def resampled(times: Times, workers: int, seed: int) -> Times:
-    """Times of ``workers`` ranks, drawn from those that were recorded.
+    """Times of ``workers`` ranks, drawn from those that were recorded; both as in :func:`profiles`.
 
     Each rank's step is one :func:`profile <profiles>`, of any rank and step, drawn with
     replacement. A rank's micro-batches of a step stay together, so slow phases keep their length.
     That some ranks are always slow stays in the distribution; that all ranks are slow in the same
     step does not. No step is slower than the slowest recorded one.
-
-    Args:
-        times: Seconds, [steps, ranks, micro-batches].
-        workers: Ranks to draw.
-        seed: Of the draws.
-
-    Returns:
-        Seconds, [drawn steps, workers, micro-batches].
     """
     pool = profiles(times)
     steps = min(STEPS, max(FEWEST_STEPS, MOST_TIMES // (workers * pool.shape[1])))

@@ -172,8 +172,7 @@ def _points(
 def _sums(noise: Noise, micro_batches: int) -> Iterator[tuple[Times, Times]]:
     """For m = 1..M, the distribution of the sum of m micro-batches, by convolution on a lattice.
 
-    Yields:
-        The edges of the cells, in seconds, and the probability that the sum is at most each.
+    Yields the edges of the cells, in seconds, and the probability that the sum is at most each.
     """
     tail = noise.mean + noise.std
     while float(1 - noise.cdf(np.array([tail]))[0]) > TAIL:

@@ -19,18 +19,10 @@ OUTLIERS: Final = 20
 
 
 def checked(times: ArrayLike) -> Times:
-    """Checks recorded times.
+    """Recorded times as float64 seconds, [steps, ranks, micro-batches]; else OptionError.
 
-    Args:
-        times: Seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's step if the rank
-            had fewer micro-batches in it.
-
-    Returns:
-        The times as float64.
-
-    Raises:
-        OptionError: The shape is another one, a step has no micro-batch, a time is negative,
-            infinite, or NaN before a number, or all times are 0. Names the place.
+    NaN stands at the tail of a rank's step that had fewer micro-batches. Refused are another shape,
+    a step without a micro-batch, a negative or infinite time, NaN before a number, and all zeros.
     """
     try:
         out = np.asarray(times, dtype=np.float64)

@@ -110,6 +110,68 @@ def rank_functional(rank: int, world: int) -> dict[str, tuple[int, bool]]:
     return out
 
 
+def rank_sharded(rank: int, world: int) -> dict[str, int]:
+    """Packets that went missing in each pass of FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    init(timeout=30)
+    model = torch.nn.Linear(3, ELEMENTS, bias=False)
+    torch.nn.init.ones_(model.weight)
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    out = model(torch.ones(2, 3))
+    assert bool((out == 3).all())
+    found = {"forward": lossycoll.stats().packets_missing}
+    out.sum().backward()
+    found["backward"] = lossycoll.stats().packets_missing - found["forward"]
+    dist.destroy_process_group()
+    return found
+
+
+def rank_pipelined(rank: int, world: int) -> dict[str, bool]:
+    """Whether outputs and gradients of a pipeline are exact, and nothing was missing."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.full((), 2.0))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * self.factor
+
+    init(timeout=30)
+    layer = Layer()
+    stage = PipelineStage(layer, rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, loss_fn=lambda out, target: (out - target).sum())
+    inputs = torch.ones(4, ELEMENTS)
+    out = schedule.step(inputs) if rank == 0 else schedule.step(target=torch.zeros(4, ELEMENTS))
+    stats = lossycoll.stats()
+    gradient = layer.factor.grad
+    assert gradient is not None
+    found = {
+        "output": rank == 0 or bool((out == 4).all()),
+        "gradient": float(gradient) == 2.0 * ELEMENTS,  # the mean of four
+        "nothing missing": stats.packets_missing == 0,
+        "packets lost": stats.packets_injected > 0,
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def test_sharded_parameters_arrive_whole_and_their_gradients_may_lose_packets() -> None:
+    for outcome in run_ranks(rank_sharded, 2, LOSSY):
+        assert not outcome.error, outcome
+        assert outcome.value["forward"] == 0
+        assert outcome.value["backward"] > 0
+
+
+def test_what_a_pipeline_hands_on_arrives_whole() -> None:
+    for outcome in run_ranks(rank_pipelined, 2, LOSSY):
+        assert not outcome.error, outcome
+        assert all(outcome.value.values()), outcome.value
+
+
 def test_sums_of_activations_lose_nothing_unless_somebody_says_so() -> None:
     outcomes = run_ranks(rank_functional, 2, LOSSY)
     lossy = {"direct", "direct again", "in a module's backward"}

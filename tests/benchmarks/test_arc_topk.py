@@ -59,7 +59,8 @@ def test_long_trainings_share_jobs_of_one_task_and_seed() -> None:
         assert sorted(c.variants[0] for c in trained) == sorted(names * len(SEEDS))
 
 
-@pytest.mark.parametrize("task", ["conv", pytest.param("gpt", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["conv", "gpt"])
 def test_what_is_compared_sends_as_many_bytes(task: str) -> None:
     steps = 20
     names = [name for level in LEVELS[task].values() for name in level]

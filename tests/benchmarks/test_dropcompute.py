@@ -15,8 +15,8 @@ import pytest
 from benchmarks.common import runner
 from benchmarks.common.results import Result
 from benchmarks.common.runner import one_by_one
-from benchmarks.studies.dropcompute import __main__ as command
 from benchmarks.studies.dropcompute import report
+from benchmarks.studies.dropcompute import study as command
 from benchmarks.studies.dropcompute.runs import (
     MICRO_BATCHES,
     PLANNED,
@@ -101,7 +101,7 @@ def test_what_can_not_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ("--only", "variant=none"): "variant is one of DropCompute, fixed divisor, ",
     }.items():
         with pytest.raises(SystemExit):
-            command.main(wrong)
+            runner.main(command.STUDY, wrong)
         assert said in capsys.readouterr().err
     with pytest.raises(ValueError, match="variant is 'x', wanted one of no threshold, "):
         Run("x", 1.0, BUDGET)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.studies.network_law import __main__ as study
+from benchmarks.studies.network_law import study
 from benchmarks.studies.network_law.cases import GOALS, Case, cases, sample
 
 GOOD = {"failed": 0, "ratio": 1.0, "missing": 0.0, "loss": 0.0}

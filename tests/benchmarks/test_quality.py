@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.common import results as store
 from benchmarks.common.results import Result
-from benchmarks.common.runner import only
-from benchmarks.studies.quality import __main__ as command
+from benchmarks.common.runner import main, only
 from benchmarks.studies.quality import measure, report
+from benchmarks.studies.quality import study as command
 from benchmarks.studies.quality.matrix import (
     AGE_RULES,
     BASE,
@@ -189,7 +189,7 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
         f"<!-- {name}: begin --><!-- {name}: end -->\n" for name in ("goals", "traffic")
     )
     (tmp_path / "quality.md").write_text(page + places)
-    report.write(example(), tmp_path)
+    report.write([*example().values()], tmp_path)
     text = (tmp_path / "quality.md").read_text()
     assert text.startswith("Text.\n\n<!-- gpt-perplexity-4: begin -->\n\n| loss | zero-fill |")
     assert "old" not in text
@@ -201,7 +201,7 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     assert saved["runs"] == 8
     assert saved["cells"][0]["perplexity_change_percent"]["mean"] == pytest.approx(3.06, abs=0.01)
     assert (tmp_path / "quality-gpt.png").stat().st_size > 10_000
-    report.write({}, tmp_path)  # nothing has run yet
+    report.write([], tmp_path)  # nothing has run yet
     assert "No runs yet." in (tmp_path / "quality.md").read_text()
 
 
@@ -235,28 +235,30 @@ def test_the_study_goes_on_where_it_was_stopped(
     monkeypatch.setattr(measure, "Pool", lambda world: NoRanks(world, log, failing))
     results = tmp_path / "results.jsonl"
     arguments = ["--results", str(results)]
-    assert command.main([*arguments, "--limit-minutes", "1e-12"]) == 0
+    assert main(command.STUDY, [*arguments, "--limit-minutes", "1e-12"]) == 0
     assert not results.exists()
-    assert command.main([*arguments, "--only", "variant=reliable,ddp"]) == 0
+    assert main(command.STUDY, [*arguments, "--only", "variant=reliable,ddp"]) == 0
     assert log == [base.key, first.key, "closed"]
     with results.open("a") as lines:
         lines.write('{"key": "digits/2/no')  # as a crash leaves it
     before = store.load(results)
     log.clear()
     failing = second.variant
-    assert command.main(arguments) == 1  # a run that fails is reported, and tried again next time
+    assert (
+        main(command.STUDY, arguments) == 1
+    )  # a run that fails is reported, and tried again next time
     shown = capfd.readouterr().err
     assert "4 pieces, 2 to do" in shown
     assert f"{second.key}: rank 1 died" in shown
     failing = ""
-    assert command.main(arguments) == 0
+    assert main(command.STUDY, arguments) == 0
     assert log == [second.key, third.key, "closed", second.key, "closed"]
     after = store.load(results)
     assert list(after) == [run.key for run in (base, first, third, second)]
     assert {key: after[key] for key in before} == before
     assert after[base.key].commit == store.commit("benchmarks/studies/quality")
     with pytest.raises(SystemExit, match="2"):
-        command.main([*arguments, "--only", "variant=none"])
+        main(command.STUDY, [*arguments, "--only", "variant=none"])
     assert "variant is one of" in capfd.readouterr().err
 
 

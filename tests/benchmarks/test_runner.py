@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import main as run_study
 from benchmarks.common import report
 from benchmarks.common.results import STUDIES, Piece, Result, append, load
 from benchmarks.common.runner import PieceFailed, Study, batch_by_batch, main, only
@@ -108,13 +109,20 @@ def test_results_there_are_can_be_read(study: str) -> None:
     """And each has the settings of a piece that its study plans, by its names."""
     found = load(STUDIES / study / "results.jsonl")
     assert found
-    command = import_module(f"benchmarks.studies.{study}.__main__").STUDY
+    command = import_module(f"benchmarks.studies.{study}.study").STUDY
     parser = argparse.ArgumentParser()
     command.arguments(parser)
     piece = command.plan(parser.parse_args([]))[0]
     for result in found.values():
         assert list(result.settings) == list(piece.settings)
         assert type(piece).of(result.settings).key == result.key
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.py")))
+def test_a_study_is_run_by_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        run_study([name, "--help"])
+    assert f"usage: python -m benchmarks {name} [-h]" in capsys.readouterr().out
 
 
 def test_tables_go_between_their_marks(tmp_path: Path) -> None:

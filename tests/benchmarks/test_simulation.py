@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.results import Result
-from benchmarks.studies.simulation import __main__ as study
-from benchmarks.studies.simulation.__main__ import CALLS, CELLS, SETTLE, Cell
+from benchmarks.studies.simulation import study
+from benchmarks.studies.simulation.study import CALLS, CELLS, SETTLE, Cell
 
 
 def run(milliseconds: float, missing: float) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.common import runner, tcp
 from benchmarks.common.results import Result, append
 from benchmarks.common.runner import one_by_one
-from benchmarks.studies.swarm import __main__ as command
 from benchmarks.studies.swarm import report
+from benchmarks.studies.swarm import study as command
 from benchmarks.studies.swarm.measure import check_faults
 from benchmarks.studies.swarm.runs import (
     FAULTS,
@@ -97,7 +97,7 @@ def test_what_can_not_be_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
         ("--hivemind", str(tmp_path / "none")): "No such file",
     }.items():
         with pytest.raises(SystemExit):
-            command.main(wrong)
+            runner.main(command.STUDY, wrong)
         assert said in capsys.readouterr().err
     with pytest.raises(ValueError, match="variant is 'mpi', wanted one of moshpit, "):
         Run("mpi", 1, BUDGET)

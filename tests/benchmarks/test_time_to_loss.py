@@ -13,8 +13,8 @@ import pytest
 from benchmarks.common import runner, tcp
 from benchmarks.common.results import Result, append
 from benchmarks.common.runner import one_by_one
-from benchmarks.studies.time_to_loss import __main__ as command
 from benchmarks.studies.time_to_loss import report
+from benchmarks.studies.time_to_loss import study as command
 from benchmarks.studies.time_to_loss.runs import PROFILES, VARIANTS, Budget, Run, runs
 
 BUDGET = Budget(steps=20)
@@ -55,7 +55,7 @@ def test_what_can_not_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ("--only", "profile=moon"): "profile is one of cross-dc, home, transatlantic, two-sites",
     }.items():
         with pytest.raises(SystemExit):
-            command.main(wrong)
+            runner.main(command.STUDY, wrong)
         assert said in capsys.readouterr().err
     with pytest.raises(ValueError, match="variant is 'mpi', wanted one of lossy, "):
         Run("home", "mpi", 1, BUDGET)

@@ -33,7 +33,7 @@ class Routed:
     """Two hosts with interfaces of one MTU, and between their routers a link of a smaller one.
 
     ``on_loopback``: each host's address is a /32 of ``lo``, as on routed fabrics. ``silent``: the
-    routers say nothing of what they drop (ICMP); torch's store can't start behind such ones.
+    routers say nothing of what they drop (ICMP).
     """
 
     def __init__(
@@ -189,10 +189,12 @@ def _is_said_once(rank: int, seen: Seen, carries: int) -> None:
     assert 0.9 * carries < mtu <= carries
 
 
-CASES = ((9000, 1280), (1500, 1420, True), (1500, 1280))
+CASES = ((9000, 1280), (1500, 1420, True), (1500, 1280), (1500, 1280, False, True))
 
 
-@pytest.mark.parametrize("routed", CASES, indirect=True, ids=["jumbo", "loopback", "usual"])
+@pytest.mark.parametrize(
+    "routed", CASES, indirect=True, ids=["jumbo", "loopback", "usual", "silent"]
+)
 def test_calls_work_where_a_router_carries_less(
     routed: Routed, request: pytest.FixtureRequest
 ) -> None:

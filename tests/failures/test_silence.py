@@ -174,15 +174,46 @@ def test_a_direction_that_is_dead_is_named_by_both_ends() -> None:
 # ---- methods that need the link ----
 
 
-def bound(model: nn.Module, group: Any) -> torch.optim.Optimizer:
+Step = Callable[[], None]
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(4, next(model.parameters()).shape[1])).sum().backward()
+
+
+def with_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step() -> None:
+        backward(model)
+        optimizer.step()
+
+    return step
+
+
+def bound(model: nn.Module, group: Any) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lossycoll.DriftBound(model, optimizer, period=1000, group=group)
-    return optimizer
+    return with_optimizer(model, optimizer)
 
 
-METHODS: dict[str, Callable[[nn.Module, Any], torch.optim.Optimizer]] = {
+def in_shares(model: nn.Module, group: Any) -> Step:
+    return with_optimizer(model, sharded(model.parameters(), torch.optim.SGD, group, lr=0.1))
+
+
+def dropping(model: nn.Module, group: Any) -> Step:
+    drop = lossycoll.DropCompute(model, 2, threshold=60.0, group=group)
+
+    def step() -> None:
+        model.zero_grad()
+        for _ in drop([1, 2]):
+            backward(model)
+
+    return step
+
+
+METHODS: dict[str, Callable[[nn.Module, Any], Step]] = {
     "drift": bound,
-    "sharded": lambda model, group: sharded(model.parameters(), torch.optim.SGD, group, lr=0.1),
+    "sharded": in_shares,
+    "dropcompute": dropping,
 }
 
 
@@ -191,26 +222,22 @@ def train(rank: int, world: int) -> dict[str, Caught]:
     init(TIMEOUT)
     groups = {name: dist.new_group() for name in METHODS}
     models = {name: network() for name in METHODS}
-    optimizers = {name: METHODS[name](models[name], groups[name]) for name in METHODS}
+    step = {name: METHODS[name](models[name], groups[name]) for name in METHODS}
     store = dist.distributed_c10d._get_default_store()
     ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
     ended: dict[str, Caught] = {}
 
-    def step(name: str) -> None:
-        models[name](torch.ones(4, next(models[name].parameters()).shape[1])).sum().backward()
-        optimizers[name].step()
-
     def steps(name: str) -> None:
         end = time.monotonic() + TIMEOUT
         while time.monotonic() < end:
-            step(name)
+            step[name]()
 
     def run(name: str) -> None:
         ended[name] = catch(lambda: steps(name))
 
     for name in METHODS:
         for _ in range(3):
-            step(name)
+            step[name]()
     store.set(f"warm{rank}", "1")
     store.wait([f"warm{one}" for one in range(world)])
     begin = time.monotonic()

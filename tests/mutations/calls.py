@@ -349,7 +349,51 @@ CALLS = (
         "    (void)0;",
         "native:test_wait",
     ),
+    mutation(
+        "futures end by timers",
+        "native/completions.c",
+        "    pthread_cond_signal(&c->changed);",
+        "    (void)0;",
+        "tests/failures/test_wake_ups.py::test_who_waits_is_woken_as_by_a_socket[udp]",
+    ),
+    mutation(
+        "what is put into shared memory wakes nobody",
+        "native/link_shm_move.c",
+        """if (write(p->wake_fd, "", 1) > 0 || errno == EAGAIN)""",
+        "if (1)",
+        "tests/failures/test_wake_ups.py::test_who_waits_is_woken_as_by_a_socket[shm]",
+    ),
     # ---- how long is waited ----
+    mutation(
+        "what is needed is given up with the first round",
+        "native/stream_in.c",
+        "        return h->now - lc_later(came, excused) > config->deadline_max_ns;\n    }\n    if",
+        "        return 1;\n    }\n    if",
+        "native:test_limits",
+    ),
+    mutation(
+        "deadline_max of what is needed doubled",
+        "native/stream_in.c",
+        "lc_later(came, excused) > config->deadline_max_ns;",
+        "lc_later(came, excused) > 2 * config->deadline_max_ns;",
+        "native:test_limits",
+    ),
+    mutation(
+        "the reason to wait for a path that is away isn't looked at",
+        "native/stream_in.c",
+        "    if (lc_still(h, p))\n        return 0;\n    excused",
+        "    excused",
+        "native:test_silence",
+    ),
+    mutation(
+        "packets that keep coming aren't waited for beyond the deadline",
+        "native/stream_in.c",
+        "    return h->now - lc_later(in->last_ns, excused) >\n"
+        "           lc_deadline_silence(&p->deadline, lc_later(in->gap_ns, "
+        "p->pace.measure.rtt_ns));",
+        "    return 1;",
+        "native:test_overlap",
+    ),
     mutation(
         "link_ns doubled",
         "native/timers.c",

@@ -109,19 +109,17 @@ SEALING = (
     ),
     mutation(
         "a connection with one key for both ways",
-        "lossycoll/runtime/membership/sealed_framing.py",
+        "lossycoll/runtime/swarm/relayed.py",
         'for way in (b"there", b"back")]',
         'for way in (b"there", b"there")]',
-        "tests/runtime/membership/test_sealed_framing.py"
-        "::test_what_is_changed_left_out_repeated_or_turned_round_ends_the_connection",
+        "tests/runtime/swarm/test_relayed.py::test_a_frame_that_is_turned_round_does_not_open",
     ),
     mutation(
         "a connection whose keys need one end's nonce alone",
-        "lossycoll/runtime/membership/sealed_framing.py",
+        "lossycoll/runtime/swarm/relayed.py",
         "both = self.nonce + nonce if self._connects else nonce + self.nonce",
         "both = self.nonce if self._connects else nonce",
-        "tests/runtime/membership/test_sealed_framing.py"
-        "::test_a_connection_that_was_recorded_opens_nowhere",
+        "tests/runtime/swarm/test_relayed.py::test_a_connection_that_was_recorded_opens_nowhere",
     ),
     mutation(
         "new keys for whoever asks in clear",
@@ -136,14 +134,22 @@ SEALING = (
         "lossycoll/runtime/control/curve.py",
         "(domain, *key) in self._admitted",
         "bool(key)",
-        "tests/runtime/control/test_transport.py::test_a_caller_that_isnt_in_the_roster_is_refused",
+        "tests/runtime/control/test_curve.py::test_a_caller_that_isnt_in_the_roster_is_refused",
+    ),
+    mutation(
+        "a sealed message that may be left out",
+        "lossycoll/runtime/control/transport.py",
+        "return body if number == one.taken",
+        "return body if number >= one.taken",
+        "tests/runtime/control/test_curve.py"
+        "::test_whatever_is_done_to_sealed_messages_isnt_believed",
     ),
     mutation(
         "one key for all planes",
         "lossycoll/runtime/control/curve.py",
         'secret.derived("curve", plane, role)',
         'secret.derived("curve", role)',
-        "tests/runtime/control/test_transport.py"
+        "tests/runtime/control/test_curve.py"
         "::test_keys_are_one_secrets_one_planes_and_one_roles_and_arent_shown",
     ),
     mutation(

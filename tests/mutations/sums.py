@@ -209,7 +209,7 @@ SUMS = (
     ),
     mutation(
         "owners are drawn by host, not by rank",
-        "lossycoll/plan/shares.py",
+        "lossycoll/plan/hierarchical.py",
         "for rank in part.ranks[::step]}",
         "for rank in part.ranks[:1]}",
         "tests/plan/test_hierarchical.py::test_each_rank_has_its_share_of_a_mean[0.6-aaabb-xxxxx]",
@@ -276,5 +276,38 @@ SUMS = (
         "",
         "tests/runtime/engine/test_encodings.py"
         "::test_values_do_not_depend_on_how_a_thread_treats_denormal_numbers[same]",
+    ),
+    # ---- the order of ranks ----
+    mutation(
+        "sums that are to be in the order of ranks are in that of arrival",
+        "native/op.c",
+        "return call->deterministic && d->combine == LC_ADD &&",
+        "return call->deterministic > 1 && d->combine == LC_ADD &&",
+        "native:test_sim",
+        seconds=120,
+    ),
+    mutation(
+        "the own contribution is added first, whatever its rank",
+        "native/op.c",
+        "before += call->edges[d->first_edge + i].peer < rank;",
+        "before += call->edges[d->first_edge + i].peer > 0xFFFF;",
+        "native:test_sim",
+        seconds=120,
+    ),
+    mutation(
+        "in place, lower ranks' contributions take the memory of the own one",
+        "native/op.c",
+        "op->in_place && own_place(call, d, op->rank) > 1",
+        "0",
+        "native:test_sim",
+        seconds=120,
+    ),
+    mutation(
+        "what waits behind a contribution that is lost is never added",
+        "native/combine.c",
+        "        } else if (in->state == LC_IN_SETTLED) {\n            a->next++;",
+        "        } else if (0) {\n            a->next++;",
+        "native:test_sim",
+        seconds=120,
     ),
 )

@@ -79,7 +79,8 @@ enum {
     X(forged, "packets of whose passing a hostile process makes use, share")                       \
     X(lossy, "share of the sends, and of the receives, that let packets of a message be missing")  \
     X(sealed, "1: what is sent is sealed, 2: payloads stay in clear")                              \
-    X(rekeys, "share of the submits after which a process asks for new keys")
+    X(rekeys, "share of the submits after which a process asks for new keys")                      \
+    X(ordered, "share of the operations that add up in the order of ranks")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -161,6 +162,7 @@ typedef struct {
     lc_level levels[LC_LEVELS];
     uint16_t code;
     uint8_t dtype, encoding, reliable, repair, most, feedback, selective, in_place, weighted;
+    uint8_t ordered, rough; /* rough: sums depend on their order */
     double scale, divisor;
     double weights[SIM_RANKS][SIM_RANKS]; /* receiver, sender */
     uint64_t seed;
@@ -187,7 +189,8 @@ static inline int sim_may_need(const sim_segment *g, uint16_t rank) {
     return g->down_parent[rank] >= 0 && g->down_level[rank] == SIM_LEVEL;
 }
 uint32_t sim_element_bytes(int dtype);
-/* What rank contributes as element i: small integers, whose sums are exact in every type. */
+/* What rank contributes as element i: small integers, whose sums are exact in every type, unless
+ * they are to be rough. */
 double sim_input(const sim_op *op, uint16_t rank, uint64_t i);
 /* What stands in the output before, unless it is the input as well. */
 double sim_before(const sim_op *op, uint64_t i);
@@ -224,6 +227,7 @@ typedef struct {
     uint64_t shown;          /* results that were there before their operation's end */
     uint64_t sent, received; /* messages */
     uint64_t lacking;        /* packets that messages lack */
+    uint64_t kept;           /* packets that waited for those of lower ranks */
     uint64_t thrown;         /* forged packets */
     uint64_t refused;        /* those that a seal kept out, replayed ones among them, */
     uint64_t replayed;       /* of which there were so many */

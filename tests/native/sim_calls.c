@@ -105,6 +105,7 @@ static void submit(run *r, uint16_t process, uint32_t number) {
                     .dtype = op->dtype,
                     .encoding = op->encoding,
                     .lingers = (uint8_t)r->s->lingers,
+                    .deterministic = op->ordered,
                     .needed = op->selective ? op->needed[rank] : NULL,
                     .n_needed = op->selective ? op->n_needed[rank] : 0,
                     .weights = op->weighted ? op->weights[rank] : NULL,
@@ -292,6 +293,7 @@ void sim_close_group(run *r, uint32_t number, uint16_t process) {
                  (unsigned long long)stats.operations);
     r->out->missing += stats.packets_missing;
     r->out->recovered += stats.packets_recovered;
+    r->out->kept += stats.order_kept;
     r->out->resent += stats.packets_resent;
     lc_group_close(g->at[process]);
     g->at[process] = NULL;

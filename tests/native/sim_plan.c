@@ -17,7 +17,11 @@ uint32_t sim_element_bytes(int dtype) {
 }
 
 double sim_input(const sim_op *op, uint16_t rank, uint64_t i) {
-    return (double)(sim_mix(op->seed ^ (uint64_t)(rank + 1) << 48 ^ i) % 8);
+    uint64_t drawn = sim_mix(op->seed ^ (uint64_t)(rank + 1) << 48 ^ i);
+    if (!op->rough)
+        return (double)(drawn % 8);
+    double value = (double)(1 + drawn % 999) / 7 * (double)(1 << (drawn >> 32) % 12);
+    return op->dtype == LC_F64 ? value : (double)(float)value;
 }
 
 double sim_before(const sim_op *op, uint64_t i) {
@@ -360,6 +364,8 @@ void sim_make_op(sim_op *op, const sim_scenario *s, uint16_t ranks, uint64_t see
     op->in_place = s->in_place && sim_happens(r, 700);
     int wide = (op->dtype == LC_F32 || op->dtype == LC_F64) && !op->encoding; /* exact above 256 */
     op->weighted = s->weights && wide && sim_happens(r, 500);
+    op->ordered = sim_mix(op->seed ^ 1u << 20) % 1000 < s->ordered;
+    op->rough = op->ordered && wide;
     op->reliable = (uint8_t)sim_happens(r, s->reliable);
     op->repair = (uint8_t)(op->reliable ? 0 : sim_below(r, s->repair + 1));
     int has_parity = s->fec && !op->reliable && sim_happens(r, 600);

@@ -1,5 +1,6 @@
 /* What an operation must give: from the trees of its segments and from what arrived where, without
- * the engines' tables, states and order of arrival. Sums are of small integers, and so exact. */
+ * the engines' tables, states and order of arrival. Sums are of small integers, and so exact, or in
+ * the order of ranks. */
 #include "sim.h"
 
 #include <stdio.h>
@@ -48,11 +49,10 @@ static void count(totals *t, uint32_t contributions) {
     t->contributions += contributions;
 }
 
-/* The root's result, from the sum of what came and its own. */
+/* The root's result, from the sum of what came and, unless that is a stratum, its own. */
 static void finish(const sim_op *op, const sim_segment *g, sum *s, uint64_t at, uint32_t n,
                    totals *t) {
     uint16_t root = g->up[0];
-    int own = g->own[root];
     if (g->finish == LC_FINISH_STRATIFIED) {
         double world = g->n_up;
         for (uint32_t i = 0; i < n; i++) {
@@ -65,48 +65,57 @@ static void finish(const sim_op *op, const sim_segment *g, sum *s, uint64_t at, 
         }
         if (t && !s->count)
             t->alone++;
-    } else if (s->count + (uint32_t)own) {
-        double parts = g->finish == LC_FINISH_WEIGHTED ? op->divisor : s->count + own;
-        for (uint32_t i = 0; i < n; i++) {
-            double all = s->v[i] + (own ? sim_input(op, root, at + i) : 0);
-            s->v[i] = times(op->dtype, all, op->scale / parts);
-        }
+        s->count += g->own[root];
+    } else if (s->count) {
+        double parts = g->finish == LC_FINISH_WEIGHTED ? op->divisor : s->count;
+        for (uint32_t i = 0; i < n; i++)
+            s->v[i] = times(op->dtype, s->v[i], op->scale / parts);
     }
-    s->count += (uint32_t)own;
     for (uint32_t i = 0; i < n && g->n_down > 1; i++) /* who sends it keeps what it sends */
         s->v[i] = sim_travelled(op, s->v[i]);
     if (t && s->count)
         count(t, s->count);
 }
 
-/* What a rank sends up, or the root down: the sum of its own and of what came from its children. */
+static void go_up(const sim_op *op, const sim_part *parts, uint32_t number, uint16_t rank,
+                  uint32_t k, sum *s, totals *root_totals);
+
+/* What came from a rank's children on one level, and what it has itself, by rank. */
+static void add_level(const sim_op *op, const sim_part *parts, uint32_t number, uint16_t rank,
+                      uint32_t k, int level, const sum *own, sum *s) {
+    const sim_segment *g = &op->segments[number];
+    uint32_t n = elements_of(op, g, k), at = level == SIM_LEVEL_UP ? k / op->times : k;
+    *s = (sum){.count = 0};
+    for (uint16_t p = 0; p < op->ranks; p++) {
+        int came = g->up_parent[p] == rank && g->up_level[p] == level &&
+                   parts[rank].arrived[number][0][p][at];
+        if (p != rank && !came)
+            continue;
+        sum from = *own;
+        if (came)
+            go_up(op, parts, number, p, k, &from, NULL);
+        double weight = came && op->weighted ? op->weights[rank][p] : 1;
+        for (uint32_t i = 0; i < n && from.count; i++)
+            s->v[i] = plus(op->dtype, s->v[i], times(op->dtype, from.v[i], weight));
+        s->count += from.count;
+    }
+}
+
+/* What a rank sends up, or the root down: the sum of its own and of what came from its children,
+ * those of the lower level first. */
 static void go_up(const sim_op *op, const sim_part *parts, uint32_t number, uint16_t rank,
                   uint32_t k, sum *s, totals *root_totals) {
     const sim_segment *g = &op->segments[number];
     uint64_t at = at_of(op, g, k);
     uint32_t n = elements_of(op, g, k);
-    s->count = 0;
+    sum own = {.count = g->finish == LC_FINISH_STRATIFIED && rank == g->up[0] ? 0 : g->own[rank]};
+    sum lower;
     for (uint32_t i = 0; i < n; i++)
-        s->v[i] = 0;
-    for (uint16_t j = 1; j < g->n_up; j++) {
-        uint16_t child = g->up[j];
-        uint32_t at_child = g->up_level[child] == SIM_LEVEL_UP ? k / op->times : k;
-        if (g->up_parent[child] != rank || !parts[rank].arrived[number][0][child][at_child])
-            continue;
-        sum from;
-        go_up(op, parts, number, child, k, &from, NULL);
-        double weight = op->weighted ? op->weights[rank][child] : 1;
-        for (uint32_t i = 0; i < n; i++)
-            s->v[i] += weight * from.v[i];
-        s->count += from.count;
-    }
-    if (rank == g->up[0] && g->reduced) {
+        own.v[i] = sim_input(op, rank, at + i);
+    add_level(op, parts, number, rank, k, SIM_LEVEL_UP, &own, &lower);
+    add_level(op, parts, number, rank, k, SIM_LEVEL, &lower, s);
+    if (rank == g->up[0] && g->reduced)
         finish(op, g, s, at, n, root_totals);
-        return;
-    }
-    for (uint32_t i = 0; i < n && g->own[rank]; i++)
-        s->v[i] += sim_input(op, rank, at + i);
-    s->count += g->own[rank];
 }
 
 /* What a rank has in the end of a packet that comes down to it: from the next rank above that lacks

@@ -168,6 +168,7 @@ sim_scenario sim_draw(uint64_t seed) {
         s.rekeys = ONE_OF(r, 0, 0, 300);
         s.forged = ONE_OF(r, 0, 0, 50, 1000);
     }
+    s.ordered = ONE_OF(r, 0, 500, 1000);
     sim_tidy(&s);
     return s;
 }

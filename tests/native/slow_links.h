@@ -17,6 +17,7 @@ typedef struct {
     double capacity;                                   /* packets of a receive buffer */
     double paces_port;                                 /* 1: hosts pace their ports as one */
     double bytes, ops, deep, pause_ms, delivery;       /* of what is done */
+    double sealed;                                     /* 1: all packets are */
     double routed, payload;    /* 1: what paths carry is looked for; 0 bytes: SLOW_PAYLOAD */
     double lost_here, disable; /* share of data that injection drops; lc_fast_path bits */
 } slow_scenario;
@@ -91,6 +92,7 @@ static inline void slow_open_hosts(slow_run *r) {
                                .loss = s->loss,
                                .paced = 1,
                                .routed = s->routed > 0,
+                               .sealed = s->sealed > 0,
                                .paces_port = s->paces_port > 0,
                                .seed = s->seed,
                                .disable = (uint32_t)s->disable,

@@ -12,24 +12,33 @@ enum { RANKS = 2, PAYLOAD = 1024, PACKETS = 40, BYTES = PACKETS * PAYLOAD };
 static const uint64_t US = 1000, MS = 1000000, SECOND = 1000000000;
 static const uint64_t DEADLINE_NS = 2000000000, LINK_NS = 6000000000;
 
-static void open_pair_of(virtual_net *v, uint32_t eager_bytes, uint32_t capacity, uint64_t way_ns) {
-    const virtual_setup how = {
-        .size = RANKS,
-        .payload = PAYLOAD,
-        .capacity = capacity,
-        .eager_bytes = eager_bytes,
-        .delay_ns = way_ns,
-        .group = {.deadline_max_ns = DEADLINE_NS, .link_ns = LINK_NS, .met = 1}};
+/* lost: share of data that its receiver drops. */
+static void open_lossy(virtual_net *v, uint32_t eager_bytes, uint32_t capacity, uint64_t way_ns,
+                       double lost) {
+    const virtual_setup how = {.size = RANKS,
+                               .payload = PAYLOAD,
+                               .capacity = capacity,
+                               .eager_bytes = eager_bytes,
+                               .delay_ns = way_ns,
+                               .group = {.inject = {.loss = lost, .seed = 1},
+                                         .deadline_max_ns = DEADLINE_NS,
+                                         .link_ns = LINK_NS,
+                                         .met = 1}};
     virtual_open(v, &how);
     virtual_go_on(v, 100 * MS);
+}
+
+static void open_pair_of(virtual_net *v, uint32_t eager_bytes, uint32_t capacity, uint64_t way_ns) {
+    open_lossy(v, eager_bytes, capacity, way_ns, 0);
 }
 
 static void open_pair(virtual_net *v, uint32_t eager_bytes) {
     open_pair_of(v, eager_bytes, 4096, 20 * US);
 }
 
-/* A copy from rank 0 to rank 1. */
-static int64_t submit(const virtual_net *v, uint16_t rank, uint8_t *data, int reliable) {
+/* A copy from rank 0 to rank 1; needed: by packet, whether rank 1 needs it, or NULL. */
+static int64_t submit_needed(const virtual_net *v, uint16_t rank, uint8_t *data, int reliable,
+                             const uint8_t *needed) {
     const lc_edge edge = {(uint16_t)(1 - rank), 0};
     const lc_slot_desc slot = {.length = BYTES,
                                .own = rank ? LC_OWN_NONE : LC_OWN_INPUT,
@@ -44,13 +53,21 @@ static int64_t submit(const virtual_net *v, uint16_t rank, uint8_t *data, int re
                     .out = data,
                     .in_elements = BYTES,
                     .out_elements = BYTES,
-                    .levels = {{.elements_per_packet = PAYLOAD, .reliable = (uint8_t)reliable}},
+                    .levels = {{.elements_per_packet = PAYLOAD,
+                                .reliable = (uint8_t)reliable,
+                                .selective = needed != NULL}},
                     .dtype = LC_BYTES,
                     .scale = 1,
+                    .needed = rank ? needed : NULL,
+                    .n_needed = rank && needed ? PACKETS : 0,
                     .signature = 3};
     int64_t ticket = lc_group_submit(v->group[rank], &call);
     CHECK(ticket > 0);
     return ticket;
+}
+
+static int64_t submit(const virtual_net *v, uint16_t rank, uint8_t *data, int reliable) {
+    return submit_needed(v, rank, data, reliable, NULL);
 }
 
 static int64_t post(const virtual_net *v, uint16_t rank, uint8_t *data, uint64_t bytes) {
@@ -117,6 +134,42 @@ static void test_silence(int started) {
           (report.packets_missing < PACKETS) == started);
     CHECK_AT(took >= DEADLINE_NS * 9 / 10 && took < DEADLINE_NS * 3 / 2, "started %d: %lu ms",
              started, (unsigned long)(took / MS));
+    virtual_close(&v);
+}
+
+/* What a lossy call needs is resent as long as deadline_max since something came, and no longer: of
+ * a peer that is heard, and of which no data comes. */
+static void test_needed(int is_needed) {
+    static uint8_t data[RANKS][BYTES];
+    static const uint8_t needed[PACKETS] = {[3] = 1, [PACKETS - 1] = 1}, none[PACKETS];
+    virtual_net v;
+    lc_failure failure;
+    lc_report report;
+    open_lossy(&v, 0, 4096, 1 * MS, 1);
+    (void)submit_needed(&v, 0, data[0], 0, needed);
+    int64_t ticket = submit_needed(&v, 1, data[1], 0, is_needed ? needed : none);
+    uint64_t took = ends_after(&v, 1, ticket, &failure, &report);
+    CHECK(failure.code == LC_OK && report.packets_missing == PACKETS);
+    CHECK_AT(is_needed ? took >= DEADLINE_NS * 9 / 10 && took < DEADLINE_NS * 3 / 2
+                       : took < DEADLINE_NS / 10,
+             "needed %d: %lu ms", is_needed, (unsigned long)(took / MS));
+    virtual_close(&v);
+}
+
+/* A rank that takes part later than deadline_max is no reason to go on without what is needed. */
+static void test_needed_of_a_late_rank(void) {
+    static uint8_t data[RANKS][BYTES];
+    static const uint8_t needed[PACKETS] = {[0] = 1};
+    virtual_net v;
+    lc_failure failure;
+    lc_report report;
+    open_pair(&v, 0);
+    int64_t ticket = submit_needed(&v, 1, data[1], 0, needed);
+    virtual_go_on(&v, 3 * DEADLINE_NS);
+    CHECK(lc_group_result(v.group[1], ticket, &report, &failure) == LC_PENDING);
+    (void)submit_needed(&v, 0, data[0], 0, needed);
+    (void)ends_after(&v, 1, ticket, &failure, &report);
+    CHECK(failure.code == LC_OK && !report.packets_missing);
     virtual_close(&v);
 }
 
@@ -239,6 +292,9 @@ int main(void) {
         test_a_dead_link(i & 1, i >> 1);
     test_silence(0);
     test_silence(1);
+    test_needed(0);
+    test_needed(1);
+    test_needed_of_a_late_rank();
     test_deadlines_are_made_for_slow_streams();
     test_one_way(64);
     test_one_way(1024);

@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <linux/sock_diag.h>
 #include <net/if.h>
 #include <sched.h>
@@ -373,6 +374,46 @@ static void test_peers(void) {
     lc_link_close(link);
 }
 
+/* An address is this machine's if an interface has it: of IPv6, with the same scope. */
+static void test_here(void) {
+    static const struct {
+        const char *address;
+        int here;
+    } known[] = {{"127.0.0.1", 1}, {"127.9.8.7", 1},   {"198.51.100.7", 0},
+                 {"::1", 1},       {"2001:db8::7", 0}, {"::2", 0}};
+    struct ifaddrs *all = NULL;
+    CHECK(getifaddrs(&all) == 0);
+    lc_link *link = open_link(0, NULL);
+    lc_udp *u = lc_udp_of(link);
+    int own = 0, has_v6 = 0;
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET6)
+            continue;
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)i->ifa_addr;
+        has_v6 |= IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+        u->family = AF_INET6;
+        lc_udp_address *a = &u->peers[0].address;
+        a->v6 = *v6;
+        CHECK(link->ops->is_here(link, 0));
+        a->v6.sin6_scope_id += 1000;
+        CHECK(!link->ops->is_here(link, 0));
+        own++;
+    }
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+        u->family = strchr(known[k].address, ':') ? AF_INET6 : AF_INET;
+        if (u->family == AF_INET6 && !has_v6 && known[k].here)
+            continue;
+        const lc_address peer = {.host = known[k].address, .port = 778};
+        CHECK(lc_link_set_peer(link, 0, &peer) == LC_OK);
+        const lc_udp_address *a = &u->peers[0].address;
+        CHECK(ntohs(u->family == AF_INET ? a->v4.sin_port : a->v6.sin6_port) == 778);
+        CHECK_AT(link->ops->is_here(link, 0) == known[k].here, "%s", known[k].address);
+    }
+    CHECK(own > 0 || !has_v6);
+    freeifaddrs(all);
+    lc_link_close(link);
+}
+
 /* Who sends is known by address and port, in either family. The link is told its family, so that
  * this needs no IPv6 of the machine. */
 static void test_senders(void) {
@@ -657,6 +698,7 @@ int main(void) {
     test_batching_refused();
     test_path_mtu();
     test_peers();
+    test_here();
     test_senders();
     test_sources();
     test_credits();

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def make(target: str, *variables: str, timeout: float = 840) -> None:
 )
 def test_make(target: str) -> None:
     make(target)
+
+
+@pytest.mark.long
+def test_aarch64_computes_the_same_bits() -> None:
+    """NEON's kernels against the portable ones, and engines, by an emulator."""
+    for tool, package in (
+        ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
+        ("qemu-aarch64", "qemu-user"),
+    ):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} (Debian: {package})")
+    make("arm")
 
 
 OLDEST_GCC = 11

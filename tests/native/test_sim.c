@@ -78,7 +78,7 @@ typedef struct {
     uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean, lingered,
         second;
     uint64_t ended, notified, shown, failed;
-    uint64_t sent, received, lacking, thrown, refused, replayed;
+    uint64_t sent, received, lacking, thrown, refused, replayed, kept;
     double virtual_s;
 } sums;
 
@@ -100,6 +100,7 @@ static void run_one(const sim_scenario *s, sums *t) {
     t->thrown += out.thrown;
     t->refused += out.refused;
     t->replayed += out.replayed;
+    t->kept += out.kept;
     t->recovered += out.recovered;
     t->resent += out.resent;
     t->ended += out.ended;
@@ -251,6 +252,7 @@ int main(int argc, char **argv) {
         CHECK(t.sent > 100 && t.received > 1000 && t.lacking > 100 && t.thrown > 1000);
         CHECK(lc_crypto_load(NULL) || (t.refused > 1000 && t.replayed > 100));
         CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100 && t.second > 1000);
+        CHECK(t.kept > 1000);
     }
     return check_result("test_sim");
 }

@@ -4,6 +4,7 @@
 #define LC_TEST_VIRTUAL_NET_H
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "link_memory.h"
 #include "lossycoll.h"
@@ -30,17 +31,30 @@ typedef struct {
     uint8_t paces_port;    /* as of lc_host_config */
     uint8_t paced;         /* 1: congestion control has a part in it */
     uint8_t routed;        /* 1: what paths carry is looked for */
+    uint8_t sealed;        /* 1: all packets are */
     uint32_t disable;      /* lc_fast_path bits */
     uint64_t seed;         /* of the network's chance; 0: some */
     lc_group_config group; /* number, rank and size are set */
 } virtual_setup;
 
+static inline void virtual_seal(lc_host *host, uint16_t process, uint16_t size) {
+    uint8_t secrets[VIRTUAL_RANKS][2][LC_SECRET_BYTES];
+    lc_failure failure;
+    for (uint16_t i = 0; i < size; i++) {
+        memset(secrets[i][0], process * VIRTUAL_RANKS + i, LC_SECRET_BYTES);
+        memset(secrets[i][1], i * VIRTUAL_RANKS + process, LC_SECRET_BYTES);
+    }
+    lc_seal_config c = {.cipher = LC_AES_128_GCM, .filter = 99, .secrets = secrets[0][0]};
+    if (lc_host_seal(host, &c, &failure) != LC_OK)
+        abort();
+}
+
 static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
     lc_address nowhere[VIRTUAL_RANKS] = {{.port = 0}};
     lc_failure failure;
     *v = (virtual_net){.size = how->size, .completions = lc_completions_open()};
-    v->net = memory_net_new(how->size, (uint32_t)(LC_HEADER_BYTES + how->payload), how->capacity,
-                            how->seed ? how->seed : 7);
+    uint32_t packet = (uint32_t)(LC_HEADER_BYTES + how->payload + how->sealed * LC_TAG_BYTES);
+    v->net = memory_net_new(how->size, packet, how->capacity, how->seed ? how->seed : 7);
     memory_set_same_host(v->net, !how->paced);
     memory_set_routed(v->net, how->routed);
     for (uint16_t i = 0; i < how->size; i++) {
@@ -59,6 +73,8 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
         lc_link *link = memory_link_open(v->net, i);
         lc_setting setting = {memory_clock(v->net), &link, 1};
         v->host[i] = lc_host_open_in(&c, &setting, &failure);
+        if (v->host[i] && how->sealed)
+            virtual_seal(v->host[i], i, how->size);
         if (!v->host[i] || lc_host_start(v->host[i], 9, nowhere) != LC_OK)
             abort();
         lc_group_config g = how->group;

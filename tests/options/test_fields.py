@@ -34,6 +34,7 @@ from lossycoll.plan.sets import Code
         ("wire_rounding", "stochastic", "stochastic"),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),
+        ("deterministic", "1", 1),
         ("deadline_min", "0.5", 0.5),
         ("deadline_max", "60", 60.0),
         ("reorder_min", "0.01", 0.01),
@@ -61,6 +62,9 @@ from lossycoll.plan.sets import Code
         ("cipher", "aes-256-gcm", "aes-256-gcm"),
         ("libcrypto", "/opt/libcrypto.so.3", "/opt/libcrypto.so.3"),
         ("rekey", "60", 60.0),
+        ("status", "off", "off"),
+        ("warn_after", "60", 60.0),
+        ("metrics", ":9400", ":9400"),
         ("log", "off", "off"),
     ],
 )

@@ -88,6 +88,7 @@ def execute(
     encoding: str = "same",
     name: tuple[int, int] = (0, 0),
     keeps_sums: bool = False,
+    deterministic: bool = False,
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
@@ -115,6 +116,7 @@ def execute(
         encoding: How packets carry elements, a name of plan.codec's.
         name: (group, operation), for what is drawn to round elements at random.
         keeps_sums: Sums that are sent encoded stay as they were where they were added up.
+        deterministic: All contributions are added in the order of ranks, the own one among them.
 
     Returns:
         What happened at each rank.
@@ -125,7 +127,8 @@ def execute(
     _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
     codecs = tuple(codec_of(one, dtype) for one in phases(encoding))
-    ranks = _ranks(plans, inputs, outputs, codecs, name, scale, weights, divisor, keeps_sums)
+    sums = (scale, weights, divisor, keeps_sums, deterministic)
+    ranks = _ranks(plans, inputs, outputs, codecs, name, *sums)
     delivery = Delivery(lost, rounds, needed, code, chosen)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
@@ -154,6 +157,7 @@ class _Rank:
     weights: NDArray[np.float64]
     divisor: float
     keeps_sums: bool
+    deterministic: bool
 
     @property
     def codec(self) -> Codec:
@@ -258,22 +262,25 @@ class _Rank:
         if stratified and slot.own == Own.NONE:
             raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
         mine = self._widened(own, slot)
-        total = np.zeros(slot.length, dtype=kind.acc)
         count = own.count.copy()
         others = np.zeros_like(count)
         by_weights = slot.finish == Finish.WEIGHTED and not self.divisor
         own_weight = self.weights[self.plan.rank] if by_weights else 1.0
         divisor = np.where(own.count > 0, own_weight, 0.0)
+        addends = []
         if not stratified:
             part = mine * kind.acc.type(own_weight)
-            np.add(total, part, out=total, where=self._spread(own.count > 0, slot))
+            addends.append((self.plan.rank, part, self._spread(own.count > 0, slot)))
         for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
             part = self._widened(value, slot) * kind.acc.type(self.weights[sender])
-            np.add(total, part, out=total, where=here)
+            addends.append((sender, part, here))
             count += value.count
             others += value.count > 0
             divisor += np.where(value.count > 0, self.weights[sender], 0.0)
+        if self.deterministic:
+            addends.sort(key=lambda addend: addend[0])
+        total = _added(addends, np.zeros(slot.length, dtype=kind.acc))
         if slot.finish == Finish.MEAN:
             total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
         elif by_weights:
@@ -336,6 +343,7 @@ def _ranks(
     weights: NDArray[np.float64] | None,
     divisor: float | None,
     keeps_sums: bool,
+    deterministic: bool,
 ) -> list[_Rank]:
     if weights is None:
         weights = np.ones((len(plans), len(plans)))
@@ -353,9 +361,19 @@ def _ranks(
             weights[r],
             by,
             keeps_sums,
+            deterministic,
         )
         for r, plan in enumerate(plans)
     ]
+
+
+def _added(addends: Sequence[tuple[int, Array, Array]], total: Array) -> Array:
+    """The sum of (rank, elements, where they are), in this order; zeros where there are none."""
+    begun = np.zeros(len(total), dtype=np.bool_)
+    for _, part, here in addends:
+        np.copyto(total, np.where(begun, total + part, part), where=here)
+        begun |= here
+    return total
 
 
 def _ratio(scale: float, count: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
 Public is what docs/api.md has (what users import from lossycoll, the process group that torch
-calls, what extensions use), what the packages that others build on export, what makes a row of the
-table of options, and the parts of the training methods.
+calls, what extensions use), what the packages that others build on export, and what makes a row of
+the table of options. Other docstrings say in a line or three what a reader of the code needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ import lossycoll
 import lossycoll.lab
 import lossycoll.plan
 import lossycoll.simulate
-import lossycoll.train
 from lossycoll.cli.demo import methods
 from lossycoll.options import schema
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -37,15 +35,8 @@ EXCEPTIONS: dict[str, str] = {
 """Names whose docstring leaves something out, and why."""
 PACKAGES = (lossycoll.plan, lossycoll.simulate, lossycoll.lab, methods)
 """Those that export names of their own, for plans, predictions, networks and training methods."""
-WHOLE = (
-    schema,
-    *(
-        importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(lossycoll.train.__path__, "lossycoll.train.")
-    ),
-)
-"""Modules of which every name without an underscore is public: of the table of options, and of
-training, which others build their methods on."""
+WHOLE = (schema,)
+"""Modules of which every name without an underscore is public: the table of options."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -58,7 +49,7 @@ def members(name: str, cls: type) -> Iterator[tuple[str, Any]]:
     for member, value in found.items():
         function = function_of(value)
         shown = not member.startswith("_") or member == "__call__"
-        # A function of another name is a former one, or torch's.
+        # A function of another name is torch's.
         if shown and inspect.isfunction(function) and function.__name__ == member:
             yield f"{name}.{member}", value
 

@@ -24,6 +24,8 @@ NAMED = re.compile(
 )
 MODULE = re.compile(r"python -m ((?:lossycoll|benchmarks|tools|tests)(?:\.\w+)+)")
 """A command that a page gives."""
+STUDY = re.compile(r"-m benchmarks (\w+)")
+"""A study that a page runs."""
 
 
 @cache
@@ -81,6 +83,8 @@ def test_paths_and_modules_that_are_named_exist(page: Path) -> None:
         place = ROOT / module.replace(".", "/")
         if not place.is_dir() and not place.with_suffix(".py").exists():
             wrong.append(module)
+    studies = ROOT / "benchmarks/studies"
+    wrong += [name for name in STUDY.findall(text) if not (studies / name / "study.py").exists()]
     assert not wrong, f"{name_of(page)}: {sorted(set(wrong))}"
 
 

@@ -84,6 +84,7 @@ class Ranks:
             # As under torchrun: the store is the launcher's, and outlives any rank.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(world),
+            "XDG_RUNTIME_DIR": self._folder.name,  # for status pages, of killed ranks too
             **(env or {}),
         }
         if own_store:

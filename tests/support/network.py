@@ -40,7 +40,8 @@ class Ended:
 
 
 class Network:
-    """``world`` engines on loopback. ``op`` counts the operations, as each engine does."""
+    """``world`` engines on loopback. ``op`` counts the operations, as each engine does.
+    ``submitting``: the ranks, in the order in which they submit each."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Network:
             for rank, host in enumerate(self.hosts)
         ]
         self.op = 0
+        self.submitting: Sequence[int] = range(world)
 
     def start(self, addresses: list[tuple[str, int]]) -> None:
         """Makes the engines known to each other."""
@@ -111,6 +113,7 @@ class Network:
         max_missing: float = -1.0,
         encoding: str = "same",
         keeps_sums: bool = False,
+        deterministic: bool = False,
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
         into, out = buffers
@@ -135,6 +138,7 @@ class Network:
             max_missing=max_missing,
             encoding=encoding,
             keeps_sums=keeps_sums,
+            deterministic=deterministic,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 
@@ -168,12 +172,12 @@ class Network:
         **how: object,
     ) -> list[Ended]:
         """One collective on all ranks."""
-        tickets = [
-            self.submit(rank, plans[rank], (inputs[rank], outputs[rank]), dtype, scale, **how)  # type: ignore[arg-type]
-            for rank in range(self.world)
-        ]
+        tickets = {
+            rank: self.submit(rank, plans[rank], (inputs[rank], outputs[rank]), dtype, scale, **how)  # type: ignore[arg-type]
+            for rank in self.submitting
+        }
         self.op += 1
-        return [self.end(rank, ticket) for rank, ticket in enumerate(tickets)]
+        return [self.end(rank, tickets[rank]) for rank in range(self.world)]
 
 
 def elements(dtype: str, count: int, rng: np.random.Generator) -> Array:

@@ -60,7 +60,7 @@ def main() -> None:
     rank_calls = import_module("tests.support.sniffed_job").rank_calls  # ranks find it by that name
 
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    patterns = (PLANTED, b"planted by rank", b'"token"', socket.gethostname().encode() + b" pid ")
+    patterns = (PLANTED, b"planted by rank", b'["hello",', socket.gethostname().encode() + b" pid ")
     for env, shows in (({"LOSSYCOLL_LINK": "udp"}, True), (SECRET, False)):
         with Sniffer() as sniffer:
             run_good(rank_calls, 3, env)

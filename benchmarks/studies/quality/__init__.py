@@ -1,2 +1,2 @@
-"""What losing packets costs a trained model: ``python -m benchmarks.studies.quality``
+"""What losing packets costs a trained model: ``python -m benchmarks quality``
 (docs/quality.md)."""

@@ -41,8 +41,9 @@ from .matrix import (
 from .statistics import Estimate, accuracy_change, cells, estimate, perplexity_change
 
 
-def write(entries: Mapping[str, Result], folder: Path) -> None:
+def write(results: Sequence[Result], folder: Path) -> None:
     """Everything that can be said with the runs there are."""
+    entries = {result.key: result for result in results}
     write_json(folder / "quality.json", as_json(entries))
     plot.write(entries, folder)
     fill(folder / "quality.md", tables(entries))

@@ -71,6 +71,8 @@ def call_of(key: CacheKey) -> EngineCall:
         notify=key.notify,
         waits=key.waits,
         lingers=True,
+        deterministic=bool(options.deterministic),
+        text=text_of(key.call),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError
+from lossycoll.options.fields import Options
 from lossycoll.options.ranges import is_whole
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
@@ -65,6 +66,9 @@ class Figures:
         self._missing_warned = False
         self._overflow_warned = False
         self._strangers_warned = False
+        self._promised: dict[Options, str] = {}
+        self._at_promise: EngineStats | None = None
+        self._told_of_promise = False
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
         self._silence_log = SilenceLog()
@@ -118,6 +122,7 @@ class Figures:
             self._warn_of_missing(sums)
             self._warn_of_overflow(sums.socket_overflow)
             self._warn_of_strangers(sums.forged)
+            self._warn_of_promise(sums)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
 
@@ -179,6 +184,46 @@ class Figures:
                 datagrams,
             )
 
+    def promise(self, options: Options, by: str) -> None:
+        """A lossy call with these options is to give the same bits in each run.
+
+        Args:
+            options: The call's.
+            by: Who asks for it.
+        """
+        if options in self._promised or self._engine is None:
+            return
+        if self._at_promise is None:
+            self._at_promise = self._engine.stats()
+        self._promised[options] = by
+
+    def _warn_of_promise(self, sums: EngineStats) -> None:
+        """Once per group: what is missing isn't what another run lacks."""
+        before, promised = self._at_promise, dict(self._promised)
+        if self._told_of_promise or before is None:
+            return
+        missing = sums.packets_missing - before.packets_missing
+        late = sums.deadline_hits > before.deadline_hits
+        by = next((by for one, by in promised.items() if missing and (late or _differs(one))), "")
+        if not by:
+            return
+        self._told_of_promise = True
+        log.warning(
+            "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
+            "another run others will be. Sums are in the order of ranks, but of what came; "
+            "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
+            "(docs/engine.md)",
+            self._where,
+            by,
+            missing,
+        )
+
     def _with_lost(self, report: Report) -> Report:
         members = self._operations.sequencer.at(report.op)
         return report if members.complete else replace(report, lost=members.lost)
+
+
+def _differs(options: Options) -> bool:
+    """Whether what is missing, or what it does, differs between runs: it isn't a seed's alone."""
+    measured = options.parity[1] > 0 or options.chooses_rounds
+    return not options.inject or measured or options.estimator == "inverse_probability"

@@ -19,6 +19,9 @@ from .watcher import Watcher
 
 LINGER_SECONDS: Final = 1.0
 """How long a rank that leaves waits for the others to leave, too."""
+INTERRUPTED_SECONDS: Final = 0.1
+"""The same, where a signal's handler leaves on top of a call that waits: that call would have to
+end first, and the others can't leave before it does."""
 
 
 class Leaving:
@@ -64,10 +67,12 @@ class Leaving:
         self._await_delivery()
         self._health.closed = True
         if self._control is not None and not self._announced:
-            last = self._last_finished()
+            interrupted = self._engine is not None and self._engine.is_interrupted()
+            patience = INTERRUPTED_SECONDS if interrupted else LINGER_SECONDS
+            last = self._last_finished(patience)
             self._announced = True
             self._control.leave(last, _own_error())
-            self._health.await_others(LINGER_SECONDS)
+            self._health.await_others(patience)
         self._figures.tell_missing()
         self._figures.own()
         self._watcher.join()
@@ -134,12 +139,12 @@ class Leaving:
         of = self._health.call_of(oldest)
         return of is None or call.seq < 0 or of.seq < call.seq
 
-    def _last_finished(self) -> int:
+    def _last_finished(self, patience: float) -> int:
         """Number of the last call in which no other rank needs this one any more.
 
-        Pending operations get a little time to end: nobody here waits for them, but others may.
+        Pending operations get ``patience`` seconds to end: others may wait for them.
         """
-        end = time.monotonic() + LINGER_SECONDS
+        end = time.monotonic() + patience
         for operation in list(self._operations.unfinished.values()):
             while not operation.poll(end - time.monotonic()):
                 if self._health.failure is not None or time.monotonic() >= end:

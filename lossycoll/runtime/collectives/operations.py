@@ -70,7 +70,7 @@ class Operations:
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
     ) -> Operation:
-        """Hands the engine what operation ``sequencer.next`` does here; in ``submitting()``.
+        """Hands the engine operation ``sequencer.next``; in ``submitting()``.
 
         Args:
             encoded: This rank's plan.
@@ -78,8 +78,8 @@ class Operations:
             buffers: Addresses of input and output.
             dtype: The elements' type.
             terms: How it is to be done.
-            means: How contributions are averaged; reductions only. If a rank dies during the
-                operation, its contributions then count as lost instead of failing it.
+            means: How contributions are averaged; reductions only. Those of a rank that dies
+                meanwhile then count as lost, instead of failing it.
             blocks: What becomes of single packets, for calls that are to know.
 
         Raises:
@@ -90,8 +90,7 @@ class Operations:
         reliable = terms.options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
         operation.members = self.sequencer.at(self.sequencer.next).ranks
-        operation.exact = reliable and means is None
-        operation.blocks = blocks
+        operation.exact, operation.blocks = reliable and means is None, blocks
         # Until the watcher runs, nobody would collect the finished ticket.
         operation.notify = terms.future and self._watched
         estimator = "" if reliable else blocks.meaning if blocks else terms.options.estimator
@@ -102,10 +101,11 @@ class Operations:
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                self._engine.submit_ready(engine_call.ready(key), *buffers, operation, terms.gate)
+                ready = engine_call.ready(key)
+                self._engine.submit_ready(ready, *buffers, operation, terms.gate, call.seq)
             else:
                 once = engine_call.with_data(key, buffers, means or BY_COUNT, blocks)
-                self._engine.submit(encoded, once, operation, terms.gate)
+                self._engine.submit(encoded, once, operation, terms.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
             raise (self._health.failure or error).again(call.numbered) from None

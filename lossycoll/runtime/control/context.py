@@ -27,8 +27,8 @@ class SharedContext:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._roster: Roster | None = None
 
-    def acquire(self, keys: Keys | None) -> zmq.Context[zmq.Socket[bytes]]:
-        """Returns the context. Undone by :meth:`release`.
+    def acquire(self, keys: Keys | None) -> tuple[zmq.Context[zmq.Socket[bytes]], Roster | None]:
+        """Returns the context, and with keys its roster. Undone by :meth:`release`.
 
         Args:
             keys: Whose callers its listeners are to admit; None: all is in clear.
@@ -52,7 +52,7 @@ class SharedContext:
                     self._end()
                 raise
             self._users += 1
-            return self._context
+            return self._context, None if keys is None else self._roster
 
     def release(self) -> None:
         """Undoes ``acquire``. The last one returns when threads and descriptors are gone."""
@@ -71,10 +71,10 @@ class SharedContext:
     def _end(self) -> None:
         context, self._context = self._context, None
         roster, self._roster = self._roster, None
+        if roster is not None:
+            roster.close()
         if context is not None:
             context.term()
-        if roster is not None:
-            roster.thread.join()
 
 
 _of_parents: Final[list[object]] = []

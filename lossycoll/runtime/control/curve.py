@@ -7,6 +7,7 @@ handshake. The roster (ZAP, ZeroMQ's RFC 27) is the second check: it refuses any
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -62,9 +63,10 @@ def _pair(secret: Secret, plane: str, role: str) -> KeyPair:
 
 
 class Roster:
-    """ZAP handler of a context: a thread that admits callers by their public keys.
+    """ZAP handler of a context: admits callers by their public keys.
 
-    It ends with the context. ``start`` before the first listener is bound.
+    It has no thread, which would wait for the interpreter's lock ten times for each handshake: all
+    transports that listen poll ``fd``, and whichever is awake calls :meth:`serve`.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -72,10 +74,10 @@ class Roster:
 
         self._admitted: set[tuple[bytes, bytes]] = set()
         """Domain and binary public key."""
+        self._lock = threading.Lock()
         self._socket = context.socket(zmq.REP)
         self._socket.bind(ZAP_ENDPOINT)
-        self.thread = threading.Thread(target=self._serve, name="lossycoll-roster", daemon=True)
-        self.thread.start()
+        self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def admit(self, keys: Keys) -> None:
         """Admits callers of a plane from now on."""
@@ -83,15 +85,19 @@ class Roster:
 
         self._admitted.add((keys.plane.encode(), z85.decode(keys.caller.public)))
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Answers what has been asked. By any thread."""
         import zmq
 
-        while True:
-            try:
-                version, number, domain, _, _, mechanism, *key = self._socket.recv_multipart()
+        with self._lock, contextlib.suppress(zmq.Again):
+            while True:
+                version, number, domain, _, _, mechanism, *key = self._socket.recv_multipart(
+                    zmq.DONTWAIT
+                )
                 known = mechanism == b"CURVE" and (domain, *key) in self._admitted
                 code, text = (b"200", b"OK") if known else (b"400", b"not in the roster")
                 self._socket.send_multipart([version, number, code, text, b"", b""])
-            except zmq.ContextTerminated:
-                self._socket.close(0)
-                return
+
+    def close(self) -> None:
+        """Before its context ends."""
+        self._socket.close(0)

@@ -1,6 +1,7 @@
 """TCP sockets by their descriptors: those that libzmq has, and listeners that it is given.
 
-libzmq's are looked at and shut down here, and never closed but in a forked child.
+The connection to torch's store is given a limit. libzmq's are looked at and shut down here, and
+never closed but in a forked child.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
@@ -97,6 +99,21 @@ def _is_of(fd: int, here: Collection[Place], there: Collection[Place]) -> bool:
 
 def _is_any(place: Place) -> bool:
     return place[0] in ("0.0.0.0", "::")
+
+
+def bound_answers(port: int | None, seconds: float) -> None:
+    """Sets how long a read waits on each connection of this process to a remote ``port``."""
+    for name in os.listdir("/proc/self/fd") if port else ():
+        here, there = ends_of(int(name)) or ((), ())
+        if here[1:2] == (port,) or there[1:2] != (port,):
+            continue
+        with contextlib.suppress(OSError):
+            end = _looked_at(int(name))
+            try:
+                limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            finally:
+                end.detach()
 
 
 def close_copies(here: Collection[Place], there: Collection[Place]) -> None:

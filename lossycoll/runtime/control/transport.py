@@ -25,12 +25,15 @@ What users rely on:
 - Heartbeats of libzmq answer for a process that holds the GIL, or is stuck. None are used: users
   send their own.
 
-What strangers can do is bounded. A handshake that takes longer than ``HANDSHAKE_SECONDS`` ends, and
-so does a connection that isn't admitted ``HANDSHAKE_SECONDS`` after it came. Of more than
-``strangers`` that aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
+What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
+so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
+aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
 (CURVE) whoever hasn't it can't finish a handshake, and nothing but a key that is new for each
-connection is seen of either end. In clear a stranger can make this end keep what it sends in that
-time. :attr:`Transport.counts` says how many came and were refused.
+connection is seen of either end. CURVE finds what is changed or repeated on the way, and not what
+is left out: so sealed messages are numbered. After a message that CURVE refuses libzmq takes no
+other one of that connection, and doesn't always end it: this end's user hears nothing more of it.
+In clear a stranger can make this end keep what it sends in that time. :attr:`Transport.counts` says
+how many came and were refused.
 
 One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
 peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
@@ -69,7 +72,9 @@ if TYPE_CHECKING:
 LONGEST: Final = 1 << 20
 """Bytes of one message."""
 SEALED_BYTES: Final = 64
-"""Room for what CURVE adds to a message."""
+"""Room for what CURVE adds to a message, and for its number."""
+NUMBER_BYTES: Final = 8
+"""Of the number that a sealed message of a connection begins with, from 0."""
 UNREAD: Final = 20_000
 """Messages that wait for a peer that doesn't read; of more, the connection is given up."""
 UNHEARD: Final = 128
@@ -86,7 +91,8 @@ MOST_ZEROS: Final = 64
 """Connections to one place are told from each other by so many zeros; more can't be at once."""
 NEVER: Final = float("inf")
 LEFT: Final = 0x0800
-FAILED: Final = frozenset((LEFT, 0x2000, 0x4000))
+FORGED: Final = 0x2000
+FAILED: Final = frozenset((LEFT, FORGED, 0x4000))
 """libzmq's events of handshakes that fail: by the end of a connection, a message, the roster."""
 FIN: Final = b""
 """The last message of an end that finishes: the other one closes."""
@@ -105,7 +111,8 @@ class _Connection:
         routing: How ROUTER calls it; b"": it came, and has said nothing yet.
         fd: Its descriptor in libzmq's hands; -1: not known yet, or no more.
         ends: The addresses of both ends.
-        heard: A message has come.
+        sent: Messages that were; the next one's number.
+        taken: And those that came.
         gone: The user has been told, or doesn't want to be.
         admitted: The user knows whose it is.
         until: When it is cut off.
@@ -118,7 +125,8 @@ class _Connection:
     routing: bytes = b""
     fd: int = -1
     ends: Ends | None = None
-    heard: bool = False
+    sent: int = 0
+    taken: int = 0
     gone: bool = False
     admitted: bool = False
     until: float = NEVER
@@ -129,6 +137,11 @@ class _Connection:
         return bool(self.endpoint)
 
     @property
+    def heard(self) -> bool:
+        """Whether a message has come."""
+        return self.taken > 0
+
+    @property
     def address(self) -> str:
         return "" if self.ends is None else str(self.ends[1][0])
 
@@ -137,6 +150,7 @@ class _Connection:
         return "" if self.ends is None else str(self.ends[0][0])
 
 
+_names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
 
@@ -147,6 +161,7 @@ class Transport:
         keys: Seal all connections with them (:func:`keys_of`); None: all is in clear.
         strangers: Connections that have come and aren't admitted, at most.
         near: Numeric addresses whose strangers are dropped after all others.
+        handshake: Seconds that a stranger has; None: ``HANDSHAKE_SECONDS``.
 
     Raises:
         OSError: The process is short of descriptors.
@@ -158,14 +173,19 @@ class Transport:
         *,
         strangers: int = STRANGERS,
         near: Collection[str] = (),
+        handshake: float | None = None,
     ) -> None:
         import zmq
 
         self.counts: Counter[str] = Counter()
-        """What came and was refused: ``handshake``, ``silent``, ``crowd`` and ``foreign``."""
+        """What came and was refused: connections (``handshake``, ``silent``, ``crowd``), messages
+        (``foreign``), and what ZMTP or CURVE doesn't take as it comes (``forged``)."""
+        self.highest = -1
+        """The highest descriptor that a connection which came has had."""
         self.near = near
         self.strangers = strangers
         self.closed = False
+        self._handshake = HANDSHAKE_SECONDS if handshake is None else handshake
         self._keys = keys
         self._numbers = itertools.count(1)
         self._routing = b"\1" + secrets.token_bytes(8)
@@ -192,7 +212,7 @@ class Transport:
         self._listens_at: Place = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
-        context = SHARED.acquire(keys)
+        context, self._roster = SHARED.acquire(keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
             try:
@@ -217,7 +237,7 @@ class Transport:
             (zmq.SNDHWM, UNREAD),
             (zmq.RCVHWM, UNHEARD),
             (zmq.MAXMSGSIZE, LONGEST + SEALED_BYTES),
-            (zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_SECONDS)),
+            (zmq.HANDSHAKE_IVL, round(1000 * self._handshake)),
             (zmq.RECONNECT_IVL, 3_600_000),  # never: a connection that is over is disconnected
         ):
             self._router.setsockopt(option, value)
@@ -228,7 +248,8 @@ class Transport:
             | zmq.EVENT_DISCONNECTED
             | sum(FAILED)
         )
-        place = f"inproc://lossycoll.monitor.{self._wake}.{id(self)}"
+        # Never one that was: libzmq frees a name some time after its socket is closed.
+        place = f"inproc://lossycoll.monitor.{next(_names)}"
         self._router.monitor(place, events)
         # libzmq's I/O thread waits where a monitor is full, and so would all connections.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
@@ -250,7 +271,8 @@ class Transport:
 
         listener.setblocking(False)
         self._listens_at = listener.getsockname()[:2]
-        if self._keys is not None:
+        if self._keys is not None and self._roster is not None:
+            self._poller.register(self._roster.fd, zmq.POLLIN)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.listener.secret)
             self._router.setsockopt(zmq.ZAP_DOMAIN, self._keys.plane.encode())
@@ -313,6 +335,9 @@ class Transport:
 
         if not one.routing or one.until < NEVER:
             return False
+        if self._keys is not None:
+            body = one.sent.to_bytes(NUMBER_BYTES, "big") + body
+        one.sent += 1
         try:
             self._router.send_multipart([one.routing, body], zmq.DONTWAIT)
         except zmq.Again:
@@ -383,6 +408,11 @@ class Transport:
             self.closed = True
             os.close(self._wake)
 
+    def own(self, peer: Peer) -> str:
+        """The numeric address of this end of a connection; "": the other end isn't reached yet."""
+        one = self._peers.get(peer)
+        return "" if one is None else one.own
+
     @property
     def places(self) -> set[Place]:
         """Where connections that were made here lead."""
@@ -408,6 +438,8 @@ class Transport:
             elif end in self._asked:
                 made, one = self._asked[end]
                 self._failed(one, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            elif self._roster is not None and end == self._roster.fd:
+                self._roster.serve()
             elif isinstance(end, int):
                 self._events.append(Readable(end))
         # Whatever came over a connection that the monitor says is over is in the socket by now.
@@ -426,14 +458,14 @@ class Transport:
 
     def _on_time(self, now: float) -> None:
         for one in list(self._waiting.values()):
-            if now - one.since < HANDSHAKE_SECONDS:
+            if now - one.since < self._handshake:
                 break
             self.counts["silent"] += 1
             self._cut(one)
         for one in [one for one in self._peers.values() if one.until <= now]:
             self._cut(one)
         oldest = next(iter(self._waiting.values()), None)
-        stranger_at = NEVER if oldest is None else oldest.since + HANDSHAKE_SECONDS
+        stranger_at = NEVER if oldest is None else oldest.since + self._handshake
         self._timers_at = min([stranger_at, *(one.until for one in self._peers.values())])
 
     # ---- connections, by libzmq's monitor ----
@@ -457,6 +489,8 @@ class Transport:
                     self._ask(one)
                 elif one is not None:
                     self._take_descriptor(one, value)
+            elif event == FORGED:
+                self.counts["forged"] += 1
             # A handshake that fails is told just before the end of its connection.
             self._has_failed = event in FAILED
             self._was_left = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
@@ -468,8 +502,9 @@ class Transport:
     def _on_accepted(self, fd: int) -> None:
         one = _Connection(next(self._numbers), time.monotonic())
         self._take_descriptor(one, fd)
+        self.highest = max(self.highest, fd)
         self._peers[one.peer] = self._waiting[one.peer] = one
-        self._plan(one.since + HANDSHAKE_SECONDS)
+        self._plan(one.since + self._handshake)
         if len(self._waiting) > self.strangers:
             self.counts["crowd"] += 1
             oldest = min(
@@ -619,17 +654,27 @@ class Transport:
     def _take(self, one: _Connection, bodies: Sequence[bytes]) -> None:
         if one.gone or one.until < NEVER:
             return
-        if len(bodies) != 1:
+        body = self._opened(one, bodies)
+        if body is None:
             self.counts["foreign"] += 1
             self._end_unknown(one)
             return
         if not one.heard:
-            one.heard = True
             self._events.append(Connected(one.peer, one.address, one.own))
-        if bodies[0] == FIN:
+        one.taken += 1
+        if body == FIN:
             self._end(one, "it has finished")
         else:
-            self._events.append(Received(one.peer, bodies[0]))
+            self._events.append(Received(one.peer, body))
+
+    def _opened(self, one: _Connection, bodies: Sequence[bytes]) -> bytes | None:
+        """What a message says; None: no transport has sent it, or not now."""
+        if len(bodies) != 1:
+            return None
+        if self._keys is None:
+            return bodies[0]
+        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
+        return body if number == one.taken.to_bytes(NUMBER_BYTES, "big") else None
 
 
 def _endpoint(place: Place, zeros: int = 0) -> str:

@@ -2,6 +2,8 @@
 engine's library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
+
+Long because what a call of the engine takes is in one place.
 """
 
 from __future__ import annotations
@@ -91,6 +93,8 @@ class EngineCall:
     are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
     copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
     they have given up. ``encoding``: how packets carry the elements, a name of plan.codec's.
+    ``deterministic``: contributions are added in the order of ranks, whatever comes first.
+    ``text``: the call, for the status page.
     """
 
     input: int
@@ -115,6 +119,8 @@ class EngineCall:
     max_missing: float = -1.0
     encoding: str = "same"
     keeps_sums: bool = False
+    deterministic: bool = False
+    text: str = ""
 
 
 class Ticketed(Protocol):
@@ -129,6 +135,7 @@ class Ready:
 
     encoded: Encoded
     call: Any
+    text: Any  # ``call`` points to it
 
     @classmethod
     def of(cls, encoded: Encoded, call: EngineCall) -> Ready:
@@ -153,7 +160,9 @@ class Ready:
         c.timeout_ns = _ns(call.timeout)
         c.divisor = call.divisor
         c.keeps_sums = call.keeps_sums
-        return cls(encoded, c)
+        c.deterministic = call.deterministic
+        c.text = text = ffi.new("char[]", call.text.encode("utf-8", "replace"))
+        return cls(encoded, c, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,7 @@ class EngineGroup:
             2**32 - 1.
         fault_group: Keys injected faults and random rounding; equal on all ranks.
         definition: 64 bits, equal on ranks that mean the same group: part of every signature.
+        name: Of the status page.
         options: Those that belong to a group.
         members: The host's processes, by rank; empty: those of the same numbers.
         met: Every member is known to have the group by now, so packets may go ahead at once.
@@ -210,11 +220,13 @@ class EngineGroup:
         members: Sequence[int] = (),
         met: bool = False,
         definition: int = 0,
+        name: str = "",
     ) -> None:
         known = dict(enumerate(host.addresses))
         addresses = [known.get(process, "unknown") for process in members or range(world)]
         self._where = Where(rank, world, addresses=addresses)
         self._host = host
+        self.number: Final = number
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
         self._use = Users(self._where, self._free)
         self.completions: Final = completions()
@@ -235,17 +247,23 @@ class EngineGroup:
         config.met = met
         config.completions = self.completions.handle
         config.owner = self.owner
+        config.name = text = ffi.new("char[]", name.encode("utf-8", "replace"))
         injected = faults.parse(options.inject)
-        for name in ("loss", "burst", "dup", "reorder", "seed"):
-            setattr(config.inject, name, getattr(injected, name))
+        for fault in ("loss", "burst", "dup", "reorder", "seed"):
+            setattr(config.inject, fault, getattr(injected, fault))
         if injected.links:
             shares = ffi.new("double[]", [injected.loss_of(peer, rank) for peer in range(world)])
             config.inject_loss = shares
         failure = ffi.new("lc_failure *")
         self._handle = lib.lc_group_open(host.handle, config, failure)
+        del text  # read by now
         if self._handle == ffi.NULL:
             raise error_of(failure_of(failure), self._where)
         host.hold()
+
+    def is_interrupted(self) -> bool:
+        """Whether a call of this very thread waits here, of which a signal's handler asks."""
+        return self._use.has_me()
 
     def close(self) -> None:
         """Ends what is pending (it fails as CLOSED) and frees the group; in a signal's handler that
@@ -257,14 +275,21 @@ class EngineGroup:
         self._host.release()
 
     def submit(
-        self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None, gate: int = 0
+        self,
+        encoded: Encoded,
+        call: EngineCall,
+        owner: Ticketed | None = None,
+        gate: int = 0,
+        seq: int = -1,
     ) -> int:
         """Hands over an operation; returns its ticket.
 
         ``owner.ticket`` is set to it as well, also where a signal's handler raises in between: from
         then on the engine writes to the buffers. ``gate``: address of what holds it back, or 0.
+        ``seq``: number of the call that it serves; -1: none.
         """
-        c = Ready.of(encoded, call).call
+        ready = Ready.of(encoded, call)
+        c = ready.call
         # Both are read during the call only; the names keep them that long.
         if call.needed:
             needed = ffi.from_buffer(call.needed)
@@ -273,13 +298,16 @@ class EngineGroup:
         if call.weights:
             weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
+        c.seq = seq
         return self._submit(c, call.input, call.output, owner, gate)
 
     def submit_ready(
-        self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0
+        self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0, seq: int = -1
     ) -> int:
         """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
-        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output, owner, gate)
+        c = ffi.new("lc_call *", ready.call[0])
+        c.seq = seq
+        return self._submit(c, input, output, owner, gate)
 
     def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None, gate: int) -> int:
         if gate:

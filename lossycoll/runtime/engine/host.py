@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
@@ -22,6 +23,7 @@ from .failures import Failure, Where, error_of
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .status_page import Job, StatusPage
 from .verbs_port import VerbsAddress, VerbsPort
 
 _SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
@@ -116,6 +118,7 @@ class Host:
         config.keepalive_ns = math.ceil(options.keepalive * 1e9)
         self._wakers: Wakers | None = None
         self._asides: Asides | None = None
+        self._page: StatusPage | None = None
         self._verbs_link = 0
         self.handle = ffi.NULL
         failure = ffi.new("lc_failure *")
@@ -201,6 +204,37 @@ class Host:
         if lib.lc_host_seal(self.handle, config, failure) < 0:
             raise error_of(failure_of(failure), self._where)
         self.is_sealed = True
+
+    def show(self, job: Job) -> None:
+        """Has the engine write a status page from now on; before ``start``.
+
+        Raises:
+            OSError: There can be none.
+        """
+        page = StatusPage(self.process, job)
+        code = lib.lc_host_page(self.handle, page.file)
+        page.handed_over()
+        if code < 0:
+            page.close()
+            raise OSError(f"{page.path} can't be mapped")
+        self._page = page
+
+    @property
+    def page(self) -> Path | None:
+        """Where its status page is; None: it has none."""
+        return None if self._page is None else self._page.path
+
+    def note_peer(self, process: int, state: int, heard: float) -> None:
+        """Has the status page say what is known of another process.
+
+        Args:
+            process: Its number.
+            state: One of status_record.py's.
+            heard: When it last said something, by time.monotonic(); 0: as known.
+        """
+        with self._lock:
+            if self.handle != ffi.NULL and self._page is not None:
+                lib.lc_host_page_peer(self.handle, process, state, int(heard * 1e9))
 
     def rekey(self) -> None:
         """New keys for what is sent from now on; nothing where nothing is sealed."""
@@ -384,6 +418,8 @@ class Host:
             self._asides.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
+            if self._page is not None:
+                self._page.close()
 
 
 def step_functions() -> tuple[int, int, int]:

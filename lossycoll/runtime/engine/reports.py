@@ -52,6 +52,8 @@ class Report:
         kept: Packets without a reduction that stayed as they were.
         zero_filled: Packets without a reduction that became zero.
         alone: Packets of a reduce-scatter to which no other rank contributed.
+        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
+        order_bytes: The most memory that these took at a time.
         elapsed_ns: Nanoseconds from submission to completion.
         max_missing: The share of packets that it allowed to be missing; below 0: nothing was said.
         lost: Ranks that had been lost before it and took no part.
@@ -79,6 +81,8 @@ class Report:
     kept: int
     zero_filled: int
     alone: int
+    order_kept: int
+    order_bytes: int
     elapsed_ns: int
     max_missing: float = -1.0
     lost: tuple[int, ...] = ()
@@ -235,6 +239,7 @@ class EngineStats:
         contributions: Contributions in all reduced packets.
         contribution_packets: How many packets those are.
         deadline_hits: Streams that a deadline ended.
+        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
         malformed: Datagrams that are no packet of ours, or damaged.
         foreign: Packets of another session, or from an address that is not the sender's.
         forged: Sealed datagrams that were changed on the way, or sealed with another key.
@@ -273,6 +278,7 @@ class EngineStats:
     contributions: int = 0
     contribution_packets: int = 0
     deadline_hits: int = 0
+    order_kept: int = 0
     malformed: int = 0
     foreign: int = 0
     forged: int = 0

@@ -61,6 +61,10 @@ class Users:
     def __exit__(self, *exc: object) -> None:
         self._leave(threading.get_ident())
 
+    def has_me(self) -> bool:
+        """Whether this thread is inside: a signal's handler asks, on top of the frame that is."""
+        return threading.get_ident() in self._inside
+
     def close(self, end: Callable[[], None]) -> None:
         """No others come in from now on; frees when nobody is inside, and returns then.
 

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.engine.status_record import ENDED, HERE, LEFT, SILENT
+
 from .connections import (
     Alive,
     Broken,
@@ -85,6 +87,8 @@ class CohortProtocol:
         self.groups: GroupMessages[Membership] = GroupMessages()
         self.pulse: Callable[[int], float] = lambda rank: 0.0
         """Asks a rank's engine for a sign of life, and returns when the last one came."""
+        self.note: Callable[[int, int, float], None] = lambda rank, state, heard: None
+        """Has the status page say what is known of a rank: its state, and when it was heard."""
         self._clock = clock
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
@@ -219,6 +223,8 @@ class CohortProtocol:
             self._sockets.ask(here, interval / 4, now)
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)
+            for rank, at in self._detector.last_heard.items():
+                self.note(rank, HERE, at)
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
             self._welcomed.clear()
@@ -355,6 +361,7 @@ class CohortProtocol:
         if not self._succession.leave(gone):
             return
         self._detector.forget(gone)
+        self.note(gone, LEFT, 0.0)
         if self._succession.is_hub:
             self._welcomed.discard(gone)
             self._sockets.hang_up(gone)
@@ -420,6 +427,8 @@ class CohortProtocol:
             self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
         elif not self._succession.lose(rank, ended=ended):
             return
+        if rank != self.rank:
+            self.note(rank, ENDED if ended else SILENT, 0.0)
         proven = ended and not self._detector.in_doubt
         self._detector.forget(rank)
         self._sockets.shunned.add(rank)

@@ -27,6 +27,7 @@ from lossycoll.runtime.keys.secret import Secret
 
 from .messages import Hello, Malformed, Message, pack, unpack
 from .reachability import NO_ANSWER
+from .status_answer import STACKS, STATUS, Answers
 
 VERSION: Final = 3
 PLANE: Final = "control"
@@ -90,7 +91,8 @@ class _Link:
 
     Attributes:
         peer: Its number in the transport.
-        purpose: "member" or "question"; "stranger": it has come, and hasn't said.
+        purpose: "member" or "question"; "stranger": it has come, and hasn't said; "told": it has
+            asked for the job's status, and has its answer.
         since: When it was begun.
         rank: The other end's; -1 until its hello has come.
         source: The address that it comes from; "": it was made here.
@@ -137,6 +139,8 @@ class Connections:
         self.shunned: set[int] = set()
         self.trouble: dict[int, str] = {}
         """What became of the last attempt to reach a rank, where that failed."""
+        self.answers = Answers("0" * 16, (), list)
+        """What those are told that ask for the job's status."""
         self.sources: dict[int, str] = {}
         """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Link] = {}
@@ -324,6 +328,10 @@ class Connections:
         elif isinstance(message, Hello) and self._asks_for_keys(link, message):
             self._say_hello(link)
             self._events.append(NewKeysAsked())
+        elif isinstance(message, Hello) and self._asks_for_status(link, message):
+            link.purpose = "told"  # and it stays a stranger, who isn't told a second time
+            for answer in self.answers.to(message.purpose):
+                self._transport.send(link.peer, answer)
         elif self._is_ours(link, message):
             assert isinstance(message, Hello)
             self._greeted(link, message)
@@ -341,6 +349,11 @@ class Connections:
     def _asks_for_keys(self, link: _Link, hello: Hello) -> bool:
         is_asked = (hello.version, hello.purpose) == (VERSION, "newkeys")
         return is_asked and link.rank < 0 and self._is_sealed
+
+    def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
+        """In clear anybody may; over a sealed connection, whoever has the secret."""
+        asks = hello.version == VERSION and hello.purpose in (STATUS, STACKS)
+        return asks and link.rank < 0 and link.purpose == "stranger"
 
     def _is_ours(self, link: _Link, message: Message) -> bool:
         return (

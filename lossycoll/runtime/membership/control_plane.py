@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
 from .cohort_protocol import CohortProtocol
 from .connections import Connections
+from .status_answer import Answers
 
 LINGER_SECONDS: Final = 0.5
 """How long the end of a plane may take for what is under way."""
@@ -115,6 +117,16 @@ class ControlPlane:
         self.cohort.begin()
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
+
+    def tell_status(self, session: str, read: Callable[[], Sequence[Record]]) -> None:
+        """From now on whoever asks is told of the job.
+
+        Args:
+            session: The job's, 16 hex digits.
+            read: The records of the job on this machine.
+        """
+        places = [self._sockets.place_of(rank) for rank in range(self.world)]
+        self._sockets.answers = Answers(session, places, read)
 
     @property
     def has_met(self) -> bool:

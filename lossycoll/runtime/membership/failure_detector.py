@@ -7,7 +7,7 @@ silence is borne, and why this rank's own sleep is nobody's silence, is in docs/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,6 +67,11 @@ class FailureDetector:
     def watched(self) -> frozenset[int]:
         """Whom this one judges."""
         return frozenset(self._heard)
+
+    @property
+    def last_heard(self) -> Mapping[int, float]:
+        """When each of those was heard."""
+        return self._heard
 
     @property
     def in_doubt(self) -> bool:

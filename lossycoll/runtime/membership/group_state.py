@@ -81,6 +81,8 @@ class Health:
         self._left: dict[int, int] = {}
         self._left_why: dict[int, str] = {}
         self._history: list[Collective | None] = [None] * HISTORY
+        self.on_long_wait: Callable[[], None] = lambda: None
+        """Called about once a second while a call takes long."""
 
     # ---- calls ----
 
@@ -125,6 +127,7 @@ class Health:
 
     def waiting(self, call: Collective) -> None:
         """This rank waits for ``call``: will it ever end, and do the others mean the same?"""
+        self.on_long_wait()
         if call.seq < 0:
             return
         for rank, last in sorted(dict(self._left).items()):
@@ -190,6 +193,7 @@ class Health:
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
         self._on_failure = _nothing
+        self.on_long_wait = lambda: None
 
     # ---- what the control plane tells, from its thread ----
 

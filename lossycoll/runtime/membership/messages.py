@@ -43,7 +43,8 @@ class Hello:
 
     ``purpose``: "member" of the cohort, or "question" whether the other one lives. A "visit" is the
     question of a process that is no rank of the cohort (yet): ``rank`` is the one asked for then.
-    "newkeys", over a sealed connection alone, asks for :class:`NewKeys`.
+    "newkeys", over a sealed connection alone, asks for :class:`NewKeys`; "status" and "stacks" for
+    what status_answer.py has.
     """
 
     version: int

@@ -1,19 +1,40 @@
-"""A torch store that is asked again and again: its failures are typed, and its values may be
-sealed."""
+"""A torch store that is asked again and again: its failures are typed, its values may be sealed,
+and each question and answer fits a small packet.
+
+Routers between a rank and the store may carry less than the interfaces, and not say so. Large TCP
+segments would vanish for ever, and the job would hang as it starts. So a long value stands in the
+store in pieces, compressed, and many values are asked for a few at a time.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.control.descriptors import bound_answers
 from lossycoll.runtime.keys.aead import SealedValues
 
 POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""
+PIECE_BYTES: Final = 1000
+"""Largest value, question or answer. With what torch adds it fits a TCP segment of 1,200 bytes,
+which every path of IPv6 carries."""
+KEY_BYTES: Final = 64
+"""Bytes that a key takes in a question beside its name: torch's prefixes."""
+ANSWER_SECONDS: Final = 30.0
+"""How long an answer may take. The store waits for nobody before it answers."""
+_MOST_PIECES: Final = 1 << 12
+_LONGEST: Final = 1 << 24
+"""Characters of a value that is in pieces."""
+_IN_PIECES: Final = re.compile(r"(\d{1,4}) pieces ([0-9a-f]{16})")
 
 _Value = TypeVar("_Value")
 
@@ -43,6 +64,7 @@ class PolledStore:
         self._store = store
         self._who = who
         self._values = values
+        bound_answers(_port(store), ANSWER_SECONDS)
 
     def set(self, key: str, value: str) -> str:
         """Returns a digest of what stands in the store then: :meth:`anothers`."""
@@ -60,24 +82,19 @@ class PolledStore:
         found = self._found(key)
         return None if found is None else self._opened(key, found)
 
-    def get_all(self, keys: list[str]) -> list[str] | None:
-        """The values, in two questions however many they are; None while one is missing."""
-        found = self._try(
-            lambda: (
-                [_text(value) for value in self._store.multi_get(keys)]
-                if self._store.check(keys)
-                else None
-            )
-        )
-        if found is None:
+    def get_all(self, keys: list[str], each: int = PIECE_BYTES) -> list[str] | None:
+        """The values; None while one is missing. ``each``: about as many bytes as one takes."""
+        if not self._are_there(keys):
             return None
-        opened = [self._opened(key, value) for key, value in zip(keys, found, strict=True)]
+        found = self._many(keys, each if self._values is None else each * 4 // 3 + 64)
+        whole = [self._whole(key, _text(value)) for key, value in zip(keys, found, strict=True)]
+        opened = [self._opened(key, value) for key, value in zip(keys, whole, strict=True)]
         values = [value for value in opened if value is not None]
         return values if len(values) == len(keys) else None
 
     def counts(self, keys: list[str]) -> list[int]:
-        """What counters are that :meth:`add` has made, in one question; other values count 0."""
-        found = self._try(lambda: self._store.multi_get(keys) if keys else [])
+        """What counters are that :meth:`add` has made; other values count 0."""
+        found = self._many(keys, 8)
         return [int(value) if value.isdigit() else 0 for value in found]
 
     def add(self, key: str, value: int) -> int:
@@ -95,23 +112,69 @@ class PolledStore:
 
     def mark(self, key: str, text: str = "1") -> None:
         """Writes what those can read whose secret is another one."""
-        self._try(lambda: self._store.set(key, text))
+        short = text if len(text) <= PIECE_BYTES else self._in_pieces(key, text)
+        self._try(lambda: self._store.set(key, short))
 
     def is_marked(self, key: str) -> bool:
         """Whether anything stands under ``key``."""
         return self._try(lambda: self._store.check([key]))
 
     def _found(self, key: str) -> str | None:
-        return self._try(lambda: _text(self._store.get(key)) if self._store.check([key]) else None)
+        found = self._try(lambda: _text(self._store.get(key)) if self._store.check([key]) else None)
+        return None if found is None else self._whole(key, found)
+
+    def _in_pieces(self, key: str, text: str) -> str:
+        """Writes the pieces of a long value; returns what stands for it."""
+        packed = base64.b85encode(zlib.compress(text.encode())).decode()
+        digest = _digest(text)
+        pieces = [packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)]
+        for i, piece in enumerate(pieces):
+            self._try(partial(self._store.set, f"{key}/{digest}/{i}", piece))
+        return f"{len(pieces)} pieces {digest}"
+
+    def _whole(self, key: str, found: str) -> str:
+        """The value of which ``found`` stands in the store; ``found`` where it can't be read."""
+        form = _IN_PIECES.fullmatch(found)
+        if form is None or not 0 < int(form[1]) <= _MOST_PIECES:
+            return found
+        keys = [f"{key}/{form[2]}/{i}" for i in range(int(form[1]))]
+        if not self._are_there(keys):
+            return found
+        unpack = zlib.decompressobj()
+        try:
+            packed = base64.b85decode(b"".join(self._many(keys, PIECE_BYTES)))
+            text = unpack.decompress(packed, _LONGEST).decode()
+        except (ValueError, zlib.error):
+            return found
+        return text if _digest(text) == form[2] else found
+
+    def _are_there(self, keys: list[str]) -> bool:
+        some_at_once = _some_at_once(keys, 0)
+        return all(self._try(partial(self._store.check, some)) for some in some_at_once)
+
+    def _many(self, keys: list[str], each: int) -> list[bytes]:
+        """Values that are there, each of about ``each`` bytes."""
+        found: list[bytes] = []
+        for some in _some_at_once(keys, each):
+            found += self._try(partial(self._store.multi_get, some))
+        return found
 
     def _opened(self, key: str, found: str) -> str | None:
         return found if self._values is None else self._values.open(key, found)
 
     def _try(self, use: Callable[[], _Value]) -> _Value:
+        begin = time.monotonic()
         try:
             return use()
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if time.monotonic() - begin >= ANSWER_SECONDS:
+                raise RendezvousError(
+                    f"{self._who}: the store at port {_port(self._store)} gave no answer for "
+                    f"{ANSWER_SECONDS:g} s ({reason}); its process is stopped, or the path to it "
+                    f"drops packets, perhaps large ones only: check the firewall, and set sysctl "
+                    f"net.ipv4.tcp_mtu_probing=1 on all hosts or the interfaces' MTU to the path's"
+                ) from error
             raise RendezvousError(
                 f"{self._who}: the store failed in the rendezvous ({reason}); it ends with the "
                 f"process that serves it, rank 0 or the launcher: their error came first"
@@ -154,6 +217,23 @@ def is_form(value: Any, **kinds: type) -> bool:
     return isinstance(value, dict) and all(
         isinstance(value.get(name), kind) for name, kind in kinds.items()
     )
+
+
+def _port(store: Any) -> int | None:
+    """The port of the server of a TCP store; None: the store is of another kind."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    found = getattr(store, "port", None)
+    return found if isinstance(found, int) else None
+
+
+def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:
+    """The keys, as many at a time as question and answer have room for."""
+    if not keys:
+        return
+    count = max(1, PIECE_BYTES // max(each + 8, KEY_BYTES + max(map(len, keys))))
+    for at in range(0, len(keys), count):
+        yield list(keys[at : at + count])
 
 
 def _text(value: bytes) -> str:

@@ -20,7 +20,7 @@ from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
 from .differing_secrets import SESSION, DifferingSecrets
-from .polled_store import Pause, PolledStore, Store, is_form, overwritten, parsed
+from .polled_store import PIECE_BYTES, Pause, PolledStore, Store, is_form, overwritten, parsed
 
 GRACE_SECONDS: Final = 5.0
 """How long rank 0 of a group that is refused tells those that come late."""
@@ -114,7 +114,7 @@ class Rendezvous:
         self._set(f"{name}/{self._rank}", value)
         keys = [f"{name}/{rank}" for rank in range(self._size)]
         pause = Pause()
-        while (values := self._get_all(keys)) is None:
+        while (values := self._get_all(keys, len(json.dumps(value)))) is None:
             if pause.is_long:
                 self._check_going_on(name, keys)
             meanwhile()
@@ -313,9 +313,11 @@ class Rendezvous:
         It tells the second through a key of the second's session.
         """
         now = self._session_now()
-        if now != self.session:
+        # Of what something else wrote :meth:`_overwritten_session` tells all.
+        second = None if now == self.session else self._names(now)
+        if second is not None:
             self._store.set(f"{now}/second", json.dumps(self._who))
-        other = self._get("second") or (self._name_of(now) if now != self.session else None)
+        other = self._get("second") or second
         return None if other is None else self._error(_claimed(0, f"{other} and {self._who}"), 0)
 
     # ---- the others ----
@@ -472,9 +474,9 @@ class Rendezvous:
         found = self._store.get(self._key(key))
         return None if found is None else parsed(found)
 
-    def _get_all(self, keys: Sequence[str]) -> list[Any] | None:
-        """The values of all of ``keys``; None while one of them has none."""
-        found = self._store.get_all([self._key(key) for key in keys])
+    def _get_all(self, keys: Sequence[str], each: int = PIECE_BYTES) -> list[Any] | None:
+        """The values of all of ``keys``, of about ``each`` bytes; None while one has none."""
+        found = self._store.get_all([self._key(key) for key in keys], each)
         return None if found is None else [parsed(value) for value in found]
 
 

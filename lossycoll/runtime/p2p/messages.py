@@ -215,6 +215,7 @@ class Messages:
 
     def note_waiting(self, call: Collective) -> None:
         """Messages have no number that other ranks could be asked about."""
+        self._health.on_long_wait()
 
     def where(self, operation: Operation | None = None) -> Where:
         """What errors say about this rank, or about one of its transfers."""

@@ -2,15 +2,16 @@
 
 With each connection a peer comes anew, as one that others may have been told is lost: it is another
 for them, with keys of its own.
+
+Long because a connection, what each directory is to hear and what callers wait for are one state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import random
 import secrets
-import select
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Due,
     Found,
     Gone,
     Group,
@@ -52,13 +54,15 @@ from .protocol import (
     unpack,
 )
 from .talk import Talk
-from .ways import CONNECT_SECONDS, Reach
+from .ways import CONNECT_SECONDS, Way
 from .whereabouts import Place, Whereabouts
 
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
 AGAIN_SECONDS: Final = 0.5
-"""Between two tries to reach a directory."""
+"""Between two tries to reach a directory, on average: thousands don't come at the same time."""
+MOST_DOUBLED: Final = 2
+"""How often the time for an answer doubles, while there is none."""
 MOST_UNMET: Final = 32
 """Reports of peers to whom there is no route that wait to be told."""
 log: Final = logging.getLogger("lossycoll")
@@ -70,7 +74,7 @@ class DirectoryClient:
     Args:
         directories: (host, port) of each that may be asked, the first that answers is.
         name: The peer's.
-        reach: How to connect with one.
+        way: By which they are reached, the client's from then on.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
         on_loan: Called by the thread when this peer is to lend its state.
         on_joined: Called by the thread when a directory has taken this peer in, before it says
@@ -83,14 +87,14 @@ class DirectoryClient:
         self,
         directories: Sequence[Place],
         name: str,
-        reach: Reach,
+        way: Way,
         on_gone: Callable[[str], None],
         on_loan: Callable[[Loan], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
         on_met: Callable[[Sequence[str]], None] = lambda comings: None,
     ) -> None:
         self._where = Whereabouts(directories)
-        self._reach = reach
+        self._way = way
         self._trouble = ""
         """Why no directory was reached the last time; "": one was."""
         self._on_gone = on_gone
@@ -103,6 +107,8 @@ class DirectoryClient:
         """The connection is to end, and another to be made."""
         self.joined: Joined | None = None
         self.peers = 0
+        self.due = False
+        """A round is due by the samples of all peers, and none has begun since."""
         self._round = 0
         self._epoch = 0
         self._turns = False
@@ -131,8 +137,7 @@ class DirectoryClient:
         """The latest comings of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closed = False
+        self._closed = self._over = False
         self.malformed = 0
         """What came and was no message."""
         self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
@@ -289,19 +294,19 @@ class DirectoryClient:
             self._closed = True
             self._failure = ClosedError(f"peer {self._name!r} has left the swarm")
             self._changed.notify_all()
-            os.eventfd_write(self._wake, 1)
+            self._way.wake()
         if self._thread.is_alive():
             self._thread.join()
         with self._changed:
-            os.close(self._wake)
-            self._wake = -1
+            self._over = True
+            self._way.end()
 
     # ---- the thread ----
 
     def _nudge(self) -> None:
         with self._changed:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            if not self._over:
+                self._way.wake()
 
     def _run(self) -> None:
         while self._failure is None:
@@ -327,12 +332,9 @@ class DirectoryClient:
 
     def _pause(self) -> None:
         """Not too short, whoever wants something meanwhile."""
-        end = time.monotonic() + AGAIN_SECONDS
-        readable = select.poll()
-        readable.register(self._wake, select.POLLIN)
+        end = time.monotonic() + AGAIN_SECONDS * (0.5 + random.random())
         while self._failure is None and (left := end - time.monotonic()) > 0:
-            if readable.poll(1000 * left):
-                os.eventfd_read(self._wake)
+            self._way.wait(left)
 
     def _talk(self, place: Place) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
@@ -340,39 +342,37 @@ class DirectoryClient:
         if self.joined is not None:
             number, session = self.joined.number, self.joined.session
         try:
-            seconds = CONNECT_SECONDS if len(self._where.places) < 2 else NEXT_SECONDS
-            frames = self._reach(place, session if self.joined is not None else "", seconds)
+            found = self._way.reach(place, session if self.joined is not None else "")
         except OSError as error:
             self._trouble = str(error)
             return False
         self._trouble = ""
-        with contextlib.closing(frames) as framed:
-            talk = Talk(framed, place, self._start + secrets.token_hex(8), time.monotonic())
+        with contextlib.closing(found) as reached:
+            talk = Talk(reached, place, self._start + secrets.token_hex(8), time.monotonic())
             wanted = Join(
                 VERSION, self._name, talk.coming, number, session, self._round, self._epoch
             )
-            framed.write(pack(wanted))
+            reached.write(pack(wanted))
             self._broken.clear()
-            poller = select.poll()
-            poller.register(self._wake, select.POLLIN)
-            while not (framed.broken or self._broken.is_set() or self._failure or talk.ended):
-                self._turn(talk, poller)
-            if talk.answered and not framed.broken:
-                framed.write(pack(talk.turns if talk.turns and talk.ended else Leave()))
-                framed.finish()
+            while not (reached.broken or self._broken.is_set() or self._failure or talk.ended):
+                self._turn(talk)
+            if talk.answered and not reached.broken:
+                reached.write(pack(talk.turns if talk.turns and talk.ended else Leave()))
+                reached.finish()
+            elif not talk.answered:
+                self._trouble = reached.broken or ("" if reached.reached else "timed out")
         return talk.answered
 
-    def _turn(self, talk: Talk, poller: select.poll) -> None:
-        framed = talk.frames
-        lease = self.joined.lease if self.joined and talk.answered else CONNECT_SECONDS
-        poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
-        for fd, flags in poller.poll(1000 * lease / 4):
-            if fd == self._wake:
-                os.eventfd_read(self._wake)
-            elif flags & select.POLLOUT:
-                framed.flush()
+    def _turn(self, talk: Talk) -> None:
+        # Of thousands that come at once the last hear nothing for long: who came again as soon
+        # would have to wait behind all others once more.
+        patience = CONNECT_SECONDS * 2 ** min(self._where.tries, MOST_DOUBLED)
+        lease = self.joined.lease if self.joined and talk.answered else patience
+        if not talk.session.reached and len(self._where.places) > 1:
+            lease = min(lease, NEXT_SECONDS)
+        self._way.wait(lease / 4)
         now = time.monotonic()
-        for body in framed.read():
+        for body in talk.session.read():
             talk.heard = now
             self._take(talk, body)
         # A directory that is silent is none: it answers each beat.
@@ -385,11 +385,11 @@ class DirectoryClient:
             self._say(talk)
             if now - talk.beat > lease / 4:
                 talk.beat = now
-                framed.write(pack(Beat(self.peers)))
+                talk.session.write(pack(Beat(self.peers)))
 
     def _say(self, talk: Talk) -> None:
         """What callers want said, if it hasn't been over this connection."""
-        framed, said = talk.frames, talk.said
+        session, said = talk.session, talk.said
         with self._changed:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
@@ -401,17 +401,18 @@ class DirectoryClient:
                 self._says_anew = False
         for message in standing:
             if message not in said:
-                framed.write(pack(message))
+                session.write(pack(message))
         for report in unmet:
-            framed.write(pack(report))
+            session.write(pack(report))
         if question and question not in said:
-            framed.write(pack(Who()))
+            session.write(pack(Who()))
         for asked in (sought, ready):
             if asked is not None and asked not in said:
-                framed.write(pack(asked[1]))
+                session.write(pack(asked[1]))
         talk.said = [*standing, sought, ready, question]
 
     def _take(self, talk: Talk, body: bytes) -> None:
+        """Long because each kind of message has its effect."""
         try:
             message: Message = unpack(body)
         except Malformed:
@@ -457,6 +458,8 @@ class DirectoryClient:
                 self._found = message.loans
             elif isinstance(message, Leave):  # the directory ends, in good order
                 talk.ended = True
+            if isinstance(message, Due | Group):
+                self.due = isinstance(message, Due)
             self._changed.notify_all()
         if isinstance(message, Loan) and message.members[0].coming == talk.coming:
             self._on_loan(message)

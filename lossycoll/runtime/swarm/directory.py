@@ -119,6 +119,8 @@ class Directory:
         self._waiting: dict[int, Averages] = {}
         """Who is answered when more have said the same."""
         self._progress = Progress()
+        self._too_late: dict[int, Peer] = {}
+        """Those that are ready for a round by samples that has begun without them."""
         self._met: set[int] = set()
         """Numbers of those that have been in a group."""
         self._successors = Successors()
@@ -258,8 +260,9 @@ class Directory:
             if peer.skipped:  # it hasn't been in the rounds that others have had
                 peer.round = self.round
                 peer.came_late = bool(self._met)
-            self._progress.target = wanted.target
-            peer.skipped, peer.at = False, self._progress.total
+            if not self._able:
+                self._progress.target = wanted.target
+            peer.skipped = False
         if schema != peer.schema:
             peer.began = self._clock()
         peer.said, peer.schema = wanted, schema
@@ -309,6 +312,7 @@ class Directory:
         self._averaging.pop(number, None)
         self._able.pop(number, None)
         self._waiting.pop(number, None)
+        self._too_late.pop(number, None)
         self._progress.lost(peer, self._averaging.values())
         self._met.discard(number)
         self._apart.forget(number)
@@ -395,11 +399,21 @@ class Directory:
             if peer.group and not peer.skipped:
                 peer.took.append(peer.ready_at - peer.began)
         peer.weight, peer.skipped = weight, False
+        if self._progress.target and weight and not peer.due:
+            self._too_late[number] = peer
         if weight and peer.cell >= 0:  # others may go on waiting for it, and begin no sooner
             axis = self.grid.axis(peer.round)
             self._agenda.note([self._seats.line_of(peer.cell, axis)])
         else:
             self._note(peer)
+
+    def due(self) -> list[int]:
+        """Whom to tell that a round is due, by the samples of all."""
+        if self._is_settling() or not self._progress.falls_due():
+            return []
+        for peer in self._able.values():
+            peer.due = True
+        return list(self._able)
 
     def form(self) -> list[Group]:
         """The groups whose rounds begin now. What has changed since the last call is looked at, or
@@ -412,6 +426,9 @@ class Directory:
             one = Group(peer.round, self._number_of_group(), (peer.member,), (), samples, newer)
             peer.weight = None
             out.append(one)
+        late, self._too_late = list(self._too_late.values()), {}
+        seated = (peer for peer in late if peer.is_ready and peer.cell >= 0)
+        out += [self._alone(peer) for peer in seated if not peer.due]
         while lines := self._agenda.take(self._clock()):
             for line in lines:
                 out += self._looked_at(line)
@@ -425,15 +442,14 @@ class Directory:
         for number, schema in sorted(rounds):
             if self.grid.axis(number) != line.axis:
                 continue
-            due = [one for one in peers if one.round <= number and _may_be_in(one, schema)]
+            due = [one for one in peers if one.round <= number and self._may_be_in(one, schema)]
             here = [one for one in due if one.is_ready and one.round == number]
             here += [one for one in due if one.is_ready and not one.weight and one not in here]
             counts = [one.ready_at for one in here if one.weight]
             late = [one for one in due if one not in here]
-            if not counts and late:
+            others = any(one.schema == schema and one not in here for one in peers)
+            if not counts and (late or (others and self._progress.target)):
                 continue  # newcomers, who bring nothing
-            if counts and not self._progress.is_due(here):
-                continue
             if any(one.is_ready for one in late):
                 continue  # for an earlier round: they will have had it soon
             until = max((self._awaited_until(one, min(counts)) for one in late), default=0.0)
@@ -442,6 +458,13 @@ class Directory:
             times.append(until)
         self._agenda.later(line, min(times, default=None))
         return []
+
+    def _may_be_in(self, peer: Peer, schema: str) -> bool:
+        """Whether a peer may be in a round of a schema. One that hasn't said what it averages may,
+        as long as others wait for it. By samples nobody waits for one that hasn't been told."""
+        if peer.behind or (self._progress.target and not peer.due and not peer.is_ready):
+            return False
+        return (peer.schema or ("" if peer.skipped else schema)) == schema
 
     def _note(self, peer: Peer) -> None:
         """Something of a peer has changed by which groups may form."""
@@ -502,13 +525,28 @@ class Directory:
             out.append(Group(number, self._number_of_group(), members, absent, samples))
         for peer in due:
             peer.round = number + 1
-            peer.skipped = True
+            peer.skipped, peer.due = True, False
         for group in groups:
             for peer in (self.peers[n] for n in group):
                 peer.weight, peer.skipped, peer.began = None, False, self._clock()
                 peer.group = tuple(group)
             self._met.update(group)
         return out
+
+    def _alone(self, peer: Peer) -> Group:
+        """For one whose round has begun without it: it goes on by itself, and waits for nobody."""
+        line = self._seats.on(self._seats.line_of(peer.cell, self.grid.axis(peer.round)))
+        absent = tuple((one.name, ELSEWHERE) for one in line if one is not peer)
+        self._progress.begin([peer])
+        group = Group(
+            max(0, peer.round - 1),
+            self._number_of_group(),
+            (peer.member,),
+            absent,
+            self._progress.samples,
+        )
+        peer.weight, peer.began = None, self._clock()
+        return group
 
     def _move(self, number: int, line: Sequence[Peer]) -> None:
         """A line's peers sit elsewhere after a round, and both lines of each may form groups."""
@@ -527,11 +565,9 @@ class Directory:
 
     def offers(self, number: int, said: Offers) -> None:
         """Whether a peer has a state for newcomers, and how far it is."""
-        peer, had = self.peers[number], self._progress.total
+        peer = self.peers[number]
         self._lenders.offers(peer, bool(said.has))
         self._progress.report(peer, said, self._averaging.values())
-        if self._progress.target and self._progress.total > had:
-            self._note_all()  # a round may be due by it
         self._note(peer)
 
     def seeks(self, number: int, lenders: int) -> None:
@@ -550,12 +586,6 @@ class Directory:
         drawn = key_of(self._seed, self._formed)
         lent = self._lenders.of(taker, most, lambda number: mix(drawn ^ number))
         return [Loan(self._number_of_group(), (one.member, taker.member)) for one in lent]
-
-
-def _may_be_in(peer: Peer, schema: str) -> bool:
-    """Whether a peer may be in a round of a schema. One that hasn't said what it averages may, as
-    long as others wait for it."""
-    return not peer.behind and (peer.schema or ("" if peer.skipped else schema)) == schema
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:

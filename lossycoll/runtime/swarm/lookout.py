@@ -1,23 +1,20 @@
-"""Questions of a directory to others of its swarm: a TCP connection for each, made and given up
-without waiting."""
+"""Questions of a directory to others of its swarm: a connection for each, by its transport."""
 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.framing import Framed
+from lossycoll.runtime.control.events import Event, Peer, Readable
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.membership.messages import Malformed
-from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .protocol import Rival, pack, unpack
 from .reunion import Reunion
+from .ways import TransportSession
 from .whereabouts import Place
 
 ANSWER_SECONDS: Final = 2.0
@@ -27,49 +24,42 @@ ANSWER_SECONDS: Final = 2.0
 @dataclass(slots=True)
 class _Question:
     place: Place
-    framed: Framed
+    session: TransportSession
     until: float
     asked: Rival | None = None
     """What was said; None: the connection isn't there yet."""
 
 
 class Lookout:
-    """Of a directory's thread, whose poller it uses.
+    """Of a directory's thread.
 
     Args:
         reunion: Which says whom to ask, and what an answer means.
-        secret: The swarm's; None: all is in clear.
-        poller: Of the thread.
+        transport: The directory's.
         host: Where the directory listens.
         port: And at which port.
     """
 
-    def __init__(
-        self, reunion: Reunion, secret: Secret | None, poller: select.epoll, host: str, port: int
-    ) -> None:
+    def __init__(self, reunion: Reunion, transport: Transport, host: str, port: int) -> None:
         self._reunion = reunion
-        self._secret = secret
-        self._poller = poller
+        self._transport = transport
         self._host = host
         self._port = port
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[Peer, _Question] = {}
 
-    def place(self, end: socket.socket) -> Place:
+    def place(self, own: str) -> Place:
         """Where the other end of a connection finds this directory.
 
         Args:
-            end: Of the connection.
+            own: The numeric address of the connection's end here.
         """
         if self._host not in ("0.0.0.0", "::"):
             return self._host, self._port
-        try:
-            return str(end.getsockname()[0]).partition("%")[0], self._port
-        except OSError:  # the connection is over
-            return self._host, self._port
+        return own.partition("%")[0] or self._host, self._port
 
-    def asks(self, fd: int) -> bool:
-        """Whether a descriptor is one of a question's."""
-        return fd in self._questions
+    def asks(self, peer: Peer) -> bool:
+        """Whether a connection is a question's."""
+        return peer in self._questions
 
     def wakes(self) -> float:
         """When :meth:`turn` may have something to do, on the clock."""
@@ -85,51 +75,34 @@ class Lookout:
         for one in list(self._questions.values()):
             if now > one.until:
                 self._end(one)
+            elif one.asked is None and one.session.reached:
+                one.asked = self._reunion.stands(self.place(one.session.own))
+                one.session.write(pack(one.asked))
         for place in self._reunion.due((self._host, self._port), others):
             self._ask(place, now + ANSWER_SECONDS)
 
-    def serve(self, fd: int, flags: int) -> bool:
+    def serve(self, event: Event) -> bool:
         """Something has happened to a question.
 
         Returns:
             Whether this directory has yielded by it.
         """
-        one = self._questions[fd]
-        framed = one.framed
-        if one.asked is None and flags & select.EPOLLOUT and not flags & select.EPOLLERR:
-            one.asked = self._reunion.stands(self.place(framed.end))
-            framed.write(pack(one.asked))
-        framed.flush()
-        found = framed.read() if flags & ~select.EPOLLOUT else []
+        assert not isinstance(event, Readable)
+        one = self._questions[event.peer]
+        one.session.take(event)
+        found = one.session.read()
         if found:
             return self._answered(one, found[0])
-        if framed.broken:
+        if one.session.broken:
             self._end(one)
-        else:
-            waits = select.EPOLLOUT if framed.has_unsent else 0
-            self._poller.modify(fd, select.EPOLLIN | waits)
         return False
 
-    def close(self) -> None:
-        """Gives all questions up."""
-        for one in list(self._questions.values()):
-            self._end(one)
-
     def _ask(self, place: Place, until: float) -> None:
-        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         try:
-            end = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # short of descriptors
-            return
-        end.setblocking(False)
-        try:
-            end.connect_ex(place)
+            session = TransportSession(self._transport, self._transport.connect(place))
         except OSError:  # no address
-            end.close()
             return
-        one = _Question(place, framed_with(self._secret, end, connects=True), until)
-        self._questions[one.framed.fd] = one
-        self._poller.register(one.framed.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._questions[session.peer] = _Question(place, session, until)
 
     def _answered(self, one: _Question, said: bytes) -> bool:
         other = None
@@ -142,8 +115,5 @@ class Lookout:
         return self._reunion.answered(asked, other, one.place)
 
     def _end(self, one: _Question) -> None:
-        if self._questions.pop(one.framed.fd, None) is None:
-            return
-        with contextlib.suppress(OSError):
-            self._poller.unregister(one.framed.fd)
-        one.framed.close()
+        if self._questions.pop(one.session.peer, None) is not None:
+            one.session.close()

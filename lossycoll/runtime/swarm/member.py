@@ -20,10 +20,11 @@ from lossycoll.errors import (
     EngineError,
     LossyError,
     OperationTimeout,
+    OptionError,
     RendezvousError,
 )
 from lossycoll.options.fields import Options
-from lossycoll.plan import signature
+from lossycoll.plan import Plan, signature
 from lossycoll.runtime.engine.asides import Place
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
@@ -32,6 +33,7 @@ from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
 
+from .bounded import BoundedRound
 from .client import DirectoryClient
 from .ends import End
 from .knock import key_of
@@ -54,7 +56,7 @@ from .protocol import (
     Spare,
 )
 from .state import Snapshot
-from .ways import Reach, by_tcp
+from .ways import TransportWay, Way
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -83,6 +85,7 @@ class RoundReport:
         absent: Peers that were there for this round and not in it: the name of each, and why.
         left_out: Why this peer's values didn't count, whatever its weight; "": they did.
         samples: What the swarm had had when the round began, by peers' reports.
+        refused: Numbers of the members of whose values some weren't believed, with ``max_norm``.
         newer: Samples of another peer's state, which this one is to take before it averages again;
             0: none.
     """
@@ -99,6 +102,7 @@ class RoundReport:
     left_out: str = ""
     samples: int = 0
     newer: int = 0
+    refused: tuple[int, ...] = ()
 
 
 class SwarmMember:
@@ -113,7 +117,7 @@ class SwarmMember:
         own_directory: The directory listens on all of this machine's addresses, for others too.
         keep: Seconds between two signs of life to the directory's UDP port and to each peer.
         rate: Bytes/s of this peer's link; 0: unknown.
-        reach: How to connect with a directory, where none says how packets are seen; None: by TCP.
+        way: To directories, where none says how packets are seen; None: by the control transport.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -131,7 +135,7 @@ class SwarmMember:
         own_directory: bool = False,
         keep: float = KEEP_SECONDS,
         rate: int = 0,
-        reach: Reach | None = None,
+        way: Way | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
@@ -146,14 +150,14 @@ class SwarmMember:
         self._unmet: frozenset[str] = frozenset()
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
+        self._max_norm = 0.0
         self._said: Averages | None = None
         """What it averages, as the directory has agreed to."""
         self._offer = Offers(0)
-        reached = reach or by_tcp(secret)
         calls = self._lost, self._lend, self._came, self._met
-        self._client = DirectoryClient(directories, name, reached, *calls)
+        self._client = DirectoryClient(directories, name, way or TransportWay(secret), *calls)
         self._keep = keep
-        self._is_observed = reach is None
+        self._is_observed = way is None
         self._end: End | None = None
         """By the number that it has now; None: it isn't open yet, or not any more."""
         self._former: list[End] = []
@@ -250,6 +254,9 @@ class SwarmMember:
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
+        if self._group is None and self._end is not None:
+            # Before others hear that this peer has gone: then they wait for no packet of it.
+            self._end.paths.flush()
         self._client.close()
         with self._lock:
             engine = self._group[0] if self._group else None
@@ -324,6 +331,7 @@ class SwarmMember:
         wire: str | None = None,
         settings: str = "",
         draft: bool = False,
+        max_norm: float = 0.0,
     ) -> None:
         """Says what this peer averages, before its first round.
 
@@ -336,8 +344,10 @@ class SwarmMember:
             wire: The option of this name, unless the options have it.
             settings: What the schema is a digest of, to name values that differ.
             draft: :meth:`settle` says the rest before the first round.
+            max_norm: As of :class:`.bounded.BoundedRound`; 0: all is believed.
 
         Raises:
+            OptionError: ``max_norm`` with packets of few bits.
             RendezvousError: Others average something else, or by another wire; the grid is too
                 small.
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
@@ -346,6 +356,11 @@ class SwarmMember:
         options = self._options
         if wire is not None and not options.is_given("wire"):
             options = replace(options, wire=wire)
+        if max_norm and options.encoding != "same":
+            raise OptionError(
+                f"max_norm is {max_norm:g} and the wire {options.encoding}, wanted no wire with it"
+            )
+        self._max_norm = max_norm
         self._agree(
             Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
         )
@@ -433,6 +448,16 @@ class SwarmMember:
         """
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a round is due by the samples of all peers."""
+        return self._client.due
+
+    @property
+    def peers(self) -> int:
+        """How many peers there are, as the directory has said last."""
+        return self._client.peers
+
     def _say_offer(self, offer: Offers) -> None:
         self._offer = offer
         self._client.say(offer)
@@ -475,6 +500,7 @@ class SwarmMember:
         values: Floats,
         weight: float = 1.0,
         timeout: float = 60.0,
+        reference: Floats | None = None,
     ) -> RoundReport:
         """Replaces ``values`` by their mean over a group of peers, in place.
 
@@ -485,6 +511,7 @@ class SwarmMember:
             values: Shape (n,), n the same on all peers.
             weight: What this peer's values count, 0 to 1e6.
             timeout: Seconds for the whole of it.
+            reference: Where the round before ended, with ``max_norm``; None: at 0.
 
         Raises:
             OperationTimeout: No group forms within ``timeout``.
@@ -495,7 +522,9 @@ class SwarmMember:
             try:
                 group, waited = self._group_of(weight, timeout)
                 left = max(LEAST_SECONDS, timeout - waited)
-                return self._average(values, group, waited, left)
+                if reference is None and self._max_norm:
+                    reference = np.zeros_like(values)
+                return self._average(values, group, waited, left, reference)
             finally:
                 self._client.round_over()
 
@@ -522,7 +551,14 @@ class SwarmMember:
             f"{len(others)} are there: {', '.join(others)}"
         )
 
-    def _average(self, values: Floats, group: Group, waited: float, timeout: float) -> RoundReport:
+    def _average(
+        self,
+        values: Floats,
+        group: Group,
+        waited: float,
+        timeout: float,
+        reference: Floats | None,
+    ) -> RoundReport:
         end = self._end  # it may have got another number meanwhile
         if end is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
@@ -531,13 +567,15 @@ class SwarmMember:
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
         self._unmet = frozenset()
+        refused: tuple[int, ...] = ()
         if group.newer:
             contributions, failure = 0.0, f"another peer's state is newer: {group.newer} samples"
         elif not any(member.weight for member in group.members):
             contributions, failure = 0.0, "no peer of the round has a weight above 0"
         elif len(numbers) > 1 and len(values):
             try:
-                contributions, kept = self._exchange(paths, group, values, timeout)
+                found = self._exchange(paths, group, values, timeout, reference)
+                contributions, kept, refused = found
             except LossyError as error:
                 failure = str(error)
         missing = tuple(
@@ -557,41 +595,69 @@ class SwarmMember:
             absent=tuple((name, WHY_ABSENT[why]) for name, why in group.absent),
             samples=group.samples,
             newer=group.newer,
+            refused=refused,
         )
 
     def _exchange(
-        self, paths: Paths, group: Group, values: Floats, timeout: float
-    ) -> tuple[float, float]:
-        """Returns contributions per value, and the share of values that stayed."""
+        self,
+        paths: Paths,
+        group: Group,
+        values: Floats,
+        timeout: float,
+        reference: Floats | None,
+    ) -> tuple[float, float, tuple[int, ...]]:
+        """Returns contributions per value, the share of values that stayed, and numbers of members
+        that weren't believed."""
         members, world = group.members, len(group.members)
         numbers = [member.number for member in members]
         if paths.number not in numbers:
             raise EngineError(f"peer {paths.number}: not in the group that it was told of")
         rank = numbers.index(paths.number)
         paths.forget_gone()
-        one = Round(self._means, members, rank, values)
+        one: Round | BoundedRound
+        if reference is None:
+            one = Round(self._means, members, rank, values)
+        else:
+            how = reference, self._max_norm, self._means.per_packet
+            one = BoundedRound(members, rank, values, *how)
         engine = self._engine_of(paths, group.number, members, rank)
+        places = [f"{member.host}:{member.port}" for member in members]
+        where = Where(rank, world, addresses=places)
+
+        def run(plan: Plan, source: Floats, target: Floats) -> tuple[int, float]:
+            call = self._call(plan, one.parts, source, target, timeout)
+            ticket = engine.submit(Encoded.of(plan), call)
+            return ticket, outcome(engine, ticket, where).contributions_mean
+
+        refused: tuple[int, ...] = ()
         try:
-            ticket = engine.submit(Encoded.of(one.plan), self._call(one, timeout))
-            places = [f"{member.host}:{member.port}" for member in members]
-            report = outcome(engine, ticket, Where(rank, world, addresses=places))
-            kept = one.take(engine, ticket, values)
+            if isinstance(one, BoundedRound):
+                ticket, _ = run(one.collect, one.values, one.gathered)
+                contributions = one.combine(engine, ticket)
+                ticket, _ = run(one.spread, one.means, one.means)
+                kept = one.take(engine, ticket, values)
+                refused = tuple(numbers[other] for other in sorted(one.refused))
+            else:
+                ticket, contributions = run(one.plan, one.buffer, one.buffer)
+                kept = one.take(engine, ticket, values)
         finally:
             with self._lock:
                 self._group = None
             paths.keep(engine, one.buffer, members)
-        return report.contributions_mean or 1.0, kept
+        return contributions or 1.0, kept, refused
 
-    def _call(self, one: Round, timeout: float) -> EngineCall:
-        options, means, buffer = self._delivery, self._means, one.buffer
-        told = [int(np.float64(part).view(np.uint64)) for part in one.parts]
+    def _call(
+        self, plan: Plan, parts: Sequence[float], source: Floats, target: Floats, timeout: float
+    ) -> EngineCall:
+        options, means = self._delivery, self._means
+        told = [int(np.float64(part).view(np.uint64)) for part in parts]
         code, most_parity, missing = options.parity
         return EngineCall(
-            input=buffer.ctypes.data,
-            output=buffer.ctypes.data,
+            input=source.ctypes.data,
+            output=target.ctypes.data,
             dtype=DType.F32,
             scale=1.0,
-            signature=signature("swarm", self._schema, one.plan.signature, means.numbers, told),
+            signature=signature("swarm", self._schema, plan.signature, means.numbers, told),
             timeout=timeout,
             reliable=False,
             repair=0 if options.chooses_rounds else options.repair,
@@ -601,7 +667,7 @@ class SwarmMember:
             choose_rounds=options.chooses_rounds,
             max_missing=missing,
             lingers=True,
-            weights=one.parts,
+            weights=parts,
             divisor=0.0,
             encoding=means.encoding,
             keeps_sums=means.remembers,

@@ -275,6 +275,13 @@ class Paths:
             self._over = kept
             self._end_loans(lambda member: member.number == number)
 
+    def flush(self) -> None:
+        """Returns when others have what they may need of the last round, or should have."""
+        end = time.monotonic() + FLUSH_SECONDS
+        while self._over and time.monotonic() < end:
+            self.close_over()
+            time.sleep(0.002)
+
     def end_loans(self) -> None:
         """Whoever lends or takes hears that it is over."""
         self._end_loans(lambda member: True)
@@ -288,10 +295,7 @@ class Paths:
     def close(self) -> None:
         """Closes the engine, when others have what they may need of the last round. Idempotent."""
         self.end_loans()
-        end = time.monotonic() + FLUSH_SECONDS
-        while self._over and time.monotonic() < end:
-            self.close_over()
-            time.sleep(0.002)
+        self.flush()
         with self._lock:
             for one in self._over:
                 one.engine.close()

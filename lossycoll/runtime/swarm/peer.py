@@ -74,8 +74,8 @@ class Peer:
     """That the swarm had had when its latest round began, or as its state says."""
     since: int = 0
     """Its own samples since then."""
-    at: int = 0
-    """All samples, those of unfinished rounds included, when its latest round began."""
+    due: bool = False
+    """It has heard that a round is due by samples, and hasn't been in one since."""
     came_back: bool = False
     """It has had a connection to a directory before: its state is no news."""
     behind: int = 0

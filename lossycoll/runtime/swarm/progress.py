@@ -10,6 +10,8 @@ from .peer import Peer
 from .protocol import MOST_WEIGHT, Offers
 
 MOST_SINCE: Final = 1 << 32
+MOST_TARGETS: Final = 4
+"""Targets that a peer's report counts at most. In a mean it counts one."""
 MOST_SAMPLES: Final = 1 << 52
 
 
@@ -18,7 +20,7 @@ class Progress:
 
     Attributes:
         samples: That finished rounds have had.
-        target: Samples after which a round begins; 0: whenever peers are ready.
+        target: Samples after which a round is due; 0: whenever peers are ready.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,8 @@ class Progress:
         self.target = 0
         self._since = 0
         """What peers have reported since their latest rounds."""
+        self._due_at = 0
+        """All samples when a round was due last."""
         self._behind: dict[int, Peer] = {}
 
     @property
@@ -45,13 +49,13 @@ class Progress:
         if said.claims and not peer.came_back:
             self._claim(peer, samples, [one for one in others if one is not peer])
         elif peer.came_back:  # a directory that has taken over learns it from those that come
-            self.samples = max(self.samples, samples)
+            self._go_on_from(max(self.samples, samples))
         if peer.behind and samples >= peer.behind:
             self._caught_up(peer)
         if samples < peer.samples:
             return  # said before it heard of its latest round
         peer.samples = min(samples, self.samples)
-        since = min(said.since, self.target or MOST_SINCE)
+        since = min(said.since, MOST_TARGETS * self.target or MOST_SINCE)
         self._since += since - peer.since
         peer.since = since
 
@@ -61,10 +65,16 @@ class Progress:
         if samples < newest:
             peer.behind, self._behind[peer.number] = newest, peer
             return
-        self.samples = peer.samples = samples
+        self._go_on_from(samples)
+        peer.samples = samples
         for one in others:
             if one.samples < samples:
                 one.behind, self._behind[one.number] = samples, one
+
+    def _go_on_from(self, samples: int) -> None:
+        """These were seen before peers came here: no round is due by them."""
+        self._due_at += samples - self.samples
+        self.samples = samples
 
     def _caught_up(self, peer: Peer) -> None:
         peer.behind = 0
@@ -74,27 +84,23 @@ class Progress:
         """Peers that are ready, and hear that another state is newer."""
         return [one for one in self._behind.values() if one.is_ready and not one.told]
 
-    def is_due(self, here: Sequence[Peer]) -> bool:
-        """Whether a round of these peers begins.
-
-        Args:
-            here: Peers of a line that are ready.
-        """
-        if not self.target:
-            return True
-        since = self.total - max(one.at for one in here)
-        return since >= self.target and any(one.since and one.weight for one in here)
+    def falls_due(self) -> bool:
+        """Whether peers have seen the target since a round was due last. True once each time."""
+        if not self.target or self.total - self._due_at < self.target:
+            return False
+        self._due_at = self.total
+        return True
 
     def begin(self, peers: Sequence[Peer]) -> None:
         """A round of these peers begins. With a target each counts by its samples."""
         for peer in peers:
             if self.target and peer.weight:
-                peer.weight = min(float(peer.since), MOST_WEIGHT)
+                peer.weight = min(peer.since, self.target) * min(1.0, MOST_WEIGHT / self.target)
             self._since -= peer.since
             self.samples = min(self.samples + peer.since, MOST_SAMPLES)
             peer.since = 0
         for peer in peers:
-            peer.samples, peer.at = self.samples, self.total
+            peer.samples = self.samples
 
     def lost(self, peer: Peer, others: Iterable[Peer]) -> None:
         """A peer has gone, and a newer state with it, maybe.
@@ -113,4 +119,4 @@ class Progress:
             return
         for one in list(self._behind.values()):
             self._caught_up(one)
-        self.samples = max((one.samples for one in left), default=0)
+        self._go_on_from(max((one.samples for one in left), default=0))

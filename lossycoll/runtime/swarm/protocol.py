@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 7
+VERSION: Final = 8
 PLACES: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
 MOST_MEMBERS: Final = 128
@@ -162,7 +162,7 @@ class Averages:
     ``wire``: how its packets carry floats. ``rate``: bytes/s of its link; 0: it doesn't say.
     ``settings``: what ``schema`` is a digest of, as in ``every=10, outer=SGD``. ``draft``: more
     settings follow before its first round. ``peers``: it is answered when so many, itself included,
-    have said the same. ``target``: samples of all peers after which a round begins; 0: whenever
+    have said the same. ``target``: samples of all peers after which a round is due; 0: whenever
     peers are ready."""
 
     schema: Hex
@@ -201,6 +201,12 @@ class Ready:
     """From a peer: it has something to average, which counts so much."""
 
     weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """To a peer: all peers together have seen enough samples for a round. It is to be ready after
+    its present step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +321,7 @@ Message: TypeAlias = (
     | Who
     | Peers
     | Ready
+    | Due
     | Group
     | Unmet
     | Offers
@@ -503,7 +510,7 @@ _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(Ready, Group, Unmet, Offers, Seek, Loan, Found, Gone, Present, Beat, Leave),
+        *(Ready, Due, Group, Unmet, Offers, Seek, Loan, Found, Gone, Present, Beat, Leave),
         *(Spare, Rival, Turn),
     )
 }

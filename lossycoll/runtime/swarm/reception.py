@@ -21,6 +21,7 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Due,
     Found,
     Gone,
     Here,
@@ -44,12 +45,13 @@ from .protocol import (
     unpack,
 )
 from .reunion import Reunion
-from .ways import Frames
+from .ways import Session
 from .whereabouts import Place
 
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
-STRANGERS: Final = 512
+STRANGERS: Final = PLACES
+"""All peers of another directory that has ended may come at once."""
 PRESENT_AT_ONCE: Final = 128
 LIST_SECONDS: Final = 1e-4
 """For each peer, between two lists of directories that all are told."""
@@ -60,7 +62,7 @@ log: Final = logging.getLogger("lossycoll")
 class Link:
     """A connection. ``number``: whose it is; -1: a stranger's."""
 
-    frames: Frames
+    session: Session
     since: float
     number: int = -1
     over: bool = False
@@ -108,7 +110,6 @@ class Reception:
     Args:
         directory: Who is there, and who meets whom.
         dropped: Called when a connection is over, to close it.
-        written: Called when something was written to one.
         strangers: Connections of whom has not joined, at most; of more the oldest is dropped.
         beside: None: there is no other directory of the swarm.
     """
@@ -117,13 +118,11 @@ class Reception:
         self,
         directory: Directory,
         dropped: Callable[[Link], None],
-        written: Callable[[Link], None],
         strangers: int = STRANGERS,
         beside: Beside | None = None,
     ) -> None:
         self._directory = directory
         self._dropped = dropped
-        self._written = written
         self._most = strangers
         self._beside = beside
         self._owner = NOBODY if beside is None else beside.owner
@@ -142,9 +141,9 @@ class Reception:
 
     # ---- by what carries the connections ----
 
-    def admit(self, frames: Frames) -> Link:
+    def admit(self, session: Session) -> Link:
         """A stranger has connected."""
-        link = Link(frames, time.monotonic())
+        link = Link(session, time.monotonic())
         self._strangers[id(link)] = link
         if len(self._strangers) > self._most:
             self._drop(next(iter(self._strangers.values())))
@@ -153,7 +152,7 @@ class Reception:
     def hear(self, link: Link) -> None:
         """Something has come over a connection, or it has broken."""
         try:
-            for body in link.frames.read():
+            for body in link.session.read():
                 self._take(link, unpack(body))
                 if link.over:
                     return
@@ -182,6 +181,7 @@ class Reception:
         self._tell_directories(now)
         self._tell_present()
         self._tell_each(self._directory.agreed(), Agreed(""))
+        self._tell_each(self._directory.due(), Due())
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
         for number, loans in self._directory.lends():
@@ -251,15 +251,15 @@ class Reception:
             self._join(link, message)
         elif isinstance(message, Rival) and self._beside is not None:
             own = self._beside.place(link)
-            link.frames.write(pack(self._beside.reunion.asked(message, own)))
+            link.session.write(pack(self._beside.reunion.asked(message, own)))
         else:
             self._drop(link)
 
     def _join(self, link: Link, wanted: Join) -> None:
         places = self._instead(wanted)
         if places is not None:
-            link.frames.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
-            link.frames.finish()
+            link.session.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
+            link.session.finish()
             self._drop(link)
             return
         self._stands_by = False
@@ -270,11 +270,11 @@ class Reception:
             link.number = answer.number
             del self._strangers[id(link)]
             self._of_peer[answer.number] = link
-        link.frames.write(pack(answer))
+        link.session.write(pack(answer))
         if isinstance(answer, Joined):
             self._tell(answer.number, Directories(self._directory.directories()))
         if isinstance(answer, Refused):
-            link.frames.finish()
+            link.session.finish()
             self._drop(link)
 
     def _instead(self, wanted: Join) -> list[Place] | None:
@@ -321,18 +321,14 @@ class Reception:
         for number in numbers:
             link = self._of_peer.get(number)
             if link is not None:
-                link.frames.write(packed)
+                link.session.write(packed)
                 self._check(link)
 
     # ---- ends of connections ----
 
     def _check(self, link: Link) -> None:
-        if link.over:
-            return
-        if link.frames.broken:
+        if link.session.broken and not link.over:
             self.end(link)
-        else:
-            self._written(link)
 
     def _remember(self, number: int) -> None:
         """A peer that is lost may live in another part of the swarm, and serve there."""

@@ -6,19 +6,67 @@ counted and left out, and the connection goes on.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from lossycoll.runtime.membership.framing import LONGEST
-from lossycoll.runtime.membership.sealed_framing import Sealing
+from lossycoll.runtime.control.transport import LONGEST
+from lossycoll.runtime.keys import aead
 
+NONCE_BYTES: Final = 16
 MOST_WAITING: Final = 4096
 """Frames that have come and nobody has read; of more, the connection is given up."""
 
 
+class Sealing:
+    """What one end of a connection seals with, and opens with, once it has the other's nonce.
+
+    Args:
+        key: ``KEY_BYTES`` that both ends have.
+        connects: This end has made the connection.
+    """
+
+    def __init__(self, key: bytes, *, connects: bool) -> None:
+        self._key = key
+        self._connects = connects
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = 0
+        self._opened = 0
+
+    @property
+    def met(self) -> bool:
+        """Whether the other end's nonce is there."""
+        return self._keys is not None
+
+    def meet(self, nonce: bytes) -> bool:
+        """Takes the other end's nonce. Returns whether it is one."""
+        if len(nonce) != NONCE_BYTES:
+            return False
+        both = self.nonce + nonce if self._connects else nonce + self.nonce
+        ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]
+        self._keys = (ways[0], ways[1]) if self._connects else (ways[1], ways[0])
+        return True
+
+    def seal(self, body: bytes) -> bytes:
+        """The next frame to the other end, which has been met."""
+        assert self._keys is not None
+        self._sent += 1
+        return aead.seal(self._keys[0], _iv(self._sent - 1), body)
+
+    def open(self, frame: bytes) -> bytes | None:
+        """What the other end's next frame says; None: this isn't it."""
+        assert self._keys is not None
+        text = aead.open_sealed(self._keys[1], _iv(self._opened), frame)
+        self._opened += text is not None
+        return text
+
+
 class Relayed:
-    """As :class:`.ways.Frames`. Another thread may :meth:`put` what comes.
+    """As :class:`.ways.Session`. Another thread may :meth:`put` what comes.
 
     Args:
         send: Sends a frame; False: the other end isn't there.
@@ -27,7 +75,7 @@ class Relayed:
         connects: This end has made the connection.
     """
 
-    has_unsent = False
+    reached = True
 
     def __init__(
         self,
@@ -37,8 +85,7 @@ class Relayed:
         *,
         connects: bool,
     ) -> None:
-        self.fd = -1
-        self.broken = False
+        self.broken = ""
         self._send = send
         self._counts = counts
         self._sealing = None if key is None else Sealing(key, connects=connects)
@@ -50,8 +97,8 @@ class Relayed:
     def put(self, frame: bytes) -> None:
         """A frame has come."""
         if len(self._came) >= MOST_WAITING:
-            self.broken = True
-        elif len(frame) > LONGEST:
+            self.broken = "what came isn't read"
+        elif len(frame) > LONGEST + aead.TAG_BYTES:
             self._counts["malformed"] += 1
         else:
             self._came.append(frame)
@@ -99,13 +146,14 @@ class Relayed:
 
     def _give(self, frame: bytes) -> None:
         if not self.broken and not self._send(frame):
-            self.broken = True
-
-    def flush(self) -> None:
-        """Nothing is left to send."""
+            self.broken = "the other end isn't there"
 
     def finish(self) -> None:
         """The other end hears it by a message."""
 
     def close(self) -> None:
         """This end has nothing to close."""
+
+
+def _iv(number: int) -> bytes:
+    return number.to_bytes(aead.IV_BYTES, "big")

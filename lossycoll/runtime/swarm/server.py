@@ -1,12 +1,9 @@
-"""A directory that listens: one thread, and a TCP connection to each peer."""
+"""A directory that listens: one thread, and a transport that has all its connections."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import os
-import select
+import resource
 import socket
 import threading
 import time
@@ -15,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.framing import Framed
-from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .directory import GROUP_SIZE, PATIENCE, Directory
 from .knock import key_of
@@ -27,9 +24,13 @@ from .ports import Ports, bound_to, more_descriptors
 from .protocol import PLACES, Turn
 from .reception import NOBODY, STRANGERS, Beside, Link, Owner, Reception
 from .reunion import Reunion
+from .ways import HANDSHAKE_SECONDS, TransportSession, swarm_keys
 from .whereabouts import Place
 
-ACCEPT_AGAIN_SECONDS: Final = 0.05
+SPARE_DESCRIPTORS: Final = 8
+"""Fewer than these are left: the process is short of them."""
+AT_ONCE: Final = 2 * PLACES
+"""Events that are taken before groups are formed: whoever has said that it is ready isn't late."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -76,11 +77,16 @@ class DirectoryServer:
             # For whoever listens here next, while connections of this one are on their way out.
             ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.tcp.listen(PLACES)
+            self._transport = Transport(
+                swarm_keys(secret), strangers=_most_strangers(), handshake=HANDSHAKE_SECONDS
+            )
         except OSError as error:
             ports.close()
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
-        self._listener, self._observer = ports.tcp, Observer(ports.udp, self._key)
         self.port: int = ports.port
+        self._transport.listen(ports.tcp)
+        self._observer = Observer(ports.udp, self._key)
+        self._transport.watch(self._observer.fileno())
         self._owner = owner or NOBODY
         if self._owner.stands_by and session:
             self._directory.adopt(session)
@@ -88,19 +94,11 @@ class DirectoryServer:
         self._reception = Reception(
             self._directory,
             self._drop,
-            self._watch,
             beside=Beside(self._reunion, self._owner, self._place),
         )
-        self._links: dict[int, Link] = {}
+        self._links: dict[Peer, Link] = {}
         self._has_warned = False
-        self._full: set[int] = set()
-        """Descriptors of connections that don't take all that is to be sent."""
-        self._poller = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._listener.fileno(), select.EPOLLIN)
-        self._poller.register(self._observer.fileno(), select.EPOLLIN)
-        self._poller.register(self._wake, select.EPOLLIN)
-        self._lookout = Lookout(self._reunion, secret, self._poller, host, self.port)
+        self._lookout = Lookout(self._reunion, self._transport, host, self.port)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
@@ -124,9 +122,10 @@ class DirectoryServer:
         if self._stop:
             return
         self._stop = True
-        os.eventfd_write(self._wake, 1)
+        if not self._transport.closed:
+            self._transport.wake()
         self._thread.join()
-        os.close(self._wake)
+        self._transport.close()
 
     # ---- the thread ----
 
@@ -135,12 +134,10 @@ class DirectoryServer:
             while not self._stop:
                 self._turn()
         finally:
-            self._lookout.close()
-            for link in list(self._links.values()):
-                link.frames.close()
-            self._listener.close()
+            self._transport.unwatch(self._observer.fileno())
             self._observer.close()
-            self._poller.close()
+            if not self._stop:  # by an error, which peers are to hear of
+                self._transport.close()
 
     def _key(self) -> bytes:
         """Of knocks; the session is another's once this directory has adopted it."""
@@ -151,23 +148,32 @@ class DirectoryServer:
 
     def _turn(self) -> None:
         until = max(0.001, self._lookout.wakes() - time.monotonic())
-        wait, most = min(self._reception.wait(), until), len(self._links) + STRANGERS
+        taken, events = 0, self._transport.poll(min(self._reception.wait(), until))
         # All that has come is heard before groups form: who has said that it is ready isn't late.
-        for fd, flags in self._poller.poll(wait, most):
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd == self._observer.fileno():
-                self._observer.serve()
-            elif self._lookout.asks(fd):
-                if self._lookout.serve(fd, flags):
-                    self._tell_to_turn()
-            elif fd in self._links:
-                link = self._links[fd]
-                if flags & select.EPOLLOUT:
-                    link.frames.flush()
-                self._reception.hear(link)
+        while events:
+            taken += len(events)
+            for event in events:
+                self._take(event)
+            events = self._transport.poll(0.0) if taken < AT_ONCE else []
+        self._see_to_descriptors()
         self._reception.turn()
         self._lookout.turn(self._owner.others())
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Readable):
+            self._observer.serve()
+        elif self._lookout.asks(event.peer):
+            if self._lookout.serve(event):
+                self._tell_to_turn()
+        elif isinstance(event, Connected):
+            session = TransportSession(self._transport, event.peer, event.own)
+            self._links[event.peer] = self._reception.admit(session)
+        elif event.peer in self._links:
+            link = self._links[event.peer]
+            self._session(link).take(event)
+            self._reception.hear(link)
+            if link.number >= 0:
+                self._transport.admit(event.peer)
 
     def _tell_to_turn(self) -> None:
         assert self._reunion.to is not None
@@ -176,43 +182,32 @@ class DirectoryServer:
 
     def _place(self, link: Link) -> Place:
         """Where the other end of a connection finds this directory."""
-        assert isinstance(link.frames, Framed)
-        return self._lookout.place(link.frames.end)
+        return self._lookout.place(self._session(link).own)
 
-    def _accept(self) -> None:
-        try:
-            end, _ = self._listener.accept()
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except BlockingIOError:
-            return
-        except OSError as error:  # short of descriptors, or gone already
-            if error.errno != errno.EMFILE or not more_descriptors():
-                self._is_short(error)
-                time.sleep(ACCEPT_AGAIN_SECONDS)
-            return
-        frames = framed_with(self._secret, end, connects=False)
-        self._poller.register(frames.fd, select.EPOLLIN)
-        self._links[frames.fd] = self._reception.admit(frames)
+    def _session(self, link: Link) -> TransportSession:
+        assert isinstance(link.session, TransportSession)
+        return link.session
 
-    def _is_short(self, error: OSError) -> None:
-        if error.errno in (errno.EMFILE, errno.ENFILE) and not self._has_warned:
+    def _see_to_descriptors(self) -> None:
+        """Before none is left: libzmq says nothing of connections that it can't take."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self._transport.highest < soft - SPARE_DESCRIPTORS or self._has_warned:
+            return
+        if not more_descriptors():
             self._has_warned = True
             log.warning(
-                "directory: no descriptor is left for another peer, of which each takes one (%s): "
-                "raise the limit of the process that listens (ulimit -n)",
-                error.strerror,
+                "directory: no descriptor is left for another peer, of which each takes one (%d of "
+                "%d): raise the limit of the process that listens (ulimit -n)",
+                self._transport.highest + 1,
+                soft,
             )
 
-    def _watch(self, link: Link) -> None:
-        """For when a connection takes more of what is to be sent."""
-        fd, full = link.frames.fd, link.frames.has_unsent
-        if full != (fd in self._full) and fd in self._links:
-            (self._full.add if full else self._full.discard)(fd)
-            self._poller.modify(fd, select.EPOLLIN | (select.EPOLLOUT if full else 0))
-
     def _drop(self, link: Link) -> None:
-        if self._links.pop(link.frames.fd, None) is not None:
-            self._full.discard(link.frames.fd)
-            with contextlib.suppress(OSError):
-                self._poller.unregister(link.frames.fd)
-        link.frames.close()
+        self._links.pop(self._session(link).peer, None)
+        link.session.close()
+
+
+def _most_strangers() -> int:
+    """Their descriptors leave those of peers."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return STRANGERS if hard == resource.RLIM_INFINITY else min(STRANGERS, hard // 4)

@@ -111,7 +111,7 @@ class Swarm:
                 timeout=timeout,
                 own_directory=is_any and not join,
                 rate=int(bandwidth or options.pace),
-                reach=self._relay.reach if self._relay else None,
+                way=self._relay,
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))
@@ -207,8 +207,8 @@ class Swarm:
 
         Returns:
             ``malformed``: no messages; ``forged``: they don't open with the secret; ``foreign``: of
-            a connection that isn't there. The latter two are told apart by a valkey server's way
-            alone: a TCP connection ends with the first frame that doesn't open.
+            a connection that isn't there. The latter two come by a valkey server alone: over TCP
+            nothing after a message that doesn't open is taken.
         """
         found = Counter(malformed=0, forged=0, foreign=0)
         if self._member is not None:

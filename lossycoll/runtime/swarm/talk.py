@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .protocol import Turn
-from .ways import Frames
+from .ways import Session
 from .whereabouts import Place
 
 
@@ -14,7 +14,7 @@ class Talk:
     """One connection. ``said``: what has been said over it; ``heard``, ``beat``: when something
     last came, and this peer last gave a sign of life; ``names``: of peers, of which more come."""
 
-    frames: Frames
+    session: Session
     place: Place
     coming: str
     heard: float

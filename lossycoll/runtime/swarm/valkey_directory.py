@@ -11,12 +11,11 @@ from collections.abc import Callable, Set
 from typing import Final
 
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.sealed_framing import NONCE_BYTES
 
 from .directory import LEASE, Directory
 from .protocol import PLACES, Leave
 from .reception import STRANGERS, Link, Reception
-from .relayed import Relayed
+from .relayed import NONCE_BYTES, Relayed
 from .valkey_notice import Claimed, Notice, Notices
 from .valkey_server import ValkeyServer
 
@@ -77,9 +76,7 @@ class RelayedDirectory:
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
             self._directory.adopt(self._session)
-        self.reception = Reception(
-            self._directory, self._drop, lambda link: None, strangers=PLACES + STRANGERS
-        )
+        self.reception = Reception(self._directory, self._drop, strangers=PLACES + STRANGERS)
         self._links: dict[bytes, tuple[Link, _End]] = {}
         self._unsent: list[tuple[bytes, bytes]] = []
         """(whose, frame), until the end of the turn: they go together."""
@@ -161,8 +158,8 @@ class RelayedDirectory:
         return self.reception.admit(end), end
 
     def _drop(self, link: Link) -> None:
-        assert isinstance(link.frames, _End)
-        self._links.pop(link.frames.coming, None)
+        assert isinstance(link.session, _End)
+        self._links.pop(link.session.coming, None)
 
     def _flush(self) -> None:
         """Sends what is to be sent, and what comes of it that somebody isn't there."""

@@ -7,12 +7,13 @@ another peer's begins, and peers turn to it as they do to a directory that takes
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
+import select
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from lossycoll.runtime.keys.secret import Secret
@@ -21,7 +22,6 @@ from .relayed import Relayed
 from .valkey_directory import COMING_BYTES, RelayedDirectory, key_of
 from .valkey_notice import Notices
 from .valkey_server import Address, Subscription, ValkeyServer
-from .ways import Frames
 from .whereabouts import Place
 
 BEGIN_SECONDS: Final = 0.9
@@ -50,9 +50,12 @@ class ValkeyRelay:
         self._alone_since: float | None = None
         """When no swarm was found for the first time; None: one was."""
         self._counts: Counter[str] = Counter()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._readable = select.poll()
+        self._readable.register(self._wake, select.POLLIN)
 
-    def reach(self, place: Place, session: str, seconds: float) -> Frames:
-        """As :data:`.ways.Reach` says; this peer may become the one with the directory."""
+    def reach(self, place: Place, session: str) -> _Connection:
+        """As :meth:`.ways.Way.reach`; this peer may become the one with the directory."""
         if self._directory is not None and self._directory.over:
             self._end_directory()
         now = time.monotonic()
@@ -71,7 +74,21 @@ class ValkeyRelay:
             found.notice.inbox,
             key_of(self._secret, self._notices),
             self._counts,
+            self.wake,
         )
+
+    def wait(self, seconds: float) -> None:
+        """As :meth:`.ways.Way.wait`."""
+        if self._readable.poll(1000 * seconds):
+            os.eventfd_read(self._wake)
+
+    def wake(self) -> None:
+        """As :meth:`.ways.Way.wake`."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def end(self) -> None:
+        """As :meth:`.ways.Way.end`: the peer has closed its connection already."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -85,6 +102,9 @@ class ValkeyRelay:
         """Ends the connections, and this peer's directory. Idempotent."""
         self._end_directory()
         self._server.close()
+        wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
 
     def _end_directory(self) -> None:
         if self._directory is not None:
@@ -102,6 +122,7 @@ class _Connection(Relayed):
         inbox: The directory's.
         key: As for :class:`Relayed`.
         counts: As for :class:`Relayed`.
+        wake: Called by the thread when something has come, or it has broken.
     """
 
     def __init__(
@@ -111,23 +132,18 @@ class _Connection(Relayed):
         inbox: str,
         key: bytes | None,
         counts: Counter[str],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(self._publish, key, counts, connects=True)
+        self._wake = wake
         self._server = server
         self._inbox = notices.channel(inbox)
         self._coming = secrets.token_bytes(COMING_BYTES)
         channel = notices.channel(self._coming.hex())
         self._subscription: Subscription = server.listen(channel, notices.news)
         self._closed = False
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
         self._thread.start()
-
-    def read(self) -> list[bytes]:
-        """As :meth:`Relayed.read`."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-        return super().read()
 
     def close(self) -> None:
         """As :meth:`Relayed.close`; ends the thread."""
@@ -135,7 +151,6 @@ class _Connection(Relayed):
             self._closed = True
             self._thread.join()
             self._subscription.close()
-            os.close(self.fd)
 
     def _publish(self, frame: bytes) -> bool:
         try:
@@ -149,10 +164,10 @@ class _Connection(Relayed):
                 frame = self._subscription.get(LOOK_SECONDS)
                 if frame:
                     self.put(frame)
-                    os.eventfd_write(self.fd, 1)
+                    self._wake()
                 # Whoever says that another directory serves isn't believed: the server is asked.
                 elif frame is not None and self._server.silent([self._inbox]):
                     raise OSError("the directory has gone")
         except OSError:
-            self.broken = True
-            os.eventfd_write(self.fd, 1)
+            self.broken = "the server, or the directory, has gone"
+            self._wake()

@@ -1,69 +1,171 @@
 """How a peer and a directory reach each other: all that either needs of what carries messages.
 
-The rules of both ends (client.py, reception.py) stand on :class:`Frames` alone. So a server that
-passes frames on can take the place of a TCP connection, and no rule is there twice.
+The rules of both ends (client.py, reception.py) stand on :class:`Session` and :class:`Way` alone.
+So a server that passes messages on can take the place of the control transport, and no rule is
+there twice.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
+from lossycoll.runtime.control.curve import Keys, keys_of
+from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .whereabouts import Place
 
 CONNECT_SECONDS: Final = 5.0
+HANDSHAKE_SECONDS: Final = 30.0
+"""Thousands may come at once, when their directory has ended: the last waits for the others."""
+FINISH_SECONDS: Final = 0.5
+"""How long the end of a way waits for the last messages to be read."""
 
 
-class Frames(Protocol):
+class Session(Protocol):
     """A connection: whole messages both ways, in order, until it breaks."""
 
     @property
-    def fd(self) -> int:
-        """Readable when :meth:`read` may find something."""
+    def broken(self) -> str:
+        """Why nothing comes or goes any more; "": it isn't broken."""
 
     @property
-    def broken(self) -> bool:
-        """Nothing comes or goes any more."""
-
-    @property
-    def has_unsent(self) -> bool:
-        """:meth:`flush` is to be called when ``fd`` is writable."""
+    def reached(self) -> bool:
+        """Whether the other end is there; it may not have said anything yet."""
 
     def read(self) -> list[bytes]:
         """The messages that have come."""
 
     def write(self, body: bytes) -> None:
-        """Sends a message, now or by :meth:`flush`."""
-
-    def flush(self) -> None:
-        """Sends what can be sent."""
+        """Sends a message, without waiting."""
 
     def finish(self) -> None:
-        """Nothing more is sent."""
+        """Nothing more is sent: the connection ends when what was is read."""
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """Ends it, unless it finishes. Idempotent."""
 
 
-Reach: TypeAlias = Callable[[Place, str, float], Frames]
-"""Connects with the directory at a place within so many seconds, for a peer of a session ("": of
-none yet). Raises OSError where there is none."""
+class Way(Protocol):
+    """A peer's way to directories: its thread's alone, but for :meth:`wake`."""
+
+    def reach(self, place: Place, session: str) -> Session:
+        """Begins a connection with the directory at a place, for a peer of a session ("": of none
+        yet).
+
+        Raises:
+            OSError: There is none.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Until something has come, :meth:`wake` is called, or so many seconds have passed."""
+
+    def wake(self) -> None:
+        """Ends a wait; by any thread, until :meth:`end`."""
+
+    def end(self) -> None:
+        """Ends all connections, when what was sent has been read. Idempotent."""
 
 
-def by_tcp(secret: Secret | None) -> Reach:
-    """The way to directories that listen.
+class TransportSession:
+    """A :class:`Session` by the control transport; :meth:`take` has what it tells of the peer.
+
+    Args:
+        transport: Of the thread.
+        peer: The connection.
+        own: The numeric address of this end; "": the transport knows.
+    """
+
+    def __init__(self, transport: Transport, peer: Peer, own: str = "") -> None:
+        self.peer = peer
+        self.broken = ""
+        self._transport = transport
+        self._own = own
+        self._came: list[bytes] = []
+        self._finishes = False
+
+    @property
+    def own(self) -> str:
+        """The numeric address of this end; "": it isn't known yet."""
+        self._own = self._own or self._transport.own(self.peer)
+        return self._own
+
+    @property
+    def reached(self) -> bool:
+        """As :attr:`Session.reached`."""
+        return bool(self.own)
+
+    def take(self, event: Event) -> None:
+        """Something has happened to the connection."""
+        if isinstance(event, Received):
+            self._came.append(event.body)
+        elif isinstance(event, Closed):
+            self.broken = event.why
+        elif isinstance(event, Refused):
+            self.broken = "nobody listens there"
+
+    def read(self) -> list[bytes]:
+        """As :meth:`Session.read`."""
+        found, self._came = self._came, []
+        return found
+
+    def write(self, body: bytes) -> None:
+        """As :meth:`Session.write`. That it has broken is an event."""
+        self._transport.send(self.peer, body)
+
+    def finish(self) -> None:
+        """As :meth:`Session.finish`."""
+        self._finishes = True
+        self._transport.finish(self.peer)
+
+    def close(self) -> None:
+        """As :meth:`Session.close`."""
+        if not self._finishes:
+            self._transport.drop(self.peer)
+
+
+class TransportWay:
+    """The :class:`Way` to directories that listen: a transport of the peer's.
 
     Args:
         secret: The swarm's; None: all is in clear.
+
+    Raises:
+        OSError: The process is short of descriptors.
     """
 
-    def reach(place: Place, session: str, seconds: float) -> Frames:
-        end = socket.create_connection(place, seconds)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return framed_with(secret, end, connects=True)
+    def __init__(self, secret: Secret | None) -> None:
+        self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
+        self._session: TransportSession | None = None
+        """The latest: a peer has one at a time."""
 
-    return reach
+    def reach(self, place: Place, session: str) -> TransportSession:
+        """As :meth:`Way.reach`."""
+        self._session = TransportSession(self._transport, self._transport.connect(place))
+        return self._session
+
+    def wait(self, seconds: float) -> None:
+        """As :meth:`Way.wait`."""
+        for event in self._transport.poll(seconds):
+            peer = getattr(event, "peer", None)
+            if self._session is not None and peer == self._session.peer:
+                self._session.take(event)
+
+    def wake(self) -> None:
+        """As :meth:`Way.wake`."""
+        if not self._transport.closed:
+            self._transport.wake()
+
+    def end(self) -> None:
+        """As :meth:`Way.end`."""
+        self._transport.close(FINISH_SECONDS)
+
+
+def swarm_keys(secret: Secret | None) -> Keys | None:
+    """What directories and peers seal with; None: all is in clear.
+
+    Args:
+        secret: The swarm's.
+    """
+    return None if secret is None else keys_of(secret, "swarm")

@@ -13,15 +13,7 @@ __all__ = ["check_dense", "is_number", "is_whole", "own_group"]
 
 
 def check_dense(gradients: Tensor, hook: str) -> None:
-    """Checks the gradients that a communication hook was given.
-
-    Args:
-        gradients: The bucket's.
-        hook: The name of the hook.
-
-    Raises:
-        UnsupportedError: They are sparse.
-    """
+    """Raises UnsupportedError if a bucket's gradients are sparse; ``hook`` is the hook's name."""
     if gradients.layout is not torch.strided:
         raise UnsupportedError(
             f"{hook} got a gradient of {gradients.layout}, wanted dense ones: make embeddings "
@@ -30,17 +22,7 @@ def check_dense(gradients: Tensor, hook: str) -> None:
 
 
 def own_group(group: object) -> dist.ProcessGroup:
-    """The group to work in.
-
-    Args:
-        group: What the caller passed; None: the default group.
-
-    Returns:
-        The process group.
-
-    Raises:
-        UnsupportedError: There is none, or this rank isn't in it.
-    """
+    """The group to work in; None is the default group. UnsupportedError: this rank isn't in it."""
     found = dist.group.WORLD if group is None else group
     if isinstance(found, dist.ProcessGroup):
         return found

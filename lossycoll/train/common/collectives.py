@@ -32,17 +32,9 @@ class Collectives:
 
     A method that returns a :class:`Work` only starts its collective; any other is complete when it
     returns. Sums of gradients, reductions to owners and gathers of blocks may lose packets
-    (:attr:`may_lose`), all others are reliable.
-
-    Args:
-        group: The process group. None is the default one.
-        recovery: What is brought back of what was lost.
-        exact: Whether ``recovery`` holds as it is (:meth:`.Recovery.changes`).
-        optional: Whether this process works as a single rank where there is no process group.
-        wire: How gradients and parameters travel.
-
-    Raises:
-        UnsupportedError: There is no group, or this rank isn't in it.
+    (:attr:`may_lose`), all others are reliable. ``recovery`` is what is brought back of lost
+    packets; with ``exact`` it holds as it is (:meth:`.Recovery.changes`). With ``optional`` a
+    process without a process group works as a single rank.
     """
 
     def __init__(
@@ -73,27 +65,17 @@ class Collectives:
         return own_group(None) if self._group is None else self._group
 
     def peer(self, rank: int) -> str:
-        """A rank as errors write it.
-
-        Args:
-            rank: Of the group.
-
-        Returns:
-            Its number, with its address where that is known.
-        """
+        """A rank of the group as errors write it: its number, and its address if known."""
         known = self.lossy.lossy_stats().peers if self.lossy is not None else ()
         return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
 
     # ---- lost ranks ----
 
     def agreed_lost(self) -> tuple[int, ...]:
-        """Ranks that took no part in the group's last collective, the same on all ranks.
+        """Ranks that took no part in the group's last collective, ascending, the same on all ranks.
 
         A decision about the next collective goes by this. By what one rank happens to know, that
         rank would raise, and another that has already begun the next collective would wait for it.
-
-        Returns:
-            The ranks, in rising order.
         """
         return () if self.lossy is None else self.lossy.lossy_lost_alike()
 
@@ -109,11 +91,7 @@ class Collectives:
     def continues_after(self, error: PeerLostError) -> bool:
         """Whether the group continues with the survivors of a loss.
 
-        Args:
-            error: What the loss raised.
-
-        Returns:
-            False where the error is the group's end.
+        False: the error is the group's end.
         """
         return error.peer in self.known_lost()
 
@@ -128,11 +106,7 @@ class Collectives:
     def delivery(self, gradient: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
         """The scope in which gradients and parameters are sent.
 
-        Args:
-            gradient: What is sent in it, if that is to be encoded as gradients are.
-
-        Returns:
-            A context manager.
+        A ``gradient`` in it is encoded as gradients are.
         """
         asked = self._wire.asked_of_gradients
         is_asked = asked is not None and gradient is not None and gradient.dtype is torch.float32
@@ -146,16 +120,9 @@ class Collectives:
         return lossy(lossy_min_bytes=0, **changes, **wire)
 
     def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
-        """Starts the mean over the ranks, of which each rank gets its chunk.
+        """Starts the mean over the ranks, unbiased under loss, of which each rank gets its chunk.
 
-        The mean is unbiased where packets are lost.
-
-        Args:
-            output: float (n,), this rank's chunk of the mean.
-            source: float (world * n,), this rank's contribution. It may be overwritten.
-
-        Returns:
-            The work.
+        ``output`` is float (n,); ``source`` is float (world * n,) and may be overwritten.
         """
         op = dist.ReduceOp.AVG
         if self.lossy is None:
@@ -168,13 +135,7 @@ class Collectives:
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
         """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported.
 
-        Args:
-            output: float (n,), this rank's chunk of the mean.
-            source: float (world * n,), this rank's contribution. It may be overwritten, and is what
-                is missed of.
-
-        Returns:
-            The work, which knows what was lost, or taken away by rounding.
+        The work knows what was lost or rounded off of ``source``, as it is then.
         """
         encoding = self.gradient_encoding(source)
         group = self.lossy
@@ -196,14 +157,7 @@ class Collectives:
         return ReportedMean(reported, missed)
 
     def all_reduce_gradients(self, flat: Tensor) -> Work:
-        """Starts to sum gradients over the ranks, with the delivery that is in force.
-
-        Args:
-            flat: (n,), in place.
-
-        Returns:
-            The work.
-        """
+        """Starts to sum (n,) gradients over the ranks, in place, with the delivery in force."""
         if self._group is None:
             return Complete()
         return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
@@ -211,15 +165,9 @@ class Collectives:
     def all_gather_blocks(
         self, flat: Tensor, needed: Mask | None = None, encoding: str = "same"
     ) -> BlockGather:
-        """Starts to send this rank's chunk to all. A block that is lost leaves what was there.
+        """Starts to send this rank's chunk of (world * n,) to all; lost blocks stay as they were.
 
-        Args:
-            flat: (world * n,), in place.
-            needed: bool (world, blocks), the blocks that are resent until they arrive. None: none.
-            encoding: Of :meth:`parameter_encoding`.
-
-        Returns:
-            The work, which knows what arrived.
+        ``needed``, bool (world, blocks), are resent until they arrive. The work knows what arrived.
         """
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
@@ -229,27 +177,11 @@ class Collectives:
         return BlockGather(work, lambda: work.arrived_result)
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """Counts the blocks, each a packet's payload, of a chunk.
-
-        Args:
-            nbytes: The chunk's bytes.
-            encoding: How packets carry them.
-
-        Returns:
-            Their number.
-        """
+        """The number of blocks, each a packet's payload, of a chunk of ``nbytes``."""
         return 1 if self.lossy is None else self.lossy.blocks(nbytes, encoding)
 
     def block_elements(self, flat: Tensor, encoding: str = "same") -> int:
-        """Counts the elements of a block.
-
-        Args:
-            flat: Has their type.
-            encoding: How packets carry them.
-
-        Returns:
-            Their number.
-        """
+        """The number of elements, of the type of ``flat``, of a block."""
         if self.lossy is None:
             return 1
         if encoding != "same":
@@ -259,13 +191,9 @@ class Collectives:
     # ---- how it travels ----
 
     def gradient_encoding(self, flat: Tensor) -> str:
-        """How packets carry a gradient of which the rank knows what is taken away by rounding.
+        """The codec's name for a gradient of which the rank knows what is rounded off.
 
-        Args:
-            flat: float (n,), the gradient.
-
-        Returns:
-            A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
+        "same" for what isn't float32, or doesn't leave the host.
         """
         asked = self._wire.asked_of_gradients
         if asked is None and self.lossy is not None:
@@ -278,25 +206,12 @@ class Collectives:
         return self._wire.asked_of_parameters != "same"
 
     def difference_encoding(self, flat: Tensor) -> str:
-        """As :meth:`parameter_encoding`, whatever the scope around.
-
-        Args:
-            flat: float (n,), the parameters.
-
-        Returns:
-            A name of plan.codec's.
-        """
+        """As :meth:`parameter_encoding`, whatever the scope around."""
         return self._encoding(flat, self._wire.parameters)
 
     def parameter_encoding(self, flat: Tensor) -> str:
-        """How packets carry parameters.
-
-        Args:
-            flat: float (n,), the parameters.
-
-        Returns:
-            A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
-        """
+        """The codec's name for parameters; "same" for what isn't float32, or doesn't leave the
+        host."""
         return self._encoding(flat, self._wire.asked_of_parameters)
 
     def _encoding(self, flat: Tensor, asked: str) -> str:
@@ -308,29 +223,14 @@ class Collectives:
     # ---- what is reliable ----
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Work:
-        """Starts to reduce a tensor over the ranks; reliable.
-
-        Args:
-            tensor: In place.
-            op: torch's ReduceOp.
-
-        Returns:
-            The work.
-        """
+        """Starts to reduce a tensor over the ranks, in place; reliable."""
         if self._group is None:
             return Complete()
         with reliable():
             return dist.all_reduce(tensor, op, self._group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_chunks(self, flat: Tensor) -> Work:
-        """Starts to send this rank's chunk to all; reliable.
-
-        Args:
-            flat: (world * n,), in place.
-
-        Returns:
-            The work.
-        """
+        """Starts to send this rank's chunk of (world * n,) to all, in place; reliable."""
         if self.world == 1:
             return Complete()
         own = flat.chunk(self.world)[self.rank].clone()
@@ -338,14 +238,7 @@ class Collectives:
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather(self, row: Tensor) -> Tensor:
-        """Gathers a row of each rank; reliable.
-
-        Args:
-            row: (n,), this rank's.
-
-        Returns:
-            (world, n), by rank.
-        """
+        """Gathers a row (n,) of each rank as (world, n); reliable."""
         if self._group is None:
             return row.clone().view(1, -1)
         out = row.new_empty(self.world * len(row))
@@ -356,12 +249,7 @@ class Collectives:
     def all_gather_parameters(self, row: Tensor) -> Tensor:
         """As :meth:`all_gather`, but as parameters travel.
 
-        Args:
-            row: (n,), this rank's; what :meth:`round_parameters` has made, to have the same bits
-                on all ranks.
-
-        Returns:
-            (world, n), by rank.
+        For the same bits on all ranks, :meth:`round_parameters` comes before.
         """
         if self.parameter_encoding(row) == "same":
             return self.all_gather(row)
@@ -371,25 +259,15 @@ class Collectives:
         return out.view(self.world, -1)
 
     def round_parameters(self, row: Tensor) -> None:
-        """Makes values what others get of them.
-
-        Args:
-            row: float32 (n,), in place.
-        """
+        """Rounds float32 (n,) in place to what others get of it."""
         encoding = self.parameter_encoding(row)
         if encoding != "same":
             rounded_to(row, row, encoding, self.block_elements(row, encoding))
 
     def all_gather_survivors(self, row: Tensor) -> Tensor:
-        """Gathers a row of each rank that is left.
+        """Gathers a row of integers of each rank that is left, with zeros for lost ranks.
 
         It is a sum: a gather needs all ranks, and raises where one is lost.
-
-        Args:
-            row: Integers, of one shape on all ranks.
-
-        Returns:
-            (world, ...), by rank, with zeros for lost ranks.
         """
         table = row.new_zeros((self.world, *row.shape))
         table[self.rank] = row
@@ -398,24 +276,12 @@ class Collectives:
         return table
 
     def broadcast(self, flat: Tensor) -> None:
-        """Overwrites a tensor with rank 0's; reliable.
-
-        Args:
-            flat: (n,), in place.
-        """
+        """Overwrites (n,) with rank 0's; reliable."""
         with reliable():
             dist.broadcast(flat, group=self.group, group_src=0)
 
     def gather_objects(self, value: object, to: int) -> list[Any] | None:
-        """Gathers an object of each rank; reliable.
-
-        Args:
-            value: This rank's, which can be pickled.
-            to: The rank of the group that gets them.
-
-        Returns:
-            By rank, at ``to``; None elsewhere.
-        """
+        """Gathers a picklable object of each rank at rank ``to``, None elsewhere; reliable."""
         out: list[Any] | None = [None] * self.world if self.rank == to else None
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)
@@ -426,13 +292,6 @@ class Collectives:
 
 
 def sum_of(work: Any) -> torch.futures.Future[Tensor]:
-    """What a communication hook of DDP returns for an all-reduce.
-
-    Args:
-        work: That of one tensor, with ``async_op=True``.
-
-    Returns:
-        A future of the tensor.
-    """
+    """The future that a communication hook of DDP returns for an all-reduce of one tensor."""
     out: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
     return out

@@ -22,13 +22,9 @@ PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks of a group must have alike.
+    """Lines of text that all ranks of a group must have alike."""
 
-    Attributes:
-        collectives: Of the group.
-    """
-
-    collectives: Collectives
+    collectives: Collectives  # of the group
     lines: Sequence[str]
     """One for each tensor or argument, in order."""
     device: torch.device
@@ -36,15 +32,7 @@ class Agreement:
 
 
 def as_line(name: str, tensor: Tensor) -> str:
-    """A tensor as a line of text.
-
-    Args:
-        name: The tensor's.
-        tensor: The tensor.
-
-    Returns:
-        Name, dtype and shape, and how the elements lie where not in their order.
-    """
+    """A tensor as a line of text: name, dtype, shape, and strides where not in order of indices."""
     text = f"{name} {tensor.dtype} {list(tensor.shape)}"
     if tensor.layout is not torch.strided:
         return f"{text} {tensor.layout}"
@@ -57,14 +45,7 @@ def as_line(name: str, tensor: Tensor) -> str:
 
 
 def as_lines(settings: Mapping[str, Any]) -> list[str]:
-    """Arguments as lines of text.
-
-    Args:
-        settings: By name.
-
-    Returns:
-        A line for each.
-    """
+    """Settings as lines of text, one each."""
     return [f"{name} = {value!r}" for name, value in settings.items()]
 
 
@@ -72,15 +53,8 @@ def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
     """Compares what the ranks of each group have.
 
     All ranks of each group must call this, with their groups in the same order. It takes a few
-    bytes for each group, and more only if something differs.
-
-    Args:
-        agreements: By group.
-        what: Begins the error.
-        remedy: Ends the error.
-
-    Raises:
-        MismatchError: The ranks of one group differ; on all ranks of all these groups.
+    bytes for each group, and more only if something differs. ``what`` begins, ``remedy`` ends the
+    MismatchError, which all ranks of all these groups raise.
     """
     shared = [each for each in agreements if each.collectives.world > 1]
     differ = False

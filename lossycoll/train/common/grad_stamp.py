@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 class GradStamp:
-    """The identity and version of a parameter's ``grad`` as it is now.
-
-    Args:
-        grad: The gradient; None if there is none.
-    """
+    """The identity and version of a parameter's ``grad`` as it is now."""
 
     __slots__ = ("_grad", "_version")
 
@@ -21,14 +17,7 @@ class GradStamp:
         self._version = 0 if grad is None else grad._version
 
     def fits(self, grad: Tensor | None) -> bool:
-        """Whether a gradient is the same tensor, not written to since.
-
-        Args:
-            grad: The gradient; None if there is none.
-
-        Returns:
-            True also if there is none, again.
-        """
+        """Whether a gradient is the same tensor, not written to since, or None as it was then."""
         if grad is None or self._grad is None:
             return grad is None and self._grad is None
         return grad is self._grad() and grad._version == self._version

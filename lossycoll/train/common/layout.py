@@ -25,11 +25,7 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter that is to be laid out.
-
-    Attributes:
-        shape: Its shape.
-    """
+    """A parameter that is to be laid out."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -47,36 +43,23 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketMember:
-    """A parameter in its bucket.
-
-    Attributes:
-        begin: The bucket's element at which it begins.
-        end: After its last one.
-        shape: Its shape.
-        stride: Its strides in the bucket, in elements.
-    """
+    """A parameter in its bucket."""
 
     index: int
     """The parameter's, in order of registration."""
-    begin: int
-    end: int
+    begin: int  # the bucket's element at which it begins
+    end: int  # after its last one
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    stride: tuple[int, ...]  # its strides in the bucket, in elements
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A range of elements of a bucket that is one rank's, and one parameter's.
+    """A range of elements of a bucket that is one rank's, and one parameter's."""
 
-    Attributes:
-        member: The parameter.
-        begin: The bucket's element at which it begins.
-        end: After its last one.
-    """
-
-    member: BucketMember
-    begin: int
-    end: int
+    member: BucketMember  # the parameter
+    begin: int  # the bucket's element at which it begins
+    end: int  # after its last one
 
     @property
     def offset(self) -> int:
@@ -86,18 +69,11 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What one collective carries.
+    """What one collective carries."""
 
-    Attributes:
-        key: Of all its parameters.
-        members: Its parameters, in order.
-        size: Its elements with padding, of which each rank owns as many.
-        world: The number of ranks.
-    """
-
-    key: Hashable
-    members: tuple[BucketMember, ...]
-    size: int
+    key: Hashable  # of all its parameters
+    members: tuple[BucketMember, ...]  # its parameters, in order
+    size: int  # its elements with padding, of which each rank owns as many
     world: int
 
     @property
@@ -106,14 +82,7 @@ class Bucket:
         return self.size // self.world
 
     def fragments(self, rank: int) -> list[Fragment]:
-        """What a rank owns.
-
-        Args:
-            rank: The owner.
-
-        Returns:
-            Its fragments, in order; none where its chunk is padding alone.
-        """
+        """The fragments that ``rank`` owns, in order; none where its chunk is padding alone."""
         first, last = rank * self.chunk, (rank + 1) * self.chunk
         return [
             Fragment(member, max(member.begin, first), min(member.end, last))
@@ -133,16 +102,7 @@ def lay_out(
 
     Parameters are taken last first, since the backward pass ends with the first. Those of one key
     fill one bucket after another; a parameter that is larger than a bucket has one of its own.
-
-    Args:
-        specs: The parameters, in order of registration.
-        world: The number of ranks.
-        bucket_bytes: The size of a bucket.
-        first_bytes: The size of the very first one, if that is less.
-        start: The index of the first of ``specs``.
-
-    Returns:
-        The buckets.
+    ``start`` is the index of the first of ``specs``; ``first_bytes`` bounds the very first bucket.
     """
     limit = min(first_bytes, bucket_bytes)
     filling: dict[Hashable, list[int]] = {}
@@ -191,27 +151,12 @@ def _bytes(specs: Sequence[ParameterSpec], indices: Sequence[int]) -> int:
 
 
 def round_up(value: int, unit: int) -> int:
-    """The next multiple.
-
-    Args:
-        value: What is rounded.
-        unit: Of what.
-
-    Returns:
-        The least multiple of ``unit`` that isn't below ``value``.
-    """
+    """The least multiple of ``unit`` that isn't below ``value``."""
     return -(-value // unit) * unit
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of elements in the order of their indices, the last fastest.
-
-    Args:
-        shape: A tensor's.
-
-    Returns:
-        Its strides, in elements.
-    """
+    """The strides, in elements, of a tensor in the order of its indices, the last fastest."""
     stride, out = 1, []
     for length in reversed(shape):
         out.append(stride)
@@ -220,15 +165,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill a stretch of memory, each place once, in whatever order.
-
-    Args:
-        shape: A tensor's.
-        stride: Its strides, in elements.
-
-    Returns:
-        False if there are gaps, or elements that share a place.
-    """
+    """Whether the elements fill a stretch of memory, each place once, in whatever order."""
     expected = 1
     for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
         if step != expected:

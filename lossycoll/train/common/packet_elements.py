@@ -13,16 +13,9 @@ from .staleness import Mask
 def as_elements(
     lost: Mask, per_block: int, chunk: int, device: torch.device | None = None
 ) -> Tensor:
-    """Which elements lie in lost blocks.
+    """The mask (world * chunk,) of elements in lost blocks, (world, blocks) by owner.
 
-    Args:
-        lost: bool (world, blocks), by owner.
-        per_block: Elements of a block.
-        chunk: Elements of an owner's chunk, of which the last block may be shorter.
-        device: Where the elements are; None: in host memory.
-
-    Returns:
-        bool (world * chunk,).
+    A block has ``per_block`` elements, a chunk's last one maybe fewer.
     """
     blocks = torch.from_numpy(lost).to(device=device)
     return blocks.repeat_interleave(per_block, dim=1)[:, :chunk].reshape(-1)
@@ -31,17 +24,10 @@ def as_elements(
 def missed_by_rounding(
     source: Tensor, lost: Mask, sent: Mask, per_block: int, encoding: str
 ) -> Tensor:
-    """What isn't in a mean of a contribution that was sent encoded.
+    """The part of a contribution that was lost, or rounded off by its encoding to the nearest.
 
-    Args:
-        source: float32 (world * n,), what was sent.
-        lost: bool (world, blocks), by owner.
-        sent: bool (world,), the owners that it was sent to.
-        per_block: Elements of a block.
-        encoding: How, rounded to the nearest.
-
-    Returns:
-        float32 (world * n,).
+    ``source`` and result are float32 (world * n,); ``lost`` is bool (world, blocks), by owner;
+    ``sent`` is bool (world,), the owners that it was sent to.
     """
     out = torch.zeros_like(source)
     chunk = len(source) // len(sent)
@@ -55,13 +41,9 @@ def missed_by_rounding(
 
 
 def rounded_to(out: Tensor, source: Tensor, encoding: str, per_block: int) -> None:
-    """Writes what a receiver makes of elements.
+    """Fills float32 (n,) with what a receiver decodes of ``source``, by packets of ``per_block``.
 
-    Args:
-        out: float32 (n,), is filled; may be ``source``.
-        source: float32 (n,), contiguous as ``out``, and on its device.
-        encoding: A name of plan.codec's, that rounds to the nearest.
-        per_block: Elements of a packet.
+    The encoding rounds to the nearest; ``out`` may be ``source``.
     """
     held = source.cpu()  # codecs work on host memory; what is there is itself
     room = out if out.is_cpu else held

@@ -1,20 +1,23 @@
-"""A training's state as bytes: its tensors one after another, and a skeleton that says what they
-are. The skeleton is JSON, so reading a peer's runs no code of it."""
+"""A training's state as bytes, and from one rank to all: its tensors one after another, and a
+skeleton that says what they are. The skeleton is JSON, so reading a peer's runs no code of it."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lossycoll.errors import CheckpointError
-from lossycoll.runtime.swarm.state import Bytes
+from lossycoll.options.scopes import reliable
 
+Bytes: TypeAlias = NDArray[np.uint8]
 DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -26,16 +29,9 @@ MOST_DEPTH: Final = 16
 
 
 def packed(state: Any) -> tuple[bytes, Bytes]:
-    """A state as bytes.
+    """A state as bytes: its skeleton, and its tensors' bytes (n,), copied.
 
-    Args:
-        state: Dicts, lists, tuples, numbers, text, None and dense tensors, in one another.
-
-    Returns:
-        The skeleton, and the tensors' bytes, shape (n,), a copy.
-
-    Raises:
-        CheckpointError: Something in it is nothing of these.
+    It is of dicts, lists, tuples, numbers, text, None and dense tensors; else CheckpointError.
     """
     tensors: list[Tensor] = []
     try:
@@ -54,18 +50,9 @@ def packed(state: Any) -> tuple[bytes, Bytes]:
 
 
 def unpacked(skeleton: bytes, data: Bytes, *, copies: bool = False) -> Any:
-    """Reads a state.
+    """The state that :func:`packed` made; CheckpointError if skeleton and bytes are not of one.
 
-    Args:
-        skeleton: As :func:`packed` returned it.
-        data: As that did, shape (n,).
-        copies: Whether each tensor has memory of its own, so that ``data`` may go.
-
-    Returns:
-        The state. Its tensors are views of ``data``, or copies where they have to be.
-
-    Raises:
-        CheckpointError: They are no state, or not of one another.
+    Its tensors are views of ``data``; with ``copies`` none is, so that ``data`` may go.
     """
     try:
         bones = json.loads(skeleton)
@@ -138,3 +125,52 @@ class _Reader:
         is_fit = piece.ctypes.data % dtype.itemsize == 0 and not self._copies
         aligned = piece if is_fit else piece.copy()
         return torch.from_numpy(aligned).view(dtype).reshape(tuple(shape))
+
+
+MOST_BYTES: Final = 1 << 40
+FAILED: Final = -1
+
+
+def octets(text: bytes) -> Tensor:
+    """Bytes as a uint8 tensor (n,) in host memory, a copy."""
+    return (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        if text
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
+
+
+def state_from(
+    source: int, state: Callable[[], Any], group: dist.ProcessGroup | None = None
+) -> tuple[bytes, Bytes]:
+    """The state of rank ``source`` for all ranks of a group, reliably. All of them call this.
+
+    ``state`` is called at ``source`` alone; the result is for ``unpacked``. A state that can't
+    travel raises CheckpointError on all ranks.
+    """
+    skeleton, data, failure = b"", torch.empty(0, dtype=torch.uint8, device="cpu"), ""
+    if dist.get_rank(group) == source:
+        try:
+            skeleton, array = packed(state())
+            data = torch.from_numpy(array)
+        except Exception as error:  # of a user's class, whatever it is: all ranks hear of it
+            failure = f"{type(error).__name__}: {error}"
+    with reliable():
+        sizes = torch.tensor([FAILED if failure else len(skeleton), data.numel()], device="cpu")
+        dist.broadcast(sizes, group=group, group_src=source)
+        text, length = sizes.tolist()
+        if text == FAILED:
+            raise CheckpointError(failure or f"rank {source} has a state that can't travel")
+        if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
+            raise CheckpointError(f"rank {source} has a state of {text} and {length} bytes")
+        bones = _received(octets(skeleton), text, source, group)
+        values = _received(data, length, source, group)
+    return bones.numpy().tobytes(), values.numpy()
+
+
+def _received(tensor: Tensor, length: int, source: int, group: dist.ProcessGroup | None) -> Tensor:
+    if dist.get_rank(group) != source:
+        tensor = torch.empty(length, dtype=torch.uint8, device="cpu")
+    if length:
+        dist.broadcast(tensor, group=group, group_src=source)
+    return tensor

@@ -21,31 +21,19 @@ MEANS: Final = ("max_missing", "repair", "fec")
 
 @dataclass(frozen=True)
 class Recovery:
-    """What is brought back, of those who can lose packets.
+    """Rounds of resending and bounds on loss for collectives that can lose packets."""
 
-    Attributes:
-        max_missing: The share of packets that may be missing; None: as ``repair`` leaves.
-        repair: Rounds of resending; None: as the group has it.
-        asked: Whether the user has said so. Otherwise what the group was given goes first.
-    """
-
+    # the share of packets that may be missing; None: as ``repair`` leaves
     max_missing: float | None = None
-    repair: int | None = None
+    repair: int | None = None  # rounds of resending; None: as the group has it
+    # whether the user has said so. Otherwise what the group was given goes first.
     asked: bool = True
 
     @classmethod
     def of(cls, max_missing: float | None, repair: int | None) -> Recovery:
-        """What the arguments of a method mean.
+        """The recovery that a method's arguments ask for; else OptionError.
 
-        Args:
-            max_missing: As the option; None: MAX_MISSING, unless ``repair`` is given.
-            repair: Rounds of resending; None: none, besides what the group has.
-
-        Returns:
-            The recovery.
-
-        Raises:
-            OptionError: A value isn't allowed.
+        ``max_missing`` is MAX_MISSING unless one of the two is given; ``repair`` is in rounds.
         """
         if repair is not None and not is_whole(repair, 0, MOST_REPAIR):
             raise OptionError(
@@ -61,13 +49,8 @@ class Recovery:
     def changes(self, options: Options, *, exact: bool) -> dict[str, Any]:
         """The options that a call is made with, besides those in force.
 
-        Args:
-            options: Those in force: the group's, as the scope around changes them.
-            exact: Whether they hold as they are. Otherwise a scope or the group may ask for more
-                rounds, and what it was given goes before what nobody asked for.
-
-        Returns:
-            Values by name.
+        Without ``exact`` a scope or the group may ask for more rounds, and what it was given goes
+        before what nobody asked for.
         """
         changes: dict[str, Any] = {}
         if self.repair is not None:

@@ -28,14 +28,9 @@ Groups = tuple[dist.ProcessGroup, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """What this rank holds of one parameter.
+    """What this rank holds of one parameter."""
 
-    Attributes:
-        name: The parameter's in the model.
-        parameter: The parameter.
-    """
-
-    name: str
+    name: str  # the parameter's in the model
     parameter: nn.Parameter
     copies: Groups
     """Groups of ranks that hold the same, one for each such dimension of the mesh."""
@@ -51,16 +46,9 @@ class Holding:
 def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:
     """The model's parameters, tied ones once, named as in the module that is wrapped.
 
-    Args:
-        model: Plain, wrapped by DDP, torch.compile and the like, or sharded by fully_shard.
-        group: The ranks that hold a copy of the model. None: DDP's, else the default group.
-
-    Returns:
-        What this rank holds of each.
-
-    Raises:
-        UnsupportedError: The model is FSDP1's or DeepSpeed's, ``group`` was passed although
-            parameters are DTensors, which know theirs, or this rank isn't in it.
+    The model is plain, wrapped (DDP, torch.compile, ...) or of fully_shard's. ``group``: the ranks
+    with a copy; None: DDP's, else the default. UnsupportedError: FSDP1, DeepSpeed, or a group for
+    DTensors.
     """
     ddp, inner = ddp_of(model), innermost(model)
     if ddp is not None and group is None:
@@ -70,45 +58,21 @@ def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holdi
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor.
-
-    Args:
-        tensor: Plain, or a DTensor.
-
-    Returns:
-        A view without autograd.
-    """
+    """This rank's part of a tensor, or of a DTensor: a view without autograd."""
     whole: Any = tensor
     held: Tensor = whole.to_local() if is_dtensor(tensor) else whole
     return held.detach()
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is one of several ranks.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        Whether it is a DTensor.
-    """
+    """Whether a tensor is one of several ranks."""
     # Importing it takes seconds, and whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """All elements in one dimension, in the order of memory.
-
-    Args:
-        tensor: Without gaps.
-
-    Returns:
-        (n,), a view.
-
-    Raises:
-        UnsupportedError: The tensor has gaps, or several elements share one place.
-    """
+    """A view (n,) of all elements in order of memory; UnsupportedError if gaps or overlaps."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     if not is_dense(tensor.shape, tensor.stride()):
@@ -152,14 +116,9 @@ def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None
 
 
 def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Tensor]]]:
-    """Cuts tensors into spans, and puts these together in batches.
+    """Cuts tensors without gaps into spans, in batches of at most ``elements``.
 
-    Args:
-        tensors: Without gaps.
-        elements: The most of a batch.
-
-    Yields:
-        The spans of one batch: (number of the tensor, one-dimensional view).
+    A span is the number of the tensor, and a one-dimensional view.
     """
     batch: list[tuple[int, Tensor]] = []
     room = elements
@@ -177,12 +136,5 @@ def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Te
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Complex elements as pairs of real ones.
-
-    Args:
-        tensor: Of any type.
-
-    Returns:
-        A view; the tensor itself if it isn't complex.
-    """
+    """A view of complex elements as pairs of real ones; other tensors as they are."""
     return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

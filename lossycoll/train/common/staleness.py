@@ -29,12 +29,7 @@ Mask = NDArray[np.bool_]
 class Staleness:
     """The ages of one bucket's blocks at one rank.
 
-    Args:
-        rank: This rank, whose own blocks have age 0.
-        world: The number of ranks.
-        blocks: Blocks of each rank's chunk.
-        max_age: The staleness bound: a block of that age is needed in the next step. None: no
-            bound.
+    This rank's own have age 0. A block of age ``max_age`` is needed in the next step.
     """
 
     def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
@@ -46,13 +41,9 @@ class Staleness:
         """Steps, int32 (world, blocks), by owner."""
 
     def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
-        """The blocks that the next step must bring.
+        """The blocks, bool (world, blocks), that the next step must bring; None: none.
 
-        Args:
-            strict: bool (world,), owners all of whose blocks must arrive but for a sample.
-
-        Returns:
-            bool (world, blocks); None if there are none.
+        All blocks of the owners in ``strict``, bool (world,), must arrive but for a sample.
         """
         if self._max_age is None:
             return None
@@ -63,11 +54,7 @@ class Staleness:
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
-        """Takes in one more step.
-
-        Args:
-            arrived: bool (world, blocks), by owner.
-        """
+        """Takes in one more step's arrivals, bool (world, blocks) by owner."""
         self._steps += 1
         self.values += 1
         self.values[arrived] = 0
@@ -79,15 +66,7 @@ class Staleness:
 
 
 def histogram(ages: Iterable[Staleness], rank: int) -> tuple[int, ...]:
-    """How many blocks of other ranks have which age, over several buckets.
-
-    Args:
-        ages: Of each bucket.
-        rank: This rank, whose own blocks don't count.
-
-    Returns:
-        The number of blocks of age 0, 1, ...
-    """
+    """The numbers of other ranks' blocks of age 0, 1, ..., over several buckets."""
     values = [np.delete(entry.values, rank, axis=0).ravel() for entry in ages]
     joined = np.concatenate(values) if values else np.zeros(0, np.int32)
     return tuple(int(count) for count in np.bincount(joined))

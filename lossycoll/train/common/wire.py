@@ -17,29 +17,16 @@ KNOWN: Final = tuple(name for name in codec.ENCODINGS if name != FP16)
 
 @dataclass(frozen=True)
 class Wire:
-    """The encodings that were asked for.
+    """The encodings that were asked for."""
 
-    Attributes:
-        gradients: Of gradients; None: as the group has it.
-        parameters: Of parameters.
-    """
-
-    gradients: str | None = None
-    parameters: str = "same"
+    gradients: str | None = None  # of gradients; None: as the group has it
+    parameters: str = "same"  # of parameters
 
     @classmethod
     def of(cls, wire: str | None) -> Wire:
-        """What the argument of a method means.
+        """The encodings that a method's argument asks for; else OptionError.
 
-        Args:
-            wire: An encoding for both; or two, of gradients and of parameters, as "int4/int8" or
-                "int4/same". None: nothing is asked for.
-
-        Returns:
-            The encodings.
-
-        Raises:
-            OptionError: There is no such encoding.
+        One for both; or two, of gradients and of parameters, as "int4/int8" or "int4/same".
         """
         if wire is None:
             return cls()
@@ -74,13 +61,5 @@ NOT_ASKED: Final = Wire()
 
 def exactly(encoding: str, options: Options) -> str:
     """The name of an encoding whose sender works out what a receiver makes of it: rounded to the
-    nearest, so that it needs no draws.
-
-    Args:
-        encoding: One of plan.codec's, without parameters.
-        options: Those in force, whose parameters it takes.
-
-    Returns:
-        A name of plan.codec's.
-    """
+    nearest, so that it needs no draws."""
     return codec.named(encoding, options.wire_group, options.wire_spikes)

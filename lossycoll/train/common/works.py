@@ -20,12 +20,7 @@ class Work(Protocol):
 
 
 class BlockGather:
-    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived.
-
-    Args:
-        work: The collective.
-        arrived: Says, once the result is there, which blocks arrived.
-    """
+    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
 
     def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
         self._work = work
@@ -44,12 +39,7 @@ class BlockGather:
 
 
 class ReportedMean:
-    """A mean whose senders learn what of their contributions isn't in it.
-
-    Args:
-        work: The collective.
-        missed: Says so, once it is complete.
-    """
+    """A mean whose senders learn what of their contributions isn't in it."""
 
     def __init__(self, work: Work, missed: Callable[[], Tensor | None]) -> None:
         self._work = work
@@ -69,11 +59,7 @@ class ReportedMean:
 
 class OnHost:
     """A collective that is waited for on the host, wherever its tensors lie, so that its error is
-    known when :meth:`wait` has returned.
-
-    Args:
-        work: The collective.
-    """
+    known when :meth:`wait` has returned."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -98,12 +84,6 @@ def wait_result(work: Work) -> None:
 
     What this rank sends may still be asked for, so no tensor of the collective may be written until
     ``work.wait()`` has returned.
-
-    Args:
-        work: What was started.
-
-    Raises:
-        Exception: It has failed before.
     """
     if isinstance(work, LossyWork | BlockGather):
         work.wait_result()
@@ -112,14 +92,7 @@ def wait_result(work: Work) -> None:
 
 
 def wait_all(works: Sequence[Work]) -> None:
-    """Waits for all, also after one has failed.
-
-    Args:
-        works: What was started.
-
-    Raises:
-        Exception: The first failure.
-    """
+    """Waits for all, also after one has failed; raises the first failure."""
     failure: Exception | None = None
     for work in works:
         try:

@@ -25,17 +25,8 @@ def steps_of(optimizer: object, method: str) -> Optimizer:
     Accelerate's AcceleratedOptimizer is a torch optimizer by its class, and has none of its hooks,
     since it never runs that constructor; nor has Lightning's, which takes on the class of what it
     wraps. Both have what they wrap as ``optimizer``. An optimizer that has hooks of its own counts
-    as the one that steps, whatever it wraps.
-
-    Args:
-        optimizer: What the caller passed.
-        method: Who wants it, for the error.
-
-    Returns:
-        It, or the first inside it that has hooks.
-
-    Raises:
-        UnsupportedError: There is none.
+    as the one that steps, whatever it wraps. UnsupportedError, which names ``method``: there is
+    none.
     """
     found = optimizer
     for _ in range(MOST_LAYERS):
@@ -52,16 +43,8 @@ def steps_of(optimizer: object, method: str) -> Optimizer:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """A model, and what it wraps, from outside to inside.
 
-    A wrapper has no parameters but those of what it wraps.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The model first.
-
-    Raises:
-        UnsupportedError: One of them keeps the parameters elsewhere.
+    A wrapper has no parameters but those of what it wraps. UnsupportedError: one of them keeps the
+    parameters elsewhere.
     """
     layers = [model]
     while (inner := _inside(layers[-1])) is not None and len(layers) < MOST_LAYERS:
@@ -80,14 +63,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
 
 
 def check_keeps_parameters(module: nn.Module) -> None:
-    """Refuses wrappers whose parameters are views of memory of the wrapper's own.
-
-    Args:
-        module: Any module.
-
-    Raises:
-        UnsupportedError: It is one.
-    """
+    """Refuses (UnsupportedError) wrappers whose parameters are views of their own memory."""
     name = type(module).__name__
     sharded = sys.modules.get("torch.distributed.fsdp")
     if sharded is not None and isinstance(module, sharded.FullyShardedDataParallel):
@@ -108,12 +84,6 @@ def innermost(model: nn.Module) -> nn.Module:
 
     ``module`` is a name that models of one's own have as well, so it counts as a wrapper's only
     around or within one that is known.
-
-    Args:
-        model: Plain or wrapped.
-
-    Returns:
-        What is inside DistributedDataParallel, torch.compile and the like.
     """
     layers = layers_of(model)
     known = [inner for outer, inner in pairwise(layers) if _is_known(outer)]
@@ -127,13 +97,6 @@ def _is_known(wrapper: nn.Module) -> bool:
 
 
 def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
-    """The DistributedDataParallel that a model is, or wraps.
-
-    Args:
-        model: Plain or wrapped.
-
-    Returns:
-        The outermost one; None: there is none.
-    """
+    """The outermost DistributedDataParallel that a model is, or wraps, if there is one."""
     found = (each for each in layers_of(model) if isinstance(each, DistributedDataParallel))
     return next(found, None)

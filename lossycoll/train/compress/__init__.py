@@ -2,5 +2,5 @@
 
 ``arc_topk`` is what users construct, ``settings`` its arguments. ``step`` compresses one bucket:
 ``rows`` and ``selection`` say which rows are sent, ``transport`` sends them, ``error_memory`` keeps
-what was not delivered, and ``rank_memory`` holds that of all gradients between steps.
+what was not delivered, of each gradient and of all between steps.
 """

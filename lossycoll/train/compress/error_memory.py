@@ -19,26 +19,23 @@ is the mean of the ranks' ``own`` at any loss, and nothing is forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
+
+from lossycoll.errors import CheckpointError
 
 from .selection import Parts
 
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """Addends of a matrix's rows.
+    """Addends of a matrix's rows."""
 
-    Attributes:
-        index: int64 (k,), the rows.
-        values: (k, n), what is added to each of them.
-    """
-
-    index: Tensor
-    values: Tensor
+    index: Tensor  # int64 (k,), the rows
+    values: Tensor  # (k, n), what is added to each of them
 
 
 class ErrorMemory:
@@ -61,43 +58,19 @@ class ErrorMemory:
         return True
 
     def move(self, device: torch.device) -> None:
-        """Has what is remembered on a device, as one that was loaded need not be.
-
-        Args:
-            device: The gradient's.
-        """
+        """Moves what is remembered to the gradient's device: after loading it may be elsewhere."""
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
 
     def parts(self, gradient: Tensor) -> Parts:
-        """What is to be compressed; changes nothing.
-
-        Args:
-            gradient: (m, n), this rank's.
-
-        Returns:
-            An (m, n) matrix as a sum.
-        """
+        """The addends (m, n) of what is to be compressed of a gradient (m, n); changes nothing."""
         return [(gradient, 1.0)]
 
     def accumulate(self, gradient: Tensor) -> Tensor:
-        """Takes a gradient in.
-
-        Args:
-            gradient: (m, n), this rank's.
-
-        Returns:
-            (m, n), the matrix that :meth:`select` reads.
-        """
+        """Takes a gradient (m, n) in, and returns the matrix (m, n) that :meth:`select` reads."""
         return gradient
 
     def select(self, accumulated: Tensor, index: Tensor, out: Tensor) -> None:
-        """Writes c, the chosen rows of what is compressed.
-
-        Args:
-            accumulated: What :meth:`accumulate` returned.
-            index: int64 (k,), the rows.
-            out: (k, n), is filled.
-        """
+        """Writes c (k, n), the rows ``index``, int64 (k,), of what is compressed."""
         rows = out if out.dtype == accumulated.dtype else accumulated.new_empty(out.shape)
         torch.index_select(accumulated, 0, index, out=rows)
         self._subtract_sent(rows, index)
@@ -108,12 +81,10 @@ class ErrorMemory:
         """Takes from ``rows`` what all ranks have of them already."""
 
     def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
-        """Ends a step.
+        """Ends a step: ``result`` (m, n), maybe the gradient itself, becomes what is to be used.
 
-        Args:
-            delivered: The rows that this rank sent, zeros where they were lost.
-            applied: What is added up over all ranks, their means.
-            result: (m, n), becomes what is to be used; may be the gradient itself.
+        ``delivered`` are the rows that this rank sent, zeros where lost; ``applied`` are their
+        means over all ranks, which are added up.
         """
         self._replace(applied, result)
 
@@ -123,13 +94,7 @@ class ErrorMemory:
             result.index_add_(0, rows.index, rows.values)
 
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
-        """Takes in the first gradient, which was sent whole.
-
-        Args:
-            gradient: (m, n), this rank's.
-            delivered: (m, n), what of it arrived, zeros elsewhere.
-            mean: (m, n), what all ranks got.
-        """
+        """Takes in the first gradient (m, n), sent whole: what of it arrived, and its mean."""
 
 
 class EF14Memory(ErrorMemory):
@@ -181,8 +146,7 @@ class EF21Memory(ErrorMemory):
 class EF21MMemory(EF21Memory):
     """EF21 of the running average of this rank's gradients (arXiv 2305.15155).
 
-    Args:
-        momentum: eta, the weight of the new gradient in it, above 0 up to 1.
+    ``momentum`` is eta, the weight of the new gradient in it, above 0 up to 1.
     """
 
     names: ClassVar[tuple[str, ...]] = ("own", "all", "average")
@@ -213,14 +177,69 @@ RULES: Final[Mapping[str, type[ErrorMemory]]] = {
 
 
 def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
-    """Makes an empty memory.
-
-    Args:
-        rule: One of RULES.
-        momentum: That of ``ef21m``; others have none.
-
-    Returns:
-        The memory of one matrix.
-    """
+    """An empty memory of one matrix, by one of RULES; ``momentum`` is that of ``ef21m``."""
     kind = RULES[rule]
     return EF21MMemory(momentum) if kind is EF21MMemory else kind()
+
+
+@dataclass
+class RankMemory:
+    """The memories of one rank's gradients, by the gradient's key."""
+
+    rule: str  # that of error feedback
+    momentum: float  # that of the rule ``ef21m``
+    matrices: dict[str, ErrorMemory] = field(default_factory=dict)
+    """Of gradients whose rows are chosen."""
+    residuals: dict[str, Tensor] = field(default_factory=dict)
+    """What was lost of gradients that are sent whole, to be added to the next ones."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of all gradients so far."""
+
+    def of(self, key: str) -> ErrorMemory:
+        """The memory of a gradient, by its key; an empty one if there is none yet."""
+        memory = self.matrices.get(key)
+        if memory is None:
+            memory = self.matrices[key] = memory_of(self.rule, self.momentum)
+        return memory
+
+    def remembered(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Keys and shapes of the matrices of which something is remembered, in order."""
+        begun = {key for key, memory in self.matrices.items() if memory.tensors}
+        return [(key, shape) for key, shape in sorted(self.shapes.items()) if key in begun]
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors that are remembered."""
+        tensors = [t for memory in self.matrices.values() for t in memory.tensors.values()]
+        return sum(t.numel() * t.element_size() for t in (*tensors, *self.residuals.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that is remembered, for :meth:`from_state_dict`."""
+        return {
+            "memories": {key: _copied(memory.tensors) for key, memory in self.matrices.items()},
+            "shapes": dict(self.shapes),
+            "owed": _copied(self.residuals),
+        }
+
+    @classmethod
+    def from_state_dict(
+        cls, rule: str, momentum: float, state_dict: Mapping[str, Any]
+    ) -> RankMemory:
+        """A memory with copies of the tensors saved by :meth:`state_dict`; ``rule`` is today's.
+
+        CheckpointError: the tensors are another rule's.
+        """
+        found = cls(rule, momentum)
+        names = RULES[rule].names
+        for key, tensors in state_dict["memories"].items():
+            if tensors and set(tensors) != set(names):
+                raise CheckpointError(
+                    f"the state of {key!r} has {', '.join(tensors)}, wanted {', '.join(names)}"
+                )
+            found.of(key).tensors = _copied(tensors)
+        found.shapes = dict(state_dict["shapes"])
+        found.residuals = _copied(state_dict["owed"])
+        return found
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

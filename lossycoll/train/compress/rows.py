@@ -17,15 +17,10 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class MatrixShape:
-    """Stretches of memory of equal length.
+    """Stretches of memory of equal length."""
 
-    Attributes:
-        rows: How many there are.
-        columns: Elements of each.
-    """
-
-    rows: int
-    columns: int
+    rows: int  # how many there are
+    columns: int  # elements of each
 
     @property
     def numel(self) -> int:
@@ -36,73 +31,34 @@ class MatrixShape:
 def by_first_dimension(shape: Sequence[int]) -> MatrixShape:
     """The first dimension against all others.
 
-    A row is then an output of a linear layer, a filter of a convolution, a token of an embedding.
-
-    Args:
-        shape: A tensor's.
-
-    Returns:
-        The matrix; (1, 1) for a scalar.
+    A row is then an output of a linear layer, a filter of a convolution, a token of an embedding. A
+    scalar is (1, 1).
     """
     return MatrixShape(shape[0], math.prod(shape[1:])) if shape else MatrixShape(1, 1)
 
 
 def by_element(shape: Sequence[int]) -> MatrixShape:
-    """Makes every element a row of its own.
-
-    Args:
-        shape: A tensor's.
-
-    Returns:
-        A matrix of one column.
-    """
+    """Makes every element a row of its own."""
     return MatrixShape(math.prod(shape), 1)
 
 
 def kept_rows(rows: int, ratio: float) -> int:
-    """K = ceil(ratio * rows), at least 1 (arXiv 2510.26709, docstring of the paper's code).
-
-    Args:
-        rows: m, all rows.
-        ratio: mu, the share of them that is sent, above 0 up to 1.
-
-    Returns:
-        The number of rows that are sent.
-    """
+    """K = ceil(ratio * rows), at least 1 (arXiv 2510.26709, docstring of the paper's code)."""
     return min(rows, max(1, math.ceil(ratio * rows - ROUNDING)))
 
 
 def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
-    """Whether sketch and rows, m r + K n numbers, are fewer than all, m n.
-
-    Args:
-        matrix: m rows of n columns.
-        ratio: As in :func:`kept_rows`.
-        sketch_dim: r, numbers of a row's sketch.
-
-    Returns:
-        Whether compression sends less.
-    """
+    """Whether sketch and rows, m r + K n numbers, are fewer than all, m n."""
     sent = matrix.rows * sketch_dim + kept_rows(matrix.rows, ratio) * matrix.columns
     return sent < matrix.numel
 
 
 def as_matrix(tensor: Tensor, matrix: MatrixShape) -> Tensor:
-    """A tensor as rows, in the order of its memory, which the result shares.
+    """A view (rows, columns) of a tensor in the order of its memory; ValueError if it has gaps.
 
     That order is the one of its indices, or another (``channels_last``): the first dimension must
     be the outermost in either. Where it isn't, rows are other stretches of memory, the same on all
     ranks.
-
-    Args:
-        tensor: Without gaps.
-        matrix: As many elements.
-
-    Returns:
-        A view of shape (rows, columns).
-
-    Raises:
-        ValueError: The tensor has gaps.
     """
     if not is_dense(tuple(tensor.shape), tensor.stride()):
         raise ValueError(f"shape {tuple(tensor.shape)} and stride {tensor.stride()} have gaps")

@@ -18,14 +18,7 @@ Parts = Sequence[tuple[Tensor, float]]
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """Makes a generator of random numbers; torch's global one is not used.
-
-    Args:
-        numbers: Its seed; other numbers, or another order of them, make another generator.
-
-    Returns:
-        The generator, on the CPU.
-    """
+    """A generator on the CPU, seeded by the numbers in order; torch's global one isn't used."""
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 0x9E3779B9) % (1 << 62)
@@ -33,19 +26,11 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tensor) -> Tensor:
-    """V^T / sqrt(r) of independent N(0, 1).
+    """V^T / sqrt(r), (r, n), of independent N(0, 1), of the type and on the device of ``like``.
 
     E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
-    relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones.
-
-    Args:
-        columns: n, the length of a row.
-        sketch_dim: r, numbers of a row's sketch.
-        draw: The generator, in the same state on all ranks.
-        like: Has the type and the device that are wanted.
-
-    Returns:
-        (r, n).
+    relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones. The
+    generator is in the same state on all ranks.
     """
     # torch draws normal numbers 16 at a time, and draws the last 16 again for any other length.
     v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
@@ -54,14 +39,9 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
 
 
 def sketch(parts: Parts, v: Tensor) -> Tensor:
-    """(G V / sqrt(r))^T of a matrix G, in one pass over each part of it.
+    """(G V / sqrt(r))^T, (r, m), of a matrix G (m, n) as a sum, in one pass over each part of it.
 
-    Args:
-        parts: G, (m, n), as a sum.
-        v: (r, n), what :func:`directions` returned.
-
-    Returns:
-        (r, m), one column for each row of G.
+    V is what :func:`directions` returned.
     """
     (first, factor), *rest = parts
     out = torch.mm(v, first.t())
@@ -73,15 +53,9 @@ def sketch(parts: Parts, v: Tensor) -> Tensor:
 
 
 def scores(sketch: Tensor) -> Tensor:
-    """The squared norm of each row's sketch, up to a common factor.
+    """The squared norm (m,) of each row's sketch (r, m) of all ranks, up to a common factor.
 
     It is relative to the largest entry, so that no square overflows, and none that counts vanishes.
-
-    Args:
-        sketch: (r, m), summed over the ranks.
-
-    Returns:
-        (m,), by row.
     """
     # Not a norm over a dimension: the library chooses in which order that adds.
     largest = sketch.abs().max()
@@ -93,14 +67,7 @@ def scores(sketch: Tensor) -> Tensor:
 
 
 def row_scores(parts: Parts) -> Tensor:
-    """The squared norm of each row; exact, of this rank alone.
-
-    Args:
-        parts: A matrix (m, n) as a sum.
-
-    Returns:
-        (m,), by row.
-    """
+    """The squared norm (m,) of each row; exact, of this rank alone."""
     (first, factor), *rest = parts
     total = first if not rest and factor == 1.0 else first * factor
     for tensor, factor in rest:
@@ -110,14 +77,9 @@ def row_scores(parts: Parts) -> Tensor:
 
 
 def best(scores: Tensor, k: int) -> Tensor:
-    """The rows of the highest scores; of equal ones the first. NaN counts as highest.
+    """The rows of the ``k`` highest scores, int64 ascending; of equal ones the first.
 
-    Args:
-        scores: (m,), by row.
-        k: How many are wanted.
-
-    Returns:
-        int64 (min(k, m),), ascending.
+    NaN is highest.
     """
     if k >= len(scores):
         return torch.arange(len(scores), device=scores.device)
@@ -133,14 +95,8 @@ def best(scores: Tensor, k: int) -> Tensor:
 
 
 def random_rows(rows: int, k: int, draw: torch.Generator) -> Tensor:
-    """Draws rows, each set of them equally likely.
+    """Draws ``k`` rows, int64 ascending, each set of them equally likely.
 
-    Args:
-        rows: m, all rows.
-        k: How many are wanted.
-        draw: The generator, in the same state on all ranks.
-
-    Returns:
-        int64 (k,), ascending.
+    The generator is in the same state on all ranks.
     """
     return torch.randperm(rows, generator=draw)[:k].sort().values

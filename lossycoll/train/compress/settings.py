@@ -22,37 +22,21 @@ DENSE_BELOW: Final = 1024
 
 @dataclass(frozen=True)
 class ARCTopKSettings:
-    """The arguments of an :class:`~lossycoll.ARCTopKState`, the same on all ranks.
+    """The arguments of an :class:`~lossycoll.ARCTopKState`, the same on all ranks."""
 
-    Attributes:
-        ratio: mu, the share of each matrix's rows that is sent, above 0 up to 1.
-        sketch_dim: r, numbers of a row's sketch.
-        start_iter: Steps that send gradients whole before the first that chooses rows.
-        error_feedback: The rule, one of RULES.
-        momentum: eta of the rule ``ef21m``, above 0 up to 1.
-        method: How rows are chosen, one of METHODS.
-        sketch_dtype: The type in which sketches are summed; None: the gradient's, or float32
-            where that has fewer bits.
-        dense_below: A gradient of fewer elements is sent whole.
-        on_nonfinite: What becomes of NaN and infinity: ``"pass"`` or ``"raise"``.
-        seed: Of what is drawn.
-        wire: How rows, and what is sent whole, travel; None: as the group has it.
-
-    Raises:
-        OptionError: A value that is refused.
-    """
-
-    ratio: float = 0.2
-    sketch_dim: int = 4
-    start_iter: int = 1000
-    error_feedback: str = "ef21m"
-    momentum: float = 0.9
-    method: str = "arc"
+    ratio: float = 0.2  # mu, the share of each matrix's rows that is sent, above 0 up to 1
+    sketch_dim: int = 4  # r, numbers of a row's sketch
+    start_iter: int = 1000  # steps that send gradients whole before the first that chooses rows
+    error_feedback: str = "ef21m"  # the rule, one of RULES
+    momentum: float = 0.9  # eta of the rule ``ef21m``, above 0 up to 1
+    method: str = "arc"  # how rows are chosen, one of METHODS
+    # the type in which sketches are summed; None: the gradient's, or float32 where that has fewer
+    # bits
     sketch_dtype: torch.dtype | None = None
-    dense_below: int = DENSE_BELOW
-    on_nonfinite: str = "pass"
-    seed: int = 0
-    wire: str | None = None
+    dense_below: int = DENSE_BELOW  # a gradient of fewer elements is sent whole
+    on_nonfinite: str = "pass"  # what becomes of NaN and infinity: ``"pass"`` or ``"raise"``
+    seed: int = 0  # of what is drawn
+    wire: str | None = None  # how rows, and what is sent whole, travel; None: as the group has it
 
     def __post_init__(self) -> None:
         for name in ("ratio", "momentum"):

@@ -27,41 +27,27 @@ from .transport import Mean, is_exact, mean, padded, sent_bytes
 
 @dataclass
 class TrafficCounts:
-    """Numbers (not bytes) that this rank has handed to collectives, by what they are.
+    """Numbers (not bytes) that this rank has handed to collectives, by what they are."""
 
-    Attributes:
-        whole: Of gradients that are sent whole.
-        sketch: Of sketches.
-        rows: Of chosen rows.
-        indices: Of the rows that a rank has chosen by itself.
-        flags: That say whether something isn't finite.
-        bytes: All of these, in bytes.
-    """
-
-    whole: int = 0
-    sketch: int = 0
-    rows: int = 0
-    indices: int = 0
-    flags: int = 0
+    whole: int = 0  # of gradients that are sent whole
+    sketch: int = 0  # of sketches
+    rows: int = 0  # of chosen rows
+    indices: int = 0  # of the rows that a rank has chosen by itself
+    flags: int = 0  # that say whether something isn't finite
     lost: int = 0
     """Of those in ``rows`` and ``whole``, what was not delivered as it is: what is missing is still
     remembered."""
-    bytes: int = 0
+    bytes: int = 0  # all of these, in bytes
 
 
 @dataclass(eq=False)
 class BucketGradient:
-    """One gradient of a bucket.
+    """One gradient of a bucket."""
 
-    Attributes:
-        key: By which it is known from one step to the next.
-        tensor: This rank's; replaced by what is to be used.
-    """
-
-    key: str
+    key: str  # by which it is known from one step to the next
     name: str
     """As errors call it."""
-    tensor: Tensor
+    tensor: Tensor  # this rank's; replaced by what is to be used
     shape: MatrixShape | None
     """The matrix whose rows are chosen; None to send the gradient whole."""
     memory: ErrorMemory | None
@@ -100,24 +86,12 @@ class BucketGradient:
         return len(self.index) * self.matrix.shape[1]
 
     def select(self, out: Tensor) -> None:
-        """Takes the gradient into the memory, and writes the rows that are sent.
-
-        Args:
-            out: (k * n,), is filled.
-        """
+        """Takes the gradient into the memory, and writes the rows to send to ``out``, (k * n,)."""
         accumulated = self.error_memory.accumulate(self.matrix)
         self.error_memory.select(accumulated, self.index, out.view(len(self.index), -1))
 
     def rows_of(self, index: Tensor, values: Tensor) -> RowSum:
-        """Elements of a collective as rows of the matrix, in its type.
-
-        Args:
-            index: int64 (k,), the rows.
-            values: (k * n,).
-
-        Returns:
-            The rows.
-        """
+        """Elements (k * n,) as rows ``index``, int64 (k,), of the matrix, in its type."""
         return RowSum(index, values.view(len(index), -1).to(self.matrix.dtype))
 
     def write_back(self) -> None:
@@ -128,40 +102,19 @@ class BucketGradient:
 
 @dataclass(frozen=True, slots=True)
 class GradientSpan:
-    """One gradient's elements of a vector in which the ranks' gradients travel.
+    """One gradient's elements of a vector in which the ranks' gradients travel."""
 
-    Attributes:
-        gradient: Whose they are.
-        begin: The first of them.
-        end: After the last.
-    """
-
-    gradient: BucketGradient
-    begin: int
-    end: int
+    gradient: BucketGradient  # whose they are
+    begin: int  # the first of them
+    end: int  # after the last
 
     def of(self, flat: Tensor) -> Tensor:
-        """The span's elements.
-
-        Args:
-            flat: (..., n), the vector, or several of them.
-
-        Returns:
-            A view.
-        """
+        """The span's elements in (..., n), a view."""
         return flat[..., self.begin : self.end]
 
 
 def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> list[GradientSpan]:
-    """Puts gradients one after another.
-
-    Args:
-        sizes: Each gradient and its number of elements.
-        begin: Where the first one begins.
-
-    Returns:
-        A span for each.
-    """
+    """Spans of gradients one after another from ``begin``, given each one's number of elements."""
     spans = []
     for gradient, size in sizes:
         spans.append(GradientSpan(gradient, begin, begin + size))
@@ -170,27 +123,15 @@ def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> lis
 
 
 def end_of(spans: Sequence[GradientSpan]) -> int:
-    """Where the last span ends.
-
-    Args:
-        spans: In order.
-
-    Returns:
-        The index after it; 0 if there is none.
-    """
+    """The index after the last span; 0 if there is none."""
     return spans[-1].end if spans else 0
 
 
 @torch.no_grad()
 def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
-    """Replaces a vector by its mean over the ranks, the same on all.
+    """Replaces (n,) by its mean over the ranks, the same on all; of arrivals where lossy.
 
-    Over a lossy group it is the mean of what arrived.
-
-    Args:
-        flat: (n,), in place.
-        collectives: Of the ranks.
-        counts: Grows by what is sent.
+    ``counts`` grows by what is sent.
     """
     counts.whole += flat.numel()
     counts.bytes += sent_bytes(collectives, flat, flat.numel())
@@ -208,15 +149,8 @@ class BucketStep:
     device.
 
     What is drawn for a gradient depends on ``step``, its number, and on the gradient's key, but not
-    on the other gradients: buckets change from run to run, and a step should not.
-
-    Args:
-        gradients: Of one bucket.
-        settings: The same on all ranks.
-        collectives: Of the ranks.
-        residuals: By key, what was lost of gradients that were sent whole.
-        counts: Grows by what is sent.
-        step: The step's number.
+    on the other gradients: buckets change from run to run, and a step should not. ``residuals``
+    has, by key, what was lost of gradients that were sent whole; ``counts`` grows by what is sent.
     """
 
     def __init__(

@@ -23,29 +23,17 @@ from lossycoll.train.common.collectives import Collectives
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The mean of all ranks' vectors.
+    """The mean of all ranks' vectors."""
 
-    Attributes:
-        values: (n,), the same on all ranks.
-        delivered: (n,), what of this rank's vector is in the mean; its vector itself where nobody
-            wants to know, or nothing was lost.
-    """
-
-    values: Tensor
+    values: Tensor  # (n,), the same on all ranks
+    # (n,), what of this rank's vector is in the mean; its vector itself where nobody wants to know,
+    # or nothing was lost
     delivered: Tensor
 
 
 def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
-    """Makes a vector that splits into an equal chunk for each rank.
-
-    Args:
-        collectives: Of the ranks.
-        numel: Elements that are used, which are left uninitialized; zeros follow.
-        like: Has the type and the device that are wanted.
-
-    Returns:
-        (n,), n the next multiple of the world.
-    """
+    """A vector that splits into an equal chunk for each rank: ``numel`` elements, left
+    uninitialized, and zeros up to the next multiple of the world."""
     chunk = -(-numel // collectives.world)
     out = like.new_empty(chunk * collectives.world)
     out[numel:].zero_()
@@ -53,19 +41,10 @@ def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
 
 
 def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
-    """The mean over the ranks.
+    """The mean over the ranks of (n,), which :func:`padded` made and which stays.
 
-    Args:
-        collectives: Of the ranks.
-        flat: (n,), this rank's, which :func:`padded` has made and which stays.
-        feedback: Whether what is lost counts as zero, and is reported. Otherwise the mean is over
-            the contributions that arrived.
-
-    Returns:
-        The mean, and what of ``flat`` is in it.
-
-    Raises:
-        PeerLostError: On all ranks, after the loss of a rank.
+    With ``feedback`` what is lost counts as zero and is reported; otherwise the mean is over the
+    contributions that arrived. After the loss of a rank all raise PeerLostError.
     """
     if is_exact(collectives, flat):
         total = flat.clone()
@@ -95,30 +74,16 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
 
 
 def is_exact(collectives: Collectives, like: Tensor) -> bool:
-    """Whether a mean is that of all vectors as they are.
+    """Whether a mean of vectors like this is exact: nothing is lost, nor travels in few bits.
 
-    Args:
-        collectives: Of the ranks.
-        like: Has the vectors' type.
-
-    Returns:
-        The same on all ranks. False: something may be lost, or travels in few bits.
+    The same on all ranks.
     """
     encodings = collectives.gradient_encoding(like), collectives.parameter_encoding(like)
     return not collectives.may_lose and encodings == ("same", "same")
 
 
 def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
-    """The bytes of a rank's contribution to a mean, without headers.
-
-    Args:
-        collectives: Of the ranks.
-        like: Has the elements' type.
-        count: Elements.
-
-    Returns:
-        Their bytes as they travel.
-    """
+    """The bytes, without headers, of a rank's contribution of ``count`` elements to a mean."""
     encoding = collectives.gradient_encoding(like)
     if encoding == "same":
         return count * like.element_size()
@@ -126,16 +91,9 @@ def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
 
 
 def check_members(collectives: Collectives) -> None:
-    """Checks that the last collective was made with all ranks.
+    """Checks that the last collective was made with all ranks; else PeerLostError on all ranks.
 
-    Otherwise what a lost rank remembered is lost, and the means are of ranks that are not there any
-    more.
-
-    Args:
-        collectives: Of the ranks.
-
-    Raises:
-        PeerLostError: It was not; on all ranks.
+    A lost rank's memory is lost, and the means are of ranks that are not there any more.
     """
     lost = collectives.agreed_lost()
     if lost:

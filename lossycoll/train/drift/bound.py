@@ -313,13 +313,10 @@ class DriftBound:
         return spans
 
     def _keep_own(self, span: _Span) -> int:
-        """Stages own values in place of what isn't to be taken.
+        """Stages own values in place of what isn't to be taken; returns how many were changed.
 
         That is what isn't finite: one diverged replica isn't spread. And what was changed since it
         was staged, by whoever loads, clips or projects parameters between steps.
-
-        Returns:
-            The number of elements that were changed.
         """
         finite = torch.isfinite(span.staged)
         same = (span.own == span.before) | torch.isnan(span.own)

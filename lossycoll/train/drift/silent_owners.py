@@ -16,12 +16,9 @@ KNOWN_STEPS: Final = 2
 
 
 class SilentOwners:
-    """By owner, what it has sent since a block of it last arrived at one rank.
+    """By owner, the steps and blocks since one of its blocks last arrived at this rank.
 
-    Args:
-        rank: This rank.
-        world: The number of ranks.
-        period: The steps of a sweep, in which each owner sends its share of everything.
+    In ``period`` steps, a sweep, each owner sends its share of everything.
     """
 
     def __init__(self, rank: int, world: int, period: int) -> None:
@@ -34,12 +31,7 @@ class SilentOwners:
         """Steps since, by owner."""
 
     def note(self, arrived: Mask, now: float) -> None:
-        """Takes in one more step.
-
-        Args:
-            arrived: bool (world, blocks), by owner.
-            now: Seconds.
-        """
+        """Takes in one more step's arrivals, bool (world, blocks) by owner, at ``now`` seconds."""
         came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
         self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
         self.steps = np.where(came, 0, self.steps + 1)
@@ -47,30 +39,15 @@ class SilentOwners:
         self._since = np.where(np.isnan(self._since), now, self._since)
 
     def last_arrival(self, owner: int) -> float:
-        """When a block last arrived, or should have for the first time.
-
-        Args:
-            owner: Of whom.
-
-        Returns:
-            Seconds, as ``now`` of :meth:`note`.
-        """
+        """Seconds at which an owner's block last arrived, or should have for the first time."""
         return float(self._since[owner])
 
     def dead(self, now: float, link_timeout: float, known: Collection[int] = ()) -> list[int]:
-        """Owners whose links are dead.
+        """Ranks, ascending, of owners whose links are dead; times are in seconds.
 
-        Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's
-        timeout. A link that is away for less has only lost much.
-
-        Args:
-            now: Seconds.
-            link_timeout: Seconds.
-            known: Owners whose links the engine has found dead: those need not be waited for
-                through so many steps.
-
-        Returns:
-            Their ranks, in rising order.
+        Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's timeout.
+        A link that is away for less has only lost much. Links in ``known``, which the engine has
+        found dead, need not be waited for through so many steps.
         """
         silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
         silent &= self.blocks >= BLOCKS

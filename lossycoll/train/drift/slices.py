@@ -18,32 +18,20 @@ ALIGN: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ElementRange:
-    """A range of elements of one tensor in a chunk.
+    """A range of elements of one tensor in a chunk."""
 
-    Attributes:
-        tensor: The tensor's number.
-        begin: The first element.
-        end: After the last.
-        at: The byte of the chunk at which they begin.
-    """
-
-    tensor: int
-    begin: int
-    end: int
-    at: int
+    tensor: int  # the tensor's number
+    begin: int  # the first element
+    end: int  # after the last
+    at: int  # the byte of the chunk at which they begin
 
 
 @dataclass(frozen=True)
 class Slices:
-    """All tensors, cut into slices of chunks.
+    """All tensors, cut into slices of chunks."""
 
-    Attributes:
-        period: The number of slices.
-        world: Chunks of each: one for each rank.
-    """
-
-    period: int
-    world: int
+    period: int  # the number of slices
+    world: int  # chunks of each: one for each rank
     chunk_bytes: int
     """Most bytes of a chunk."""
     chunks: tuple[tuple[ElementRange, ...], ...]
@@ -51,38 +39,18 @@ class Slices:
     there are fewer bytes than chunks."""
 
     def of(self, number: int) -> tuple[tuple[ElementRange, ...], ...]:
-        """The chunks of a slice.
-
-        Args:
-            number: The slice's.
-
-        Returns:
-            The pieces of each chunk.
-        """
+        """The pieces of each chunk of a slice."""
         return self.chunks[number * self.world : (number + 1) * self.world]
 
     def empty(self, number: int) -> bool:
-        """Whether there is nothing in a slice.
-
-        Args:
-            number: The slice's.
-
-        Returns:
-            True where there are fewer bytes than chunks before it.
-        """
+        """Whether there is nothing in a slice: there are fewer bytes than chunks before it."""
         return not any(self.of(number))
 
 
 def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
-    """Cuts tensors into slices.
+    """Cuts tensors into slices, the same on all ranks.
 
-    Args:
-        sizes: (elements, bytes of an element) of each tensor; the bytes divide ALIGN.
-        period: The number of slices.
-        world: The number of ranks.
-
-    Returns:
-        The slices, the same on all ranks.
+    ``sizes`` has elements and bytes of an element by tensor; the bytes divide ALIGN.
     """
     begins, total = [], 0
     for elements, itemsize in sizes:
@@ -104,14 +72,6 @@ def slice_owner(number: int, chunk: int, sweep: int, world: int) -> int:
     """The rank whose values of a chunk all take.
 
     Over ``world`` sweeps each rank owns each chunk once, and in every slice each rank owns one.
-
-    Args:
-        number: The slice's.
-        chunk: The chunk's number in it.
-        sweep: How often all slices were sent before.
-        world: The number of ranks.
-
-    Returns:
-        The owner's rank.
+    ``sweep`` is how often all slices were sent before.
     """
     return (chunk + number + sweep) % world

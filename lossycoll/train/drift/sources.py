@@ -22,17 +22,11 @@ DTYPES: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A parameter, or a tensor of its state.
+    """A parameter, or a tensor of its state."""
 
-    Attributes:
-        name: As errors call it.
-        parameter: The parameter.
-        key: That of the state; None for the parameter itself.
-    """
-
-    name: str
+    name: str  # as errors call it
     parameter: nn.Parameter
-    key: str | None
+    key: str | None  # that of the state; None for the parameter itself
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -40,14 +34,7 @@ class Source:
         return self.name, id(self.parameter)
 
     def tensor(self, optimizer: Optimizer) -> Tensor | None:
-        """What is there now.
-
-        Args:
-            optimizer: That has the state.
-
-        Returns:
-            This rank's part, a view; None for state that isn't there any more.
-        """
+        """This rank's part now, a view; None for state that isn't there any more."""
         if self.key is None:
             return local(self.parameter)
         value = optimizer.state.get(self.parameter, {}).get(self.key)
@@ -56,46 +43,24 @@ class Source:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory.
+    """How a tensor lies in memory."""
 
-    Attributes:
-        dtype: Its type.
-        shape: Its shape.
-        stride: Elements from one index to the next, by dimension.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # its type
     shape: torch.Size
-    stride: tuple[int, ...]
+    stride: tuple[int, ...]  # elements from one index to the next, by dimension
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """How a tensor lies in memory now.
-
-    Args:
-        tensor: The tensor.
-
-    Returns:
-        Its layout.
-    """
+    """How a tensor lies in memory now."""
     return Layout(tensor.dtype, tensor.shape, tensor.stride())
 
 
 def stepped(
     model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | None
 ) -> list[Holding]:
-    """The model's parameters that the optimizer steps.
+    """This rank's holdings of the model's parameters that the optimizer steps; see ``holdings_of``.
 
-    Args:
-        model: As in ``holdings_of``.
-        optimizer: Made of its parameters.
-        group: The ranks that hold a copy of the model; None: DDP's, else the default group.
-
-    Returns:
-        What this rank holds of each.
-
-    Raises:
-        UnsupportedError: There are none.
+    UnsupportedError: there are none.
     """
     members = {id(p) for entry in optimizer.param_groups for p in entry["params"]}
     holdings = [
@@ -112,15 +77,9 @@ def stepped(
 
 
 def sources_of(holdings: Sequence[Holding], optimizer: Optimizer, *, state: bool) -> list[Source]:
-    """What is to be kept together.
+    """The tensors to be kept together, in the same order on all ranks.
 
-    Args:
-        holdings: The parameters.
-        optimizer: That steps them.
-        state: Whether each is followed by its element-wise state.
-
-    Returns:
-        The tensors, in the same order on all ranks.
+    With ``state`` each parameter is followed by its element-wise state.
     """
     sources = []
     for holding in holdings:
@@ -132,17 +91,7 @@ def sources_of(holdings: Sequence[Holding], optimizer: Optimizer, *, state: bool
 
 
 def group_of(holdings: Sequence[Holding]) -> dist.ProcessGroup:
-    """The one group that holds copies of all of them.
-
-    Args:
-        holdings: The parameters.
-
-    Returns:
-        The group.
-
-    Raises:
-        UnsupportedError: There is none, or several.
-    """
+    """The one group that holds copies of all of them; UnsupportedError if none or several do."""
     first = holdings[0]
     for holding in holdings:
         copies = [group for group in holding.copies if dist.get_world_size(group) > 1]
@@ -163,17 +112,7 @@ def group_of(holdings: Sequence[Holding]) -> dist.ProcessGroup:
 
 
 def device_of(tensors: Sequence[tuple[str, Tensor]]) -> torch.device:
-    """The one device of all tensors.
-
-    Args:
-        tensors: (name, tensor) of each.
-
-    Returns:
-        The device.
-
-    Raises:
-        UnsupportedError: They are on several, or one can't be sent.
-    """
+    """The one device of all (name, tensor); else, or if one can't be sent, UnsupportedError."""
     first_name, first = tensors[0]
     for name, tensor in tensors:
         if tensor.device != first.device:

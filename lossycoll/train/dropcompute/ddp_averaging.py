@@ -27,13 +27,8 @@ class DdpAveraging:
     """Has DDP reduce.
 
     Its find_unused_parameters, static_graph, views of buckets and comm hooks are served.
-
-    Args:
-        model: The wrapped module.
-
-    Raises:
-        UnsupportedError: An option with which DDP reduces elsewhere than in the backward pass.
-        TrainingError: Parameters were frozen or unfrozen since DDP was constructed.
+    UnsupportedError: an option with which DDP reduces elsewhere than in the backward pass.
+    TrainingError: parameters were frozen or unfrozen since DDP was constructed.
     """
 
     optimizer = None
@@ -64,8 +59,7 @@ class DdpAveraging:
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """As :meth:`~.averaging.GradientAveraging.no_sync`.
 
-        Raises:
-            UnsupportedError: Within DDP's ``join``.
+        UnsupportedError within DDP's ``join``.
         """
         if self._model._join_config.enable:
             raise UnsupportedError(

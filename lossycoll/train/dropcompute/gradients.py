@@ -18,37 +18,18 @@ NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64)
 
 
 def device_of(parameters: Sequence[Parameter]) -> torch.device:
-    """Where the tensors of a group's collectives are.
-
-    Args:
-        parameters: Those that the group averages.
-
-    Returns:
-        Their device; the CPU if there are none.
-    """
+    """The device of the tensors of a group's collectives; the CPU if there are no parameters."""
     return parameters[0].device if parameters else torch.device("cpu")
 
 
 def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
-    """Which parameters have a gradient at this rank.
-
-    Args:
-        parameters: The parameters.
-
-    Returns:
-        float64 (n,), 1 for each that has one, else 0.
-    """
+    """float64 (n,), 1 for each parameter that has a gradient at this rank, else 0."""
     return torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
 
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
-    """Multiplies the gradients of parameters, of those that have one.
-
-    Args:
-        parameters: The parameters.
-        factor: By what.
-    """
+    """Multiplies by a factor the gradients of the parameters that have one."""
     if factor == 1.0:
         return
     dense: list[Tensor] = []

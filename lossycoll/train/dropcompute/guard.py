@@ -19,9 +19,6 @@ class LoopGuard:
 
     It is asked when the next loop begins, and when any optimizer steps that has a parameter whose
     gradient is averaged. The hook of the optimizers goes when the guard does.
-
-    Args:
-        averaging: That of the gradients.
     """
 
     def __init__(self, averaging: GradientAveraging) -> None:
@@ -35,11 +32,7 @@ class LoopGuard:
         weakref.finalize(self, hook.remove)
 
     def loop_began(self, loop: MicroBatches[Any]) -> None:
-        """Takes in that a loop is open.
-
-        Args:
-            loop: The loop; it may be dropped without an end.
-        """
+        """Takes in that a loop is open; it may be dropped without an end."""
         self._loop = weakref.ref(loop)
 
     def loop_ended(self) -> None:
@@ -47,19 +40,11 @@ class LoopGuard:
         self._loop = None
 
     def loop_failed(self, error: BaseException) -> None:
-        """Takes in an error that could not be raised where it occurred.
-
-        Args:
-            error: The error.
-        """
+        """Takes in an error that could not be raised where it occurred."""
         self._failure = error
 
     def check(self) -> None:
-        """Checks that gradients are averaged.
-
-        Raises:
-            TrainingError: A loop is open; or for a failure, once.
-        """
+        """Raises TrainingError if a loop is open; or for a failure, once."""
         rank = self._averaging.collectives
         failure, self._failure = self._failure, None
         if failure is not None:

@@ -25,18 +25,10 @@ class LoopListener(Protocol):
         """The micro-batch handed out last does not come again."""
 
     def loop_ended(self, loop: MicroBatches[Any]) -> None:
-        """The loop is over: the ranks are to average what they have. May raise.
-
-        Args:
-            loop: The loop.
-        """
+        """The loop is over: the ranks are to average what they have. May raise."""
 
     def loop_failed(self, error: BaseException) -> None:
-        """:meth:`loop_ended` has raised an error where nobody could catch it.
-
-        Args:
-            error: The error.
-        """
+        """:meth:`loop_ended` has raised an error where nobody could catch it."""
 
 
 class MicroBatches(Generic[T]):
@@ -44,16 +36,9 @@ class MicroBatches(Generic[T]):
 
     Hands out the first micro-batch always, and others until more than the threshold's seconds have
     passed. When it ends, by ``break`` or an exception as well, this rank takes part in the
-    averaging with what it has done, because the other ranks wait for it. :class:`DropCompute`
-    makes these.
-
-    Args:
-        listener: Hears of each micro-batch, and of the end.
-        source: The batches.
-        most: Micro-batches of a full step.
-        threshold: Seconds of compute.
-        watch: Measures them; it has been started.
-        parameters: A micro-batch is completed when the gradient of one of these has changed.
+    averaging with what it has done, because the other ranks wait for it. :class:`DropCompute` makes
+    these. ``most`` is the micro-batches of a full step; ``watch`` has been started. A micro-batch
+    is completed when the gradient of one of ``parameters`` has changed.
     """
 
     def __init__(
@@ -142,14 +127,7 @@ class MicroBatches(Generic[T]):
         self._listener.loop_ended(self)
 
     def record(self, wanted: int) -> StepRecord:
-        """What became of the step.
-
-        Args:
-            wanted: Micro-batches of a full step.
-
-        Returns:
-            The record, also of a loop that is still open.
-        """
+        """The record of the step so far; a full one has ``wanted`` micro-batches."""
         return StepRecord(
             tuple(self.laps), self._completed, len(self.returned), wanted, self._stopped
         )

@@ -75,16 +75,7 @@ class DropReport:
 
 
 def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> DropReport:
-    """Adds a step to a report.
-
-    Args:
-        report: Before the step.
-        record: What this rank did in it.
-        outcome: What all ranks know of it.
-
-    Returns:
-        The report after the step.
-    """
+    """A report with one more step of this rank in it."""
     completed, dropped = round(outcome.sums.completed), round(outcome.sums.dropped)
     return replace(
         report,
@@ -121,29 +112,14 @@ SECONDS: Final = ("seconds", "saved", "threshold")
 
 
 def pack(report: DropReport) -> Table:
-    """A report as numbers, without the rank and the last step.
-
-    Args:
-        report: Of one rank.
-
-    Returns:
-        int64 (COUNTS + SECONDS,), seconds in ns, -1 for inf.
-    """
+    """A report as int64 (COUNTS + SECONDS,), seconds in ns, -1 for inf; no rank, no last step."""
     seconds = [getattr(report, name) for name in SECONDS]
     in_ns = [round(s * NANO) if math.isfinite(s) else -1 for s in seconds]
     return np.array([*(getattr(report, name) for name in COUNTS), *in_ns], np.int64)
 
 
 def unpack(rank: int, row: Table) -> DropReport:
-    """The inverse of :func:`pack`.
-
-    Args:
-        rank: Whose report it is.
-        row: What :func:`pack` returned there.
-
-    Returns:
-        The report.
-    """
+    """The inverse of :func:`pack`."""
     values: list[int] = row.tolist()
     counts, in_ns = values[: len(COUNTS)], values[len(COUNTS) :]
     seconds = [ns / NANO if ns >= 0 else math.inf for ns in in_ns]

@@ -38,14 +38,7 @@ SHORT_STEPS: Final = 3
 
 
 class StepRunner:
-    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step.
-
-    Args:
-        settings: The same on all ranks.
-        averaging: That of the gradients.
-        source: Where batches come from.
-        watch: Measures compute.
-    """
+    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step."""
 
     def __init__(
         self,
@@ -72,14 +65,7 @@ class StepRunner:
     # ---- the start of a step ----
 
     def start(self, batches: Iterable[T]) -> MicroBatches[T]:
-        """Starts a step.
-
-        Args:
-            batches: As :class:`~lossycoll.DropCompute` takes them.
-
-        Returns:
-            The loop over them.
-        """
+        """Starts a step; returns the loop over its batches."""
         self._guard.check()
         self._check_cleared()
         source = self._source.open(batches)

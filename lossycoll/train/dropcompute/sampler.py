@@ -18,9 +18,6 @@ class RequeueSampler(Sampler[Batch]):
     These are the batches that were drawn and not used, because a loader's workers draw ahead, and
     those that were not drawn. The loader must keep their order (``in_order``, its default): the
     next batch that is :meth:`done` is the first of those drawn.
-
-    Args:
-        batches: A batch sampler: yields lists of indices.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -62,10 +59,6 @@ class RequeueSampler(Sampler[Batch]):
             self._drawn.popleft()
 
     def set_epoch(self, epoch: int) -> None:
-        """Passes an epoch on to the DistributedSampler that ``batches`` is, or draws from.
-
-        Args:
-            epoch: Its number.
-        """
+        """Passes an epoch on to the DistributedSampler that ``batches`` is, or draws from."""
         sampler = getattr(self._batches, "sampler", self._batches)
         sampler.set_epoch(epoch)

@@ -26,22 +26,7 @@ SAME_ON_ALL_RANKS: Final = (
 
 @dataclass(frozen=True)
 class DropSettings:
-    """The arguments of a :class:`~lossycoll.DropCompute`, which says what they mean.
-
-    Attributes:
-        micro_batches: Those of a full step.
-        threshold: Seconds of compute after which no micro-batch begins; ``"auto"``: measured.
-        drop_rate: The share that a measured threshold drops at most; None: what is fastest.
-        divisor: What gradients are divided by, one of DIVISORS.
-        warm_up: Steps that are measured.
-        skip: Steps before those.
-        window: Steps over which compute times are compared with the measured ones.
-        tolerance: The share by which they may differ.
-        cut: What becomes of the micro-batch that the threshold falls into.
-
-    Raises:
-        OptionError: A value that is refused.
-    """
+    """The arguments of a :class:`~lossycoll.DropCompute`, which says what they mean."""
 
     micro_batches: int
     threshold: float | str = "auto"

@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 class PeekingIterator(Generic[T]):
-    """An iterator that can say whether there is more.
-
-    Args:
-        source: What it yields.
-    """
+    """An iterator that can say whether there is more."""
 
     def __init__(self, source: Iterator[T]) -> None:
         self._source = source
@@ -46,10 +42,6 @@ class BatchSource:
     A list's leftovers are :attr:`dropped`, and with ``requeue`` the next list follows them. From an
     iterator only the micro-batch that was left for being late was drawn in vain: it comes first in
     the next step.
-
-    Args:
-        micro_batches: Those of a full step.
-        requeue: Whether leftovers come again.
     """
 
     def __init__(self, micro_batches: int, requeue: bool) -> None:
@@ -78,29 +70,15 @@ class BatchSource:
         return min(self._micro_batches, len(self._listed))
 
     def sampler(self, batches: Any) -> RequeueSampler:
-        """Makes a sampler that hears which batches were used.
-
-        Args:
-            batches: A batch sampler.
-
-        Returns:
-            The sampler.
-        """
+        """Makes a sampler over a batch sampler that hears which batches were used."""
         sampler = RequeueSampler(batches)
         self._samplers.append(sampler)
         return sampler
 
     def open(self, batches: Iterable[T]) -> Iterator[T]:
-        """Begins a step.
+        """Begins a step: an iterator over its batches, after those that come again.
 
-        Args:
-            batches: Its batches.
-
-        Returns:
-            An iterator over them, after those that come again.
-
-        Raises:
-            OptionError: A DataLoader, which starts again with each loop.
+        OptionError: a DataLoader, which starts again with each loop.
         """
         if isinstance(batches, DataLoader):
             raise OptionError(
@@ -122,12 +100,7 @@ class BatchSource:
             sampler.done()
 
     def close(self, record: StepRecord, returned: Sequence[Any]) -> None:
-        """Ends the step and keeps what is to come again.
-
-        Args:
-            record: What became of the step.
-            returned: The batch that was left for being late, if there is one.
-        """
+        """Ends the step and keeps what is to come again; ``returned`` was left for being late."""
         if self._listed is None:
             self._returned = returned
         else:

@@ -57,12 +57,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """What the ranks add up when a step ends: one rank's addends, or the sums over all ranks.
-
-    Attributes:
-        warm_up_left_squared: The square of ``warm_up_left``; the sums show by it whether ranks
-            differ.
-    """
+    """The ranks' sums at the end of a step: one rank's addends, or the totals over all ranks."""
 
     completed: float
     """Micro-batches."""
@@ -72,6 +67,7 @@ class StepSums:
     """Ranks whose threshold is to be measured again."""
     warm_up_left: float
     """Steps until the threshold is due; the same on all ranks."""
+    # the square of ``warm_up_left``; the sums show by it whether ranks differ
     warm_up_left_squared: float
     threshold: float
     """Seconds, 0 while nothing is dropped; the same on all ranks."""
@@ -79,37 +75,18 @@ class StepSums:
     """Ranks that have more batches."""
 
     def pack(self, grad_flags: Tensor) -> Tensor:
-        """The addends as numbers.
-
-        Args:
-            grad_flags: float64 (n,), which follow them.
-
-        Returns:
-            float64 (FIELDS + n,).
-        """
+        """The addends, and the flags, float64 (n,), after them: float64 (FIELDS + n,)."""
         return torch.cat([torch.tensor(astuple(self), dtype=torch.float64), grad_flags])
 
     @classmethod
     def unpack(cls, packed: Tensor, share: float) -> StepSums:
-        """The inverse of :meth:`pack`, without the flags.
-
-        Args:
-            packed: float64 (FIELDS + n,), summed over the ranks.
-            share: What they are multiplied by.
-
-        Returns:
-            The sums.
-        """
+        """The inverse of :meth:`pack` for sums over ranks, times ``share``; without the flags."""
         return cls(*(packed[:FIELDS] * share).tolist())
 
     def warm_up_differs(self, ranks: int) -> bool:
-        """Whether ranks have different numbers of warm-up steps left.
+        """Whether the ``ranks`` that added up have different numbers of warm-up steps left.
 
-        Args:
-            ranks: How many have added up.
-
-        Returns:
-            True if their variance isn't 0.
+        Their variance isn't 0 then.
         """
         mean = self.warm_up_left / ranks
         return self.warm_up_left_squared / ranks - mean * mean > 1e-6
@@ -121,13 +98,9 @@ FIELDS: Final = len(fields(StepSums))
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What all ranks know once a step is averaged.
+    """The figures that all ranks know once a step is averaged."""
 
-    Attributes:
-        sums: Over the ranks.
-    """
-
-    sums: StepSums
+    sums: StepSums  # over the ranks
     ranks: int
     """How many took part."""
     factor: float

@@ -10,12 +10,9 @@ class Stopwatch:
     """Measures laps, in seconds.
 
     A lap of less than 0 s by the clock counts as 0 s. A reading that isn't finite counts as no time
-    since the last one. Both are counted in :attr:`jumps`.
-
-    Args:
-        clock: Returns seconds.
-        synchronize: Called before each reading; returns when the work so far is done, for devices
-            that compute asynchronously.
+    since the last one. Both are counted in :attr:`jumps`. ``clock`` returns seconds;
+    ``synchronize`` is called before each reading, and returns when the work so far is done, for
+    devices that compute asynchronously.
     """
 
     def __init__(

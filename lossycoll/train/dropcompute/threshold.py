@@ -29,9 +29,6 @@ class Threshold:
     One that is given stays. One that is measured goes through warm-up (nothing is dropped), due
     (the ranks exchange their tables and :meth:`adopt` them) and use, and back to the warm-up once
     any rank finds it :attr:`outdated`.
-
-    Args:
-        settings: The same on all ranks.
     """
 
     def __init__(self, settings: DropSettings) -> None:
@@ -58,20 +55,12 @@ class Threshold:
     # ---- step by step ----
 
     def step_began(self, since: float | None) -> None:
-        """Takes in that a step begins.
-
-        Args:
-            since: Seconds since the one before began; None: unknown.
-        """
+        """Takes in that a step begins, ``since`` seconds after the one before; None: unknown."""
         if len(self._walls) < len(self._laps):
             self._walls.append(since)
 
     def step_ended(self, laps: Sequence[float]) -> None:
-        """Takes in that a step of this rank ends.
-
-        Args:
-            laps: Seconds of each of its micro-batches.
-        """
+        """Takes in that a step of this rank ends, with the seconds of each of its micro-batches."""
         if not self.measured:
             return
         if self.warm_up_left:
@@ -115,11 +104,9 @@ class Threshold:
     # ---- what the ranks exchange ----
 
     def table(self) -> Table:
-        """This rank's warm-up as numbers, for the exchange.
+        """This rank's warm-up for the exchange: ns, int64 (steps, micro-batches + 1).
 
-        Returns:
-            ns, int64 (steps, micro-batches + 1). A row ends with the time until the next step
-            began. 0 is no micro-batch, or unknown.
+        A row ends with the time until the next step began. 0 is no micro-batch, or unknown.
         """
         settings = self._settings
         out = np.zeros((settings.warm_up, settings.micro_batches + 1), np.int64)
@@ -130,13 +117,10 @@ class Threshold:
         return out
 
     def adopt(self, tables: Table) -> bool:
-        """Chooses the threshold from all ranks' tables; the same one on all ranks.
+        """Chooses the threshold by all ranks' tables, int64 ns, [ranks, steps, micro-batches + 1].
 
-        Args:
-            tables: ns, int64 [ranks, steps, micro-batches + 1]; zeros for a lost rank.
-
-        Returns:
-            False if nothing was computed in the warm-up; then the next one has begun.
+        The same one on all ranks; a lost rank's table is zeros. False: nothing was computed in the
+        warm-up, and the next one has begun.
         """
         seconds = tables.transpose(1, 0, 2) / NANO
         times = np.where(seconds[..., :-1] > 0, seconds[..., :-1], np.nan)

@@ -28,33 +28,21 @@ FRESH: Final = -1
 
 @dataclass(frozen=True)
 class Member:
-    """One process in a generation.
+    """One process in a generation."""
 
-    Attributes:
-        seat: The number that its launcher gave it.
-        start: Its name, which no other process has had.
-        steps: That its state has had; FRESH: it has none.
-        before: The generation that it comes from, if no later one was agreed on; NONE: it comes
-            from no such.
-    """
-
-    seat: int
-    start: str
-    steps: int
+    seat: int  # the number that its launcher gave it
+    start: str  # its name, which no other process has had
+    steps: int  # that its state has had; FRESH: it has none
+    # the generation that it comes from, if no later one was agreed on; NONE: it comes from no such
     before: int = NONE
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A group that was agreed on.
+    """A group that was agreed on."""
 
-    Attributes:
-        number: From 0 on.
-        members: By seat; torch's ranks are their places in it.
-    """
-
-    number: int
-    members: tuple[Member, ...]
+    number: int  # from 0 on
+    members: tuple[Member, ...]  # by seat; torch's ranks are their places in it
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -69,17 +57,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Before:
-    """Where a process comes from: the latest group that worked.
+    """The latest group of a process that worked, and what it knows of the others."""
 
-    Attributes:
-        generation: That group.
-        gone: Seats of members that are known to be dead.
-        refused: Starts of processes with which no group could be made.
-    """
-
-    generation: Generation
-    gone: frozenset[int] = frozenset()
-    refused: frozenset[str] = frozenset()
+    generation: Generation  # that group
+    gone: frozenset[int] = frozenset()  # seats of members that are known to be dead
+    refused: frozenset[str] = frozenset()  # starts of processes with which no group could be made
 
     @property
     def expected(self) -> set[int]:
@@ -88,14 +70,9 @@ class Before:
         return {one.seat for one in members if one.start not in self.refused} - self.gone
 
     def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether so few members may continue without the others, of whom nothing is known.
+        """Whether so few seats may continue without ``left``, of whom nothing is known.
 
-        Args:
-            here: Seats of those that are here.
-            left: Seats of those that were here, and aren't any more.
-
-        Returns:
-            Whether they are more than half, or half with the lowest seat.
+        They are more than half, or half with the lowest seat.
         """
         whole = self.expected - {*left}
         mine = whole & {*here}
@@ -105,14 +82,7 @@ class Before:
 
 
 class Watch:
-    """Who waits for a generation, by what has been seen of their beats.
-
-    Args:
-        store: That all share.
-        number: The generation's.
-        seats: How many there are.
-        who: This process, as errors name it.
-    """
+    """The processes that wait for a generation, by what has been seen of their heartbeats."""
 
     def __init__(self, store: PolledStore, number: int, seats: int, who: str) -> None:
         self._store = store
@@ -124,16 +94,10 @@ class Watch:
         self._alive = ALIVE_SECONDS
 
     def look(self, now: float) -> list[Member]:
-        """Asks the store: some questions, however many wait, and some for each that has come.
+        """Those whose beat has grown lately, of each seat the latest to come, by seat.
 
-        Args:
-            now: Seconds, by a clock that only grows.
-
-        Returns:
-            Those whose beat has grown lately, of each seat the latest to come, by seat.
-
-        Raises:
-            RendezvousError: The store fails.
+        Asks the store: some questions, however many wait, and some for each that has come. ``now``
+        is in seconds, by a clock that only grows. RendezvousError: the store fails.
         """
         if self._looked > float("-inf"):
             self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
@@ -184,16 +148,7 @@ class _Comer:
 
 
 class Meeting:
-    """One process's way from generation to generation.
-
-    Args:
-        store: That all share.
-        seat: This process's.
-        seats: How many there are.
-        start: This process's name.
-        clock: Seconds.
-        sleep: Waits for so many seconds.
-    """
+    """One process's way from generation to generation."""
 
     def __init__(
         self,
@@ -218,17 +173,7 @@ class Meeting:
         return f"seat {self._seat}"
 
     def next_number(self, at_least: int = 0) -> int:
-        """The first generation without members.
-
-        Args:
-            at_least: None before it is asked for.
-
-        Returns:
-            Its number.
-
-        Raises:
-            RendezvousError: The store fails.
-        """
+        """The first generation without members, from ``at_least`` on."""
         said = self._store.get("generation") or ""
         number = max(at_least, int(said) if said.isdecimal() and len(said) < 10 else 0)
         while self._store.is_marked(f"members/{number}"):
@@ -236,34 +181,17 @@ class Meeting:
         return number
 
     def watch(self, number: int) -> Watch:
-        """Looks who waits for a generation.
-
-        Args:
-            number: The generation's.
-
-        Returns:
-            What looks.
-        """
+        """Looks who waits for a generation."""
         return Watch(self._store, number, self._seats, self._who)
 
     def meet(
         self, steps: int, before: Before | None, at_least: int, grace: float, timeout: float
     ) -> Generation:
-        """Waits until this process is a member of a new generation.
+        """Waits until this process is a member of a new generation, ``at_least`` or later.
 
-        Args:
-            steps: That its state has had; FRESH: it has none.
-            before: Where it comes from; None: it was in no group that worked.
-            at_least: No generation before this one.
-            grace: Seconds that members of the last group are waited for.
-            timeout: Seconds for all of it.
-
-        Returns:
-            The generation.
-
-        Raises:
-            OperationTimeout: None was agreed on in time.
-            RendezvousError: Another process has this seat now, or the store fails.
+        ``steps`` is what its state has had, or FRESH; ``grace``, in seconds, is the wait for
+        members of the last group. OperationTimeout: none was agreed on within ``timeout`` seconds.
+        RendezvousError: another process has this seat now, or the store fails.
         """
         end = self._clock() + timeout
         self._check_seat()  # before its name is where another's may be
@@ -333,17 +261,7 @@ class Meeting:
         return before.expected - seats
 
     def members(self, number: int) -> Generation:
-        """A generation that was agreed on.
-
-        Args:
-            number: Its number.
-
-        Returns:
-            The generation.
-
-        Raises:
-            RendezvousError: The store has something else under its key.
-        """
+        """A generation that was agreed on. RendezvousError: its key holds something else."""
         raw = self._store.get(f"members/{number}") or ""
         said = _read(raw, self._who)
         if not isinstance(said, list) or not said:
@@ -372,19 +290,7 @@ _FIELDS: Final = tuple(one.name for one in fields(Member))
 
 
 def member_of(text: str, seats: int, who: str) -> Member:
-    """Reads what a process says of itself.
-
-    Args:
-        text: JSON.
-        seats: How many there are.
-        who: This process, as errors name it.
-
-    Returns:
-        What it says.
-
-    Raises:
-        RendezvousError: It is something else.
-    """
+    """Reads a process's JSON about itself; the RendezvousError names ``who`` reads."""
     return _member(_read(text, who), seats, who)
 
 

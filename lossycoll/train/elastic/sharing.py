@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.options.scopes import reliable
-from lossycoll.runtime.swarm.state import Bytes
-from lossycoll.train.common.octets import state_from
-from lossycoll.train.common.packing import unpacked
+from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 
 class Stateful(Protocol):
@@ -22,29 +20,14 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Takes what it had, as torch's.
-
-        Args:
-            state_dict: That.
-
-        Returns:
-            Anything.
-        """
+        """Takes what it had, as torch's."""
 
 
 def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:
-    """Gives all ranks of the default group the source's state.
+    """Gives all ranks of the default group the source's state; ``parts`` are the same ones on all.
 
-    Args:
-        parts: The same ones on all ranks.
-        source: The rank that has it.
-
-    Returns:
-        The ranks that couldn't take it, the same on all; at each of them also why.
-
-    Raises:
-        CheckpointError: The state can't travel; on all ranks.
-        LossyError: The group has failed, or the source is lost.
+    Returns the ranks that couldn't take it, the same on all; at each of them also why. A state that
+    can't travel raises CheckpointError on all ranks.
     """
     skeleton, data = state_from(source, lambda: [part.state_dict() for part in parts])
     own = dist.get_rank() == source

@@ -317,12 +317,7 @@ class ElasticWorld:
 
 
 class Watcher:
-    """One generation's boundaries: when to leave it, on all ranks alike.
-
-    Args:
-        meeting: This process's.
-        generation: The group that is.
-    """
+    """One generation's boundaries: when to leave it, on all ranks alike."""
 
     def __init__(self, meeting: Meeting, generation: Generation) -> None:
         self._meeting = meeting
@@ -336,14 +331,7 @@ class Watcher:
         self._thread = start_thread(self._watch, "lossycoll-elastic", self._over.set)
 
     def boundary(self) -> bool:
-        """Counts a boundary, on all ranks.
-
-        Returns:
-            Whether all leave here.
-
-        Raises:
-            LossyError: The group has failed.
-        """
+        """Counts a boundary, on all ranks; returns whether all leave here."""
         self._number += 1
         if self._work is not None:
             self._hear()

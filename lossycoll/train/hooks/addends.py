@@ -13,18 +13,9 @@ def addend(
     group: dist.ProcessGroup | None,
     hook: str,
 ) -> tuple[Tensor, dist.ProcessGroup | None]:
-    """This rank's part of a bucket's mean, and the group to add it up in.
+    """This rank's part of a bucket's mean, already divided, and the group to add it in.
 
-    Args:
-        bucket: DDP's bucket of dense gradients, which is divided by the number of ranks.
-        group: What the hook was given; None is the default group.
-        hook: Its name.
-
-    Returns:
-        The bucket's buffer, and the group.
-
-    Raises:
-        UnsupportedError: The gradients are sparse.
+    UnsupportedError, which names ``hook``: the gradients are sparse.
     """
     flat = bucket.buffer()
     check_dense(flat, hook)

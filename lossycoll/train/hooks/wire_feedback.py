@@ -80,15 +80,7 @@ class WireFeedbackState:
         return self.__dict__ | {"_lost": {}}  # by parameters, which are others in a copy
 
     def _rounded(self, x: Tensor, rank: int) -> Tensor:
-        """What others will make of this rank's gradient.
-
-        Args:
-            x: float32 (n,), contiguous.
-            rank: This rank's, for what is drawn.
-
-        Returns:
-            float32 (n,), new.
-        """
+        """This rank's gradient, float32 (n,), as others decode it; draws depend on the rank."""
         self._calls += 1
         held = x.cpu()  # codecs work on host memory; what is there is itself
         out = torch.empty_like(held)
@@ -97,23 +89,15 @@ class WireFeedbackState:
         return out.to(x.device)
 
     def _take(self, whole: Tensor, parameters: list[Tensor]) -> None:
-        """Adds what was lost to a bucket's gradients.
-
-        Args:
-            whole: float32 (n,), of all parameters of the bucket.
-            parameters: In their order.
-        """
+        """Adds what was lost to a bucket's gradients, float32 (n,), in order of ``parameters``."""
         for parameter, part in zip(parameters, _parts(whole, parameters), strict=True):
             if parameter in self._lost:
                 part.add_(self._lost[parameter])
 
     def _remember(self, lost: Tensor, parameters: list[Tensor]) -> None:
-        """Keeps what a bucket loses now. A group of which an element isn't finite has lost nothing:
-        it would never be finite again.
+        """Keeps what a bucket loses now.
 
-        Args:
-            lost: As what :meth:`_take` gets.
-            parameters: The same.
+        A group of which an element isn't finite has lost nothing: it would never be finite again.
         """
         lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         for parameter, part in zip(parameters, _parts(lost, parameters), strict=True):

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from lossycoll.errors import OperationTimeout, OptionError, UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid
+from lossycoll.plan.lowbit import Floats
 from lossycoll.runtime.swarm.agreement import AVERAGE, TENSORS, digest_of, text_of
 from lossycoll.runtime.swarm.loans import Taken
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
 
+MOST_NORM: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
 
@@ -49,9 +51,12 @@ class MoshpitAverager:
             ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
             bf16 or fp16, what rounding takes from a value is made up for in later rounds
             (docs/moshpit.md).
+        max_norm: Contributions and means that have moved further than so many times what is typical
+            in a round aren't believed, as of peers that lie (docs/moshpit.md): 3, say. None: all is
+            believed. Not with ``wire``.
 
     Raises:
-        OptionError: There are no tensors, or the grid, the share or the wire can't be.
+        OptionError: There are no tensors, or the grid, the share, the wire or the norm can't be.
         UnsupportedError: A tensor isn't such a one.
         RendezvousError: Other peers average something else, or by another wire.
         OperationTimeout: The directory doesn't answer.
@@ -65,6 +70,7 @@ class MoshpitAverager:
         *,
         max_missing: float | None = None,
         wire: str | None = None,
+        max_norm: float | None = None,
     ) -> None:
         self._tensors = averaged(tensors)
         if not self._tensors:
@@ -87,8 +93,10 @@ class MoshpitAverager:
             Options(max_missing=max_missing)  # which checks it
         if wire is not None:
             Options(wire=wire)
+        if max_norm is not None and not 1 < max_norm < MOST_NORM:
+            raise OptionError(f"max_norm is {max_norm}, wanted above 1 and below {MOST_NORM:g}")
         self._member = swarm.member
-        self._settings = _settings(self._tensors, shape, max_missing)
+        self._settings = _settings(self._tensors, shape, max_missing, max_norm)
         self._is_settled = self._is_sick = False
         said = text_of(self._settings)
         self._member.averages(
@@ -98,6 +106,7 @@ class MoshpitAverager:
             wire=wire,
             settings=said,
             draft=True,
+            max_norm=max_norm or 0.0,
         )
         ends = list(accumulate(tensor.numel() for tensor in self._tensors))
         self._values = np.empty(ends[-1], np.float32)
@@ -107,13 +116,19 @@ class MoshpitAverager:
             for end, tensor in zip(ends, self._tensors, strict=True)
         ]
         """Of the values, one for each tensor."""
+        self._reference: Floats | None = None
+        """Where the latest round ended, if it matters."""
+        if max_norm is not None:
+            with torch.no_grad():
+                self._fill(self._tensors)
+            self._reference = self._values.copy()
 
     def settle(self, settings: Mapping[str, object], target: int = 0) -> None:
         """Says what the tensors are for, which must be the same on all peers.
 
         Args:
             settings: Names and values, none of which has a comma or an equals sign.
-            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
+            target: Samples of all peers after which a round is due; 0: whenever peers are ready.
 
         Raises:
             RendezvousError: Other peers have other settings.
@@ -146,6 +161,16 @@ class MoshpitAverager:
         """
         self._member.progress(samples, since, claims=claims)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether all peers together have seen ``target`` samples since a round was due last."""
+        return self._member.is_due
+
+    @property
+    def peers(self) -> int:
+        """How many peers the swarm has, as the directory has said last; 0: it hasn't yet."""
+        return self._member.peers
+
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.
 
@@ -168,7 +193,12 @@ class MoshpitAverager:
         return self.step_on(self._tensors, weight, timeout)
 
     def step_on(
-        self, tensors: Sequence[Tensor], weight: float = 1.0, timeout: float = 60.0
+        self,
+        tensors: Sequence[Tensor],
+        weight: float = 1.0,
+        timeout: float = 60.0,
+        *,
+        increments: int = 0,
     ) -> RoundReport:
         """As :meth:`step`, of other tensors of the same shapes and types: gradients, say.
 
@@ -178,6 +208,8 @@ class MoshpitAverager:
             tensors: Dense ones on the CPU; they become the means.
             weight: As of :meth:`step`.
             timeout: Seconds for the whole of it.
+            increments: So many of the first tensors are increments, as gradients are: ``max_norm``
+                measures them from 0.
 
         Returns:
             What the round did.
@@ -190,16 +222,24 @@ class MoshpitAverager:
         if not self._is_settled:
             self.settle({AVERAGE: TENSORS})
         with torch.no_grad():
-            for part, tensor in zip(self._parts, tensors, strict=True):
-                part.copy_(tensor)
+            self._fill(tensors)
             sick = self._find_sick()
+            counts, reference = 0.0 if sick else float(weight), self._reference
+            if reference is not None:
+                reference[: sum(part.numel() for part in self._parts[:increments])] = 0.0
             try:
-                report = self._member.average(self._values, 0.0 if sick else float(weight), timeout)
+                report = self._member.average(self._values, counts, timeout, reference)
             except OperationTimeout as error:
                 return _none_began(str(error), timeout, sick)
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
+            if reference is not None and report.kept < 1:
+                reference[:] = self._values
         return replace(report, left_out=sick)
+
+    def _fill(self, tensors: Sequence[Tensor]) -> None:
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            part.copy_(tensor)
 
     def _find_sick(self) -> str:
         """Why the values may not count; "": they may. Said once until they are finite again."""
@@ -264,27 +304,13 @@ class MoshpitAverager:
 
 
 def check_weight(weight: float) -> None:
-    """Whether a peer can count so much.
-
-    Args:
-        weight: In a mean.
-
-    Raises:
-        OptionError: It can't: wanted 0 to 1e6.
-    """
+    """Raises OptionError unless a peer's weight in a mean is 0 to 1e6."""
     if not 0 <= weight <= 1e6:
         raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
 
 
 def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
-    """What is averaged of tensors or of a module: no frozen parameters.
-
-    Args:
-        tensors: As of :class:`MoshpitAverager`.
-
-    Returns:
-        The tensors, in the order given.
-    """
+    """The tensors that are averaged, in order: of a module no frozen parameters."""
     if isinstance(tensors, nn.Module):
         buffers = [one for one in tensors.buffers() if one.is_floating_point()]
         tensors = [*tensors.parameters(), *buffers]
@@ -305,7 +331,9 @@ def _none_began(why: str, waited: float, left_out: str) -> RoundReport:
     )
 
 
-def _settings(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -> dict[str, object]:
+def _settings(
+    tensors: Sequence[Tensor], grid: str, max_missing: float | None, max_norm: float | None
+) -> dict[str, object]:
     """Tells apart what must not be averaged with one another."""
     shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
     return {
@@ -314,4 +342,5 @@ def _settings(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -
         "shapes": hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
         "grid": grid or "by peers",
         "max_missing": max_missing,
+        "max_norm": max_norm,
     }

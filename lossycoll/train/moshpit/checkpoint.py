@@ -22,16 +22,8 @@ PART: Final = ".part"
 def write(path: PathLike, state: Any) -> int:
     """Writes a state beside the file, and puts it in its place when all of it is on the disk.
 
-    Args:
-        path: Of the file. Its folder is there.
-        state: What ``torch.load(weights_only=True)`` can read: tensors, numbers and text in dicts
-            and lists.
-
-    Returns:
-        Bytes of the file.
-
-    Raises:
-        CheckpointError: It can't be written: the disk is full, say. What was there is as it was.
+    The state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
+    CheckpointError: it can't be written (the disk is full, say); what was there is as it was.
     """
     wanted = Path(path).resolve()  # what a link leads to, not the link
     # Other peers may write there, from this process or with the same number on another machine.
@@ -63,14 +55,9 @@ def _remove(part: Path) -> None:
 
 
 def read(path: PathLike, take: Callable[[Any], None]) -> None:
-    """Reads what :func:`write` wrote. No code that a file may have is run.
+    """Gives ``take`` what :func:`write` wrote. No code that a file may have is run.
 
-    Args:
-        path: Of the file.
-        take: Is given the state.
-
-    Raises:
-        CheckpointError: The file isn't there, isn't whole, or isn't one that ``take`` can use.
+    CheckpointError: the file isn't there, isn't whole, or isn't one that ``take`` can use.
     """
     name = f"checkpoint {os.fspath(path)}"
     try:

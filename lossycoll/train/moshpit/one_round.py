@@ -13,18 +13,9 @@ from .averager import MoshpitAverager
 
 
 class OneRound:
-    """One round, maybe on a thread of its own.
+    """One round, maybe on a thread of its own; ``values`` has what it makes of ``before``.
 
-    Args:
-        averager: Whose round it is.
-        values: What this peer brings, shape and type as the averager's.
-        weight: As of its ``step_on``.
-        timeout: Seconds for all of it.
-        at: This peer's steps before it.
-
-    Attributes:
-        before: The values as they were given.
-        values: What comes of them.
+    ``at`` is this peer's steps before it, ``timeout`` the seconds for all of it.
     """
 
     def __init__(
@@ -55,15 +46,15 @@ class OneRound:
         """Has it on another one."""
         self._thread = start_thread(self.run, "moshpit round")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`result` waits for nothing."""
+        return self._thread is None or not self._thread.is_alive()
+
     def result(self) -> RoundReport:
         """Waits for its end.
 
-        Returns:
-            What it did.
-
-        Raises:
-            OperationTimeout: No group formed in time.
-            RendezvousError: The directory refuses this peer.
+        OperationTimeout: no group formed in time. RendezvousError: it was refused.
         """
         if self._thread is not None:
             self._thread.join()

@@ -50,6 +50,9 @@ MOST_LENDERS: Final = 127
 MOST_KEPT: Final = 0.5
 """A round of which less came is none to begin with."""
 MOST_PAUSE: Final = 1e6
+MOST_TARGET: Final = 1 << 40
+REPORTS: Final = 16
+"""Of a peer's samples, from round to round, where all are equally fast."""
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2
 """After lenders that have failed."""
@@ -93,15 +96,20 @@ class MoshpitSGD(Optimizer):
         every: Steps from round to round.
         every_seconds: A round begins with the first step after so many seconds, in place of
             ``every``.
+        target_samples: A round begins when all peers together have had so many samples since the
+            last, as ``weight`` of :meth:`step` counts them, in place of ``every``. Each peer
+            contributes what it has, weighted by its samples: no peer waits for another one's count
+            of steps.
         average: ``"parameters"``: each step is taken at once, and a round replaces the parameters
-            by a mean. ``"gradients"``: gradients add up over ``every`` calls of :meth:`step`, and
-            their mean over calls and peers makes one step of the optimizer.
+            by a mean. ``"gradients"``: gradients add up over calls of :meth:`step` from round to
+            round, and their mean over calls and peers makes one step of the optimizer.
         outer: Makes the outer optimizer from its parameters, as in ``lambda p: torch.optim.SGD(p,
             lr=0.7, momentum=0.9, nesterov=True)``: its gradient is how far the mean of a round has
             gone from where the round before ended. None: the mean itself is taken. Only with
             parameters.
         delayed: A round runs beside the next ``every`` steps, and what it changes is added at the
-            next one. Only with parameters.
+            next one; with ``target_samples``, at the first step after its end. Only with
+            parameters.
         timeout: Seconds for a round.
 
     Raises:
@@ -117,6 +125,7 @@ class MoshpitSGD(Optimizer):
         *,
         every: int = 1,
         every_seconds: float | None = None,
+        target_samples: int | None = None,
         average: str = "parameters",
         outer: Outer | None = None,
         delayed: bool = False,
@@ -133,20 +142,26 @@ class MoshpitSGD(Optimizer):
                 f"every_seconds is {every_seconds} and every {every}, wanted seconds above 0 and "
                 f"below {MOST_PAUSE:g}, or steps"
             )
+        _check_target(target_samples, every, every_seconds)
         if average not in AVERAGES:
             raise OptionError(f"average is {average!r}, wanted one of {', '.join(AVERAGES)}")
         if average == "gradients" and (outer is not None or delayed or every_seconds is not None):
             raise OptionError("outer and delayed are for average='parameters', as is every_seconds")
         buffers = [one for one in model.buffers() if one.is_floating_point()]
         has_buffers = averager.count == len(self._parameters) + len(buffers)
-        self._buffers = buffers if has_buffers and average == "parameters" else []
+        self._buffers = buffers if has_buffers else []
         averager.check([*self._parameters, *self._buffers])
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
         self._every = every
         self._every_seconds = every_seconds
+        self._target = target_samples or 0
         self._began = time.monotonic()
         """When the latest round did."""
+        self._has_warned = False
+        """That no round begins."""
+        self._calls = 0
+        """Of :meth:`step` whose gradients have added up."""
         self._samples = self._since = self._reported = 0
         """Of the swarm at the latest round; this peer's since then; of these, told."""
         self._rest: dict[int, Tensor] = {}
@@ -172,9 +187,11 @@ class MoshpitSGD(Optimizer):
                 AVERAGE: average,
                 "every": every,
                 "every_seconds": every_seconds,
+                "target_samples": target_samples,
                 "outer": None if self._outer is None else type(self._outer).__name__,
                 "delayed": delayed,
-            }
+            },
+            self._target,
         )
 
     @property
@@ -217,7 +234,7 @@ class MoshpitSGD(Optimizer):
         Args:
             set_to_none: Gradients become None rather than 0.
         """
-        if not self._of_gradients or self._steps % self._every == 0:
+        if not self._calls:
             for one in self._inner:
                 one.zero_grad(set_to_none)
 
@@ -231,7 +248,8 @@ class MoshpitSGD(Optimizer):
 
         Args:
             closure: Computes the gradients, if they aren't there yet.
-            weight: What this peer counts in a round that begins now, 0 to 1e6: its samples, say.
+            weight: Samples of this step, 0 to 1e6. This peer counts so much in a round that begins
+                now; with ``target_samples``, by all its samples since its latest round.
 
         Returns:
             What a round did that has ended in this step; None: none has. If none began within
@@ -252,12 +270,15 @@ class MoshpitSGD(Optimizer):
             for one in self._inner:
                 one.step()
             self._steps += 1
+        if self._target and self._round is not None and not self._round.is_over:
+            return None  # no step waits for it
+        report = self.finish() if self._target else None
         if not self._is_due():
-            return None
-        report = self.finish()
+            return report
+        report = self.finish() or report
         self._tell_progress()
-        values = self._values()
-        self._round = OneRound(self._averager, values, weight, self._timeout, self._steps)
+        values, counts = self._values(), self._counts(weight)
+        self._round = OneRound(self._averager, values, counts, self._timeout, self._steps)
         if self._delayed:
             self._round.start()
             return report
@@ -289,12 +310,37 @@ class MoshpitSGD(Optimizer):
         return report
 
     def _is_due(self) -> bool:
+        if self._target:
+            return self._is_due_by_samples()
         if self._every_seconds is None:
             return self._steps % self._every == 0
         if time.monotonic() - self._began < self._every_seconds:
             return False
         self._began = time.monotonic()
         return True
+
+    def _is_due_by_samples(self) -> bool:
+        """Of all peers: this one's are told as often as a round needs them."""
+        now = time.monotonic()
+        if self._averager.is_due:
+            self._began = now
+            return True
+        if (self._since - self._reported) * max(1, self._averager.peers) * REPORTS >= self._target:
+            self._tell_progress()
+        if now - self._began > self._timeout and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "no round for %g s: %d samples of this peer since the latest one, and a round is "
+                "due after %d of all peers (target_samples, and the weight of each step)",
+                now - self._began,
+                self._since,
+                self._target,
+            )
+        return False
+
+    def _counts(self, weight: float) -> float:
+        """What this peer is ready with: the directory has the samples."""
+        return float(self._since > 0) if self._target else weight
 
     def _tell_progress(self) -> None:
         self._reported = self._since
@@ -345,25 +391,34 @@ class MoshpitSGD(Optimizer):
 
     def _step_by_gradients(self, weight: float) -> RoundReport | None:
         self._steps += 1
-        if self._steps % self._every:
+        self._calls += 1
+        if not self._is_due():
             return None
+        calls, self._calls = self._calls, 0
         with torch.no_grad():
             means = [
-                torch.zeros_like(p) if p.grad is None else p.grad / self._every
-                for p in self._parameters
+                torch.zeros_like(p) if p.grad is None else p.grad / calls for p in self._parameters
             ]
+            means += [buffer.clone() for buffer in self._buffers]
             self._tell_progress()
-            report = self._averager.step_on(means, weight, self._timeout)
+            report = self._average_gradients(means, self._counts(weight), self._timeout)
         if report.newer:
             return self._take_newer(report)
         self._step_on(means, report)
         self._offer(report)
         return report
 
+    def _average_gradients(self, means: list[Tensor], weight: float, timeout: float) -> RoundReport:
+        count = len(self._parameters)
+        return self._averager.step_on(means, weight, timeout, increments=count)
+
     def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
-        for parameter, mean in zip(self._parameters, means, strict=True):
+        count = len(self._parameters)
+        for parameter, mean in zip(self._parameters, means[:count], strict=True):
             parameter.grad = mean
         with self._changing:
+            for buffer, mean in zip(self._buffers, means[count:], strict=True):
+                buffer.copy_(mean)
             for one in self._inner:
                 one.step()
             if report.round >= 0:
@@ -459,7 +514,8 @@ class MoshpitSGD(Optimizer):
     def _empty_round(self, timeout: float) -> RoundReport:
         if self._of_gradients:
             means = [torch.zeros_like(p) for p in self._parameters]
-            report = self._averager.step_on(means, 0.0, timeout)
+            means += [buffer.clone() for buffer in self._buffers]
+            report = self._average_gradients(means, 0.0, timeout)
             if report.kept < 1:
                 self._step_on(means, report)
                 for one in self._inner:
@@ -613,6 +669,20 @@ class MoshpitSGD(Optimizer):
                 anchor.copy_(saved)
         if self._outer is not None:
             load_optimizer(self._outer, state["outer"])
+
+
+def _check_target(target: int | None, every: int, every_seconds: float | None) -> None:
+    if target is None:
+        return
+    if type(target) is not int or not 1 <= target <= MOST_TARGET:
+        raise OptionError(
+            f"target_samples is {target!r}, wanted a whole number from 1 to {MOST_TARGET}"
+        )
+    if every != 1 or every_seconds is not None:
+        raise OptionError(
+            f"target_samples is {target}, every {every} and every_seconds {every_seconds}: wanted "
+            f"one of the three"
+        )
 
 
 def _check_catch_up(lenders: int, tries: int) -> None:

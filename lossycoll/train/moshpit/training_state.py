@@ -26,14 +26,7 @@ def _names(model: nn.Module) -> dict[str, str]:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Parameters that are trained, and buffers.
-
-    Args:
-        model: Whose.
-
-    Returns:
-        By plain names, as views of the model's.
-    """
+    """Trained parameters and buffers by plain names, as views of the model's."""
     state = model.state_dict()
     return {plain: state[name] for plain, name in _names(model).items()}
 
@@ -41,13 +34,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Takes what :func:`model_state` returned, compiled or not.
 
-    Args:
-        model: That takes it.
-        state: Of this or another peer's model.
-
-    Raises:
-        OptionError: It has other names.
-        RuntimeError: It has other shapes.
+    OptionError: it has other names. RuntimeError: it has other shapes.
     """
     names = _names(model)
     if differ := sorted(names.keys() ^ state.keys()):
@@ -59,15 +46,10 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Takes an optimizer's state. Settings that only one of the two has stay as they are here, as
-    other versions of torch have others; so do learning rates, which are schedulers'.
+    """Takes an optimizer's state.
 
-    Args:
-        optimizer: That takes it.
-        state: As ``state_dict`` of one of the same type returned it.
-
-    Raises:
-        OptionError: It is of other parameters.
+    Settings that only one of the two has stay as they are here, as other versions of torch have
+    others; so do learning rates, which are schedulers'. OptionError: it is of other parameters.
     """
     groups = optimizer.state_dict()["param_groups"]
     theirs = state["param_groups"]

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
-from lossycoll.train.common.octets import octets, state_from
-from lossycoll.train.common.packing import packed, unpacked
+from lossycoll.train.common.packing import octets, packed, state_from, unpacked
 
 from .checkpoint import joined, numbered, pack_groups
 from .parameter_store import Group, ParameterStore
@@ -134,20 +133,11 @@ class _Coming:
 
 
 def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> list[ShardState]:
-    """The latest state of each shard of the group that was. All ranks of a new one call this.
+    """The latest state of each shard of the group that was, by rank; none if no rank was in one.
 
-    Who has what is told first, so that each shard's state travels once.
-
-    Args:
-        backup: Of the group that was; None: this rank wasn't in it.
-        group: The new one.
-
-    Returns:
-        One for each rank of the group that was, by rank; none if no rank was in one.
-
-    Raises:
-        CheckpointError: A shard's owner is gone, and whoever had its copy as well, or a state can't
-            travel; on all ranks.
+    All ranks of the new group call this; ``backup`` is None at a rank that was in none. Who has
+    what is told first, so that each shard's state travels once. CheckpointError on all ranks: an
+    owner and whoever had its copy are gone, or a state can't travel.
     """
     mine, failure = [], ""
     if backup is not None:
@@ -174,16 +164,10 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
 
 
 def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
-    """Whose of several copies is taken.
+    """For each rank of the latest group that was: the rank of the new one, and which of its two.
 
-    Args:
-        rows: By rank of the new group, the labels of what it has.
-
-    Returns:
-        For each rank of the latest group that was: the rank of the new one, and which of its two.
-
-    Raises:
-        CheckpointError: Nobody has the state of some rank.
+    ``rows`` has, by rank of the new group, the labels of what it has. CheckpointError: nobody has
+    the state of some rank.
     """
     found = [
         (label, (at, which))
@@ -214,18 +198,9 @@ def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
 def assembled(
     shards: Sequence[ShardState], store: ParameterStore, groups: Sequence[Group]
 ) -> dict[str, Any]:
-    """A checkpoint of what the ranks of a group had, each for itself.
+    """The checkpoint, as ``state_dict()``, of what the ranks of a group had, each for itself.
 
-    Args:
-        shards: One for each rank of that group.
-        store: The parameters, in any group.
-        groups: The model's groups.
-
-    Returns:
-        As ``state_dict()`` has it.
-
-    Raises:
-        CheckpointError: They are another model's.
+    ``shards`` has one for each of them. CheckpointError: they are another model's.
     """
     by_index: dict[int, list[FragmentState]] = {}
     for shard in shards:

@@ -14,12 +14,7 @@ _FUNCTION_BACKWARD: Final = BackwardCFunction.apply.__code__
 
 
 class PassStatus:
-    """What all ranks know of a backward pass, once :attr:`flags` have been reduced by MAX.
-
-    Args:
-        world: The number of ranks.
-        count: The number of parameters.
-    """
+    """What all ranks know of a backward pass, once :attr:`flags` have been reduced by MAX."""
 
     def __init__(self, world: int, count: int) -> None:
         self.flags = torch.zeros(world + count + 1, dtype=torch.uint8)
@@ -28,19 +23,11 @@ class PassStatus:
         self._world = world
 
     def note_used(self, index: int) -> None:
-        """Takes in that a parameter has a gradient at this rank.
-
-        Args:
-            index: The parameter's.
-        """
+        """Takes in that the parameter ``index`` has a gradient at this rank."""
         self.flags[self._world + index] = 1
 
     def note_bad(self, rank: int) -> None:
-        """Takes in that gradients hold NaN or infinity.
-
-        Args:
-            rank: Whose.
-        """
+        """Takes in that a rank's gradients hold NaN or infinity."""
         self.flags[rank] = 1
 
     @property
@@ -69,11 +56,7 @@ def pass_number() -> int:
 
 
 def at_end(callback: Callable[[], None]) -> None:
-    """Has something called when the running backward pass ends, unless that raises.
-
-    Args:
-        callback: What is called.
-    """
+    """Has something called when the running backward pass ends, unless that raises."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
 
@@ -81,13 +64,11 @@ def at_end(callback: Callable[[], None]) -> None:
 def is_nested() -> bool:
     """Whether the running backward pass is inside another one, as with a reentrant checkpoint.
 
-    The stack of this thread is the only place that shows it. Autograd counts the depth, but
-    doesn't expose it; the number of a pass says nothing of an outer one; in a hook the current
-    node is the inner pass's; the outer pass is run by torch's checkpoint, so nothing can be
-    passed along; and no callback tells that a pass has raised, which looks the same otherwise.
-
-    Returns:
-        False also outside of a pass.
+    The stack of this thread is the only place that shows it. Autograd counts the depth, but doesn't
+    expose it; the number of a pass says nothing of an outer one; in a hook the current node is the
+    inner pass's; the outer pass is run by torch's checkpoint, so nothing can be passed along; and
+    no callback tells that a pass has raised, which looks the same otherwise. False outside of a
+    pass.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -30,15 +30,7 @@ RESIDUALS: Final = "error_feedback"
 
 
 def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
-    """A fragment's state, to be sent.
-
-    Args:
-        fragment: The fragment.
-        state: The inner optimizer's of it.
-
-    Returns:
-        Copies on the CPU.
-    """
+    """A fragment's state, to be sent: copies on the CPU."""
     begin = fragment.offset
     saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
     return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
@@ -47,15 +39,10 @@ def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
 def joined(
     member: BucketMember, states: Sequence[FragmentState], elementwise: Collection[str]
 ) -> State:
-    """The state of a whole parameter.
+    """The state of a whole parameter, of those of all its fragments.
 
-    Args:
-        member: The parameter.
-        states: Those of all of its fragments.
-        elementwise: Names of what has an entry for each element.
-
-    Returns:
-        Its state by name, tensors of the parameter's shape and strides where they are element-wise.
+    ``elementwise`` names what has an entry for each element; those have the parameter's shape and
+    strides.
     """
     length = member.end - member.begin
     out: State = {}
@@ -77,17 +64,10 @@ def part_of(
     elementwise: Collection[str],
     device: torch.device | None = None,
 ) -> State:
-    """What a fragment has of a whole parameter's state.
+    """A fragment's part of a whole parameter's state that :func:`check_state` has passed.
 
-    Args:
-        fragment: The fragment.
-        state: What :func:`check_state` has passed.
-        elementwise: Names of what has an entry for each element.
-        device: Where those are to be; None: in host memory, for an optimizer that moves them
-            when it loads them.
-
-    Returns:
-        Its state by name.
+    Element-wise tensors go to ``device``; None: in host memory, for an optimizer that moves them
+    when it loads them.
     """
     member, out = fragment.member, {}
     for key, value in state.items():
@@ -104,17 +84,7 @@ def part_of(
 def check_state(
     state: Mapping[str, Any], shape: tuple[int, ...], elementwise: Collection[str], name: str
 ) -> None:
-    """Checks that a state is one parameter's.
-
-    Args:
-        state: By name.
-        shape: The parameter's.
-        elementwise: Names of what has an entry for each element.
-        name: The parameter's, for the error.
-
-    Raises:
-        CheckpointError: It isn't.
-    """
+    """Raises CheckpointError unless a state is one of a parameter of that shape and name."""
     for key, value in state.items():
         each = isinstance(value, Tensor) and key in elementwise
         if each and tuple(value.shape) != shape:
@@ -129,14 +99,8 @@ def elementwise_of(
 ) -> frozenset[str]:
     """Names of what has an entry for each element of some parameter.
 
-    An option that was changed in training may have added state that a trial didn't see.
-
-    Args:
-        states: By parameter.
-        known: Names that the trial saw.
-
-    Returns:
-        These and others.
+    An option that was changed in training may have added state that a trial didn't see. Returns
+    these and ``known``.
     """
     return frozenset(known) | {
         key
@@ -157,18 +121,9 @@ def save(
     residuals: Sequence[Tensor] | None,
     to: int,
 ) -> dict[str, Any] | None:
-    """What ``state_dict()`` returns. All ranks must call this.
+    """The result of ``state_dict()`` at rank ``to``; None elsewhere. All ranks must call this.
 
-    Args:
-        collectives: The group's.
-        store: The parameters.
-        inner: The optimizer of this rank's fragments.
-        groups: The model's groups.
-        residuals: float (size,) of each bucket; None without error feedback.
-        to: The rank that gets all.
-
-    Returns:
-        The state at rank ``to``; None elsewhere.
+    ``residuals`` is float (size,) of each bucket; None without error feedback.
     """
     out: dict[str, Any] | None = None
     state = consolidate(collectives, store, inner.state, to)
@@ -185,18 +140,9 @@ def save(
 def consolidate(
     collectives: Collectives, store: ParameterStore, state: Mapping[Any, State], to: int
 ) -> dict[Tensor, State] | None:
-    """Gathers the state of all parameters.
+    """The state of all parameters at rank ``to``; None elsewhere. ``state`` is by fragment.
 
     That goes bucket by bucket, so that what travels at once is bounded.
-
-    Args:
-        collectives: The group's.
-        store: The parameters.
-        state: The inner optimizer's, by fragment.
-        to: The rank that gets all.
-
-    Returns:
-        By parameter, at rank ``to``; None elsewhere.
     """
     gathered: list[tuple[BucketMember, list[FragmentState]]] = []
     elementwise = set(store.elementwise)
@@ -238,20 +184,8 @@ class Checkpoint:
 def read(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> Checkpoint:
-    """Reads a ``state_dict()``.
-
-    Args:
-        state_dict: What was saved.
-        groups: The model's.
-        store: The parameters.
-        where: How errors begin.
-
-    Returns:
-        The checkpoint.
-
-    Raises:
-        CheckpointError: Groups, counts or shapes don't fit.
-    """
+    """The checkpoint of a ``state_dict()``; CheckpointError, which begins with ``where``, if
+    groups, counts or shapes don't fit."""
     states = by_parameter(state_dict, groups, where)
     elementwise = elementwise_of(states, store.elementwise)
     for parameter, name in zip(store.model, store.names, strict=True):
@@ -263,16 +197,7 @@ def read(
 def deal(
     checkpoint: Checkpoint, fragments: Sequence[Mapping[str, Any]], store: ParameterStore
 ) -> dict[str, Any]:
-    """What this rank's inner optimizer loads of a checkpoint.
-
-    Args:
-        checkpoint: Of all parameters.
-        fragments: The inner optimizer's groups.
-        store: The parameters.
-
-    Returns:
-        A ``state_dict()`` of the inner optimizer.
-    """
+    """The ``state_dict()`` that this rank's inner optimizer loads of a checkpoint."""
     owned = {each.parameter: each for each in store.owned}
     local: dict[int, State] = {}
     groups, count = [], 0
@@ -291,18 +216,9 @@ def deal(
 def by_parameter(
     state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
 ) -> dict[Tensor, State]:
-    """The state in a checkpoint.
+    """The state in a checkpoint, by parameter.
 
-    Args:
-        state_dict: What was saved.
-        groups: The model's, which it must be of.
-        where: How errors begin.
-
-    Returns:
-        State by parameter.
-
-    Raises:
-        CheckpointError: Groups or numbers of parameters differ.
+    CheckpointError, which begins with ``where``: groups or numbers of parameters differ.
     """
     fits = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict)
     if fits:
@@ -344,16 +260,9 @@ def by_parameter(
 def consolidate_residuals(
     collectives: Collectives, store: ParameterStore, residuals: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
-    """The mean over the ranks of their residuals. The mean of the gradients lacks just that mean.
+    """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere.
 
-    Args:
-        collectives: The group's.
-        store: The parameters.
-        residuals: float (size,) of each bucket.
-        to: The rank that gets all.
-
-    Returns:
-        By parameter at rank ``to``; empty elsewhere.
+    ``residuals`` is float (size,) of each bucket. The mean of the gradients lacks just that mean.
     """
     out: dict[Tensor, Tensor] = {}
     for shard, flat in zip(store.shards, residuals, strict=True):
@@ -373,21 +282,10 @@ def consolidate_residuals(
 def residuals_of(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> dict[int, Tensor]:
-    """Each rank's residuals after loading a checkpoint.
+    """Each rank's residuals after loading a checkpoint :func:`by_parameter` has passed, by index.
 
     They are the mean, so that the mean over these ranks gets just what that over the others lacked.
-
-    Args:
-        state_dict: What :func:`by_parameter` has passed.
-        groups: The model's.
-        store: The parameters.
-        where: How errors begin.
-
-    Returns:
-        By the index of the parameter.
-
-    Raises:
-        CheckpointError: One has another shape, or is of no parameter.
+    CheckpointError: one has another shape, or is of no parameter.
     """
     given = dict(state_dict.get(RESIDUALS, {}))
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -418,14 +316,9 @@ def residuals_of(
 
 
 def pack_groups(fragments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-    """Groups as a plain optimizer's ``state_dict`` has them, with the options in force.
+    """Groups as a plain optimizer's ``state_dict`` has them, numbers in place of parameters.
 
-    Args:
-        fragments: The inner optimizer's groups, which have those options.
-        groups: The model's groups.
-
-    Returns:
-        The groups, with numbers in place of parameters.
+    The options in force are those of ``fragments``, the inner optimizer's groups.
     """
     numbers = _numbers(groups)
     out = []
@@ -441,15 +334,7 @@ _Entry = TypeVar("_Entry")
 
 
 def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[int, _Entry]:
-    """State by the numbers of :func:`pack_groups`.
-
-    Args:
-        states: By parameter.
-        groups: The model's.
-
-    Returns:
-        By number, in rising order.
-    """
+    """State by the numbers of :func:`pack_groups`, ascending."""
     numbers = _numbers(groups)
     by_number = {numbers[parameter]: state for parameter, state in states.items()}
     return dict(sorted(by_number.items()))

@@ -18,12 +18,7 @@ from .shard import Shard
 class Compressor:
     """Compresses the buckets of one optimizer.
 
-    Args:
-        state: How. It works over the optimizer's group from now on.
-        collectives: That group's.
-
-    Raises:
-        OptionError: ``state`` is of another group.
+    ``state`` works over the optimizer's group from now on; OptionError if it is of another.
     """
 
     def __init__(self, state: ARCTopKState, collectives: Collectives) -> None:
@@ -38,15 +33,7 @@ class Compressor:
         self._reduced = False
 
     def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
-        """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk.
-
-        Args:
-            shard: The bucket.
-            model: All parameters, by index.
-
-        Returns:
-            The work.
-        """
+        """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
         keys = self._state.keys(model[member.index] for member in shard.bucket.members)
 
         def work() -> None:
@@ -61,11 +48,9 @@ class Compressor:
             return _Future(_done_here(work))
 
     def begin(self) -> None:
-        """A pass begins.
+        """Begins a pass. TrainingError: no step was taken with the last one.
 
-        Raises:
-            TrainingError: No step was taken with the last one. Its gradients are in the memory of
-                errors, and would be there twice.
+        Its gradients are in the memory of errors, and would be there twice.
         """
         if self._reduced:
             raise TrainingError(

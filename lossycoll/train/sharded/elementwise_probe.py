@@ -46,19 +46,8 @@ def elementwise_state(
     """The names of the state that has an entry for each element (``exp_avg``, say).
 
     Neither the global random state nor ``options`` are touched. What the optimizer's constructor
-    raises passes through.
-
-    Args:
-        optimizer_class: The optimizer.
-        options: As ``optimizer_class`` takes them.
-        where: How errors begin.
-        group: What the parameters' group says besides, maybe what the class doesn't know.
-
-    Returns:
-        The names.
-
-    Raises:
-        UnsupportedError: It isn't element-wise.
+    raises passes through. ``group`` is what the parameters' group says besides ``options``, maybe
+    unknown to the class. UnsupportedError: it isn't element-wise.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -93,12 +82,7 @@ def _trial(
     where: str,
     name: str,
 ) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
-    """Steps the matrix and its fragments.
-
-    Returns:
-        How far each element was moved in the matrix, and in the fragments (both SHAPE), and the
-        optimizer of the matrix.
-    """
+    """How far each element moved in matrix and fragments, both SHAPE, and the optimizer."""
 
     def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
         written = copy.deepcopy(dict(group))

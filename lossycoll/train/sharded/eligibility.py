@@ -21,11 +21,7 @@ from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
 
 @dataclass(frozen=True, eq=False)
 class NamedParameter:
-    """A parameter of the model.
-
-    Attributes:
-        parameter: The parameter.
-    """
+    """A parameter of the model."""
 
     parameter: Parameter
     name: str
@@ -52,15 +48,9 @@ class _Span:
 def check_parameters(
     collectives: Collectives, trained: Sequence[NamedParameter], frozen: Sequence[Parameter]
 ) -> None:
-    """Checks parameters before they are moved into buckets.
+    """Checks parameters before they are moved into buckets; the UnsupportedError names one.
 
-    Args:
-        collectives: The group's.
-        trained: Those that are to be sharded.
-        frozen: Those that aren't, whose memory no other may share.
-
-    Raises:
-        UnsupportedError: One can't be sharded; the error names it.
+    No other parameter may share the memory of the frozen ones.
     """
     for each in trained:
         reason = _why_not(each.parameter, lossy=collectives.lossy is not None)
@@ -110,15 +100,7 @@ def _why_not(parameter: Tensor, *, lossy: bool) -> str:
 
 
 def spec(parameter: Tensor, group: int) -> ParameterSpec:
-    """How a parameter is laid out.
-
-    Args:
-        parameter: The parameter.
-        group: The number of its parameter group; groups share no bucket.
-
-    Returns:
-        The parameter as data.
-    """
+    """A parameter as data for the layout; numbered parameter groups share no bucket."""
     key = (group, parameter.dtype, parameter.device)
     return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
@@ -126,16 +108,7 @@ def spec(parameter: Tensor, group: int) -> ParameterSpec:
 def agreement(
     collectives: Collectives, settings: Mapping[str, Any], trained: Sequence[NamedParameter]
 ) -> Agreement:
-    """What all ranks must have alike.
-
-    Args:
-        collectives: The group's.
-        settings: By name.
-        trained: The parameters.
-
-    Returns:
-        A line for each.
-    """
+    """The lines that all ranks must have alike."""
     lines = as_lines(settings)
     device = torch.device("cpu")
     for each in trained:

@@ -23,12 +23,7 @@ from lossycoll.train.common.layout import Bucket
 
 
 class Residual:
-    """What is still to be sent of one bucket at one rank.
-
-    Args:
-        bucket: The layout.
-        like: float (size,), a tensor of the bucket's type.
-    """
+    """Gradients of one bucket that are still to be sent; ``like`` has the bucket's type."""
 
     def __init__(self, bucket: Bucket, like: Tensor) -> None:
         self._bucket = bucket
@@ -39,13 +34,7 @@ class Residual:
         ]
 
     def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
-        """Adds a residual to what is sent of a parameter now.
-
-        Args:
-            gradient: The parameter's, in place.
-            position: The parameter's in the bucket.
-            scale: What the residual is multiplied by.
-        """
+        """Adds a member's residual, times ``scale``, to the gradient that is sent now, in place."""
         gradient.add_(self._views[position], alpha=scale)
 
     def keep(
@@ -56,13 +45,10 @@ class Residual:
     ) -> None:
         """Takes what was lost, for the next pass.
 
-        Args:
-            missed: float (size,), what was lost or rounded off of what this rank sent; of what it
-                sent for others of its host or site as well, of their sum. None: nothing.
-            present: Positions of the members that had a gradient. The residual of the others, of
-                which zeros were sent, stays, and gets what others lost of theirs.
-            scales: The scale that was given to :meth:`add_to`, and the one that it should have
-                been.
+        ``missed``, float (size,), was lost or rounded off of what this rank sent, also for others
+        of its host or site; None: nothing. ``present`` are positions of members that had a
+        gradient: the others' residual, of which zeros were sent, stays and gets what others lost of
+        theirs. ``scales``: the one given to :meth:`add_to`, and the one that it should have been.
         """
         absent = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
         added, scale = scales
@@ -77,11 +63,7 @@ class Residual:
         return self._values.clone()
 
     def replace(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residual.
-
-        Args:
-            values: By the index of the parameter; zeros for the others.
-        """
+        """Sets the residual by the index of the parameter; zeros for the others."""
         self._values.zero_()
         for member, view in zip(self._bucket.members, self._views, strict=True):
             if member.index in values:

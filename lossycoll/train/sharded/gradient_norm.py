@@ -17,17 +17,7 @@ from .owner_loss import owners_needed
 def total_norm(
     grads: Sequence[Tensor], norm_type: float, device: torch.device, collectives: Collectives
 ) -> Tensor:
-    """The norm of all ranks' gradients together.
-
-    Args:
-        grads: This rank's.
-        norm_type: p of the p-norm; inf: the largest magnitude.
-        device: Where the sum is formed.
-        collectives: The group's.
-
-    Returns:
-        float64 (), the same on all ranks.
-    """
+    """The p-norm of all ranks' gradients together, float64 (), the same on all ranks."""
     norms = [torch.zeros((), dtype=torch.float64, device=device)]
     for grad in grads:
         norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
@@ -42,13 +32,7 @@ def total_norm(
 
 
 def clip(grads: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scales gradients in place, as torch.nn.utils.clip_grad_norm_ does.
-
-    Args:
-        grads: This rank's.
-        max_norm: The norm that they are to have at most.
-        norm: What :func:`total_norm` returned.
-    """
+    """Scales gradients in place to ``max_norm``, as torch.nn.utils.clip_grad_norm_ does."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(scale.to(grad.device, grad.dtype))

@@ -60,14 +60,10 @@ class _Place:
 class GradientReducer:
     """Reduces the gradients of the parameters that :meth:`watch` was given.
 
-    Args:
-        collectives: The group's.
-        name: Returns how errors call a parameter, given its index.
-        finished: A method that is called when a backward pass has been reduced.
-        begun: What is called when one begins.
-        written: Says whether parameters were written to at this rank since the last step.
-        feedback: Whether what is lost is sent again with the next pass (:meth:`keep_lost`).
-        compression: Sends the buckets instead of a reduction.
+    ``name`` returns a parameter's name for errors by its index; ``begun`` and ``finished`` are
+    called when a pass begins and has been reduced; ``written`` says whether parameters were written
+    to at this rank since the last step. With ``feedback`` what is lost is sent again with the next
+    pass (:meth:`keep_lost`). ``compression`` sends the buckets instead of a reduction.
     """
 
     def __init__(
@@ -113,12 +109,7 @@ class GradientReducer:
         self._order.join(self, self._collectives)
 
     def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
-        """Adds parameters and their buckets; not during a pass.
-
-        Args:
-            model: The parameters, from the next index on.
-            shards: Their buckets.
-        """
+        """Adds parameters, from the next index on, and their buckets; not during a pass."""
         # What isn't in the last pass has no gradient there.
         for index in range(len(self._model), len(self._model) + len(model)):
             self._sent[index] = GradStamp(None)
@@ -144,13 +135,9 @@ class GradientReducer:
 
     @torch.no_grad()
     def ready(self, index: int) -> None:
-        """Takes in that a gradient is complete; from within the backward pass.
+        """Takes in, from within the backward pass, that a gradient is complete.
 
-        Args:
-            index: The parameter's.
-
-        Raises:
-            TrainingError: The bucket of it was sent before.
+        TrainingError: its bucket was sent before.
         """
         place = self._places[index]
         bucket = self._buckets[place.bucket]
@@ -342,8 +329,7 @@ class GradientReducer:
     def keep_lost(self, scale: float) -> None:
         """A step was taken with the last pass: the next pass sends what this one lost.
 
-        Args:
-            scale: What the gradients of the pass have been divided by since they were sent.
+        The gradients of the pass have been divided by ``scale`` since they were sent.
         """
         if self._compression is not None:
             self._compression.forget()
@@ -357,11 +343,7 @@ class GradientReducer:
         self._scale = scale
 
     def rescale(self, scale: float) -> None:
-        """Has residuals sent with another scale from the next pass on.
-
-        Args:
-            scale: What they are multiplied by.
-        """
+        """Has residuals multiplied by another scale from the next pass on."""
         self._scale = scale
 
     def residuals(self) -> list[Tensor]:
@@ -370,11 +352,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residuals when a checkpoint is loaded.
-
-        Args:
-            values: By the index of the parameter.
-        """
+        """Sets the residuals, by the index of the parameter, when a checkpoint is loaded."""
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:

@@ -18,9 +18,6 @@ class ModelGroups(Optimizer):
     """``param_groups``: the model's parameters, and the options as they were written.
 
     It takes no steps.
-
-    Args:
-        params: As torch's optimizers take them.
     """
 
     def __init__(self, params: Any) -> None:
@@ -32,12 +29,8 @@ class ModelGroups(Optimizer):
     ) -> Iterator[tuple[dict[str, Any], set[Parameter]]]:
         """Adds a group; if the block raises, the groups are what they were before.
 
-        Args:
-            param_group: As torch's optimizers take it.
-            frozen: Those of them that require gradients now leave the groups that they are in.
-
-        Yields:
-            The new group, and the parameters that were frozen.
+        Those of ``frozen`` that require gradients now leave the groups that they are in. Yields the
+        new group, and the parameters that were frozen.
         """
         added = dict(param_group)
         members = added["params"]

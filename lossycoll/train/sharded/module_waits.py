@@ -23,11 +23,7 @@ from .parameter_sync import ParameterSync
 
 
 class _Hook:
-    """A hook that torch.compile doesn't look into, and that isn't saved with the model.
-
-    Args:
-        call: What it does with its module.
-    """
+    """A hook that torch.compile doesn't look into, and that isn't saved with the model."""
 
     def __init__(self, call: Callable[[nn.Module], None]) -> None:
         self._call = call
@@ -49,13 +45,8 @@ def _do_nothing(module: nn.Module) -> None:
 class ModuleWaits:
     """The hooks of one model.
 
-    Args:
-        model: Runs forward between steps. If it was compiled as a whole it waits as a whole: hooks
-            of its modules would cut its graph.
-        sync: Has the parameters. The hooks don't keep it.
-
-    Raises:
-        UnsupportedError: ``model`` is no module.
+    ``model`` runs forward between steps; one that was compiled as a whole waits as a whole: hooks
+    of its modules would cut its graph. The hooks don't keep ``sync`` alive.
     """
 
     def __init__(self, model: nn.Module, sync: ParameterSync) -> None:
@@ -87,14 +78,7 @@ class ModuleWaits:
         model.register_forward_hook(_Hook(self._leave))
 
     def check(self, parameters: Iterable[Parameter]) -> None:
-        """Checks that the model has parameters.
-
-        Args:
-            parameters: Those that are trained.
-
-        Raises:
-            UnsupportedError: One isn't the model's.
-        """
+        """Raises UnsupportedError unless all trained parameters are the model's."""
         members = set(self._model.parameters())
         for parameter in parameters:
             if parameter not in members:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -432,15 +431,6 @@ class ShardedOptimizer(Optimizer):
             The norm; 0 without error feedback.
         """
         return self._reducer.residual_norm()
-
-    def residue(self) -> float:
-        """Deprecated name of :meth:`residual_norm`."""
-        warnings.warn(
-            "ShardedOptimizer.residue() is deprecated and will be removed; use residual_norm()",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.residual_norm()
 
     def figures(self) -> ShardedFigures:
         """What has happened at this rank since the optimizer was made."""

@@ -17,14 +17,7 @@ REMEDY: Final = (
 
 @contextlib.contextmanager
 def owners_needed() -> Iterator[None]:
-    """A scope in which PeerLostError also says what the loss means here.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        PeerLostError: What the block raised, with the remedy.
-    """
+    """A scope in which PeerLostError also says what the loss means here."""
     try:
         yield
     except PeerLostError as error:
@@ -34,14 +27,7 @@ def owners_needed() -> Iterator[None]:
 
 
 def check_owners(collectives: Collectives) -> None:
-    """Checks that all ranks took part in the last collective.
-
-    Args:
-        collectives: The group's.
-
-    Raises:
-        PeerLostError: One did not; on all ranks alike.
-    """
+    """Checks that all ranks took part in the last collective; else PeerLostError on all alike."""
     lost = collectives.agreed_lost()
     if lost:
         who = ", ".join(collectives.peer(rank) for rank in lost)

@@ -27,13 +27,9 @@ that is younger has more steps wait for all blocks."""
 
 
 class ParameterDifferences:
-    """What travels of one bucket, and what it is a difference to.
+    """The differences of one bucket that travel, and the values that they are differences to.
 
-    Args:
-        shard: The bucket, of float32, the same on all ranks now.
-        rank: This rank.
-        encoding: How differences travel, a name of plan.codec's.
-        per_block: Elements of a packet.
+    ``shard`` is of float32, and the same on all ranks now.
     """
 
     def __init__(self, shard: Shard, rank: int, encoding: str, per_block: int) -> None:

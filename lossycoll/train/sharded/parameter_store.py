@@ -22,11 +22,7 @@ Group = dict[str, Any]
 class ParameterStore:
     """All parameters of one optimizer, in buckets, and this rank's fragments of them.
 
-    Args:
-        collectives: The group's.
-        optimizer_class: The optimizer that steps the fragments.
-        options: Its options.
-        settings: What all ranks must have alike, by name; ``bucket_bytes`` is among them.
+    ``settings`` is what all ranks must have alike, by name; ``bucket_bytes`` is among them.
     """
 
     def __init__(
@@ -51,31 +47,15 @@ class ParameterStore:
         """Names of the optimizer's state that has an entry for each element."""
 
     def name(self, index: int) -> str:
-        """A parameter as errors call it.
-
-        Args:
-            index: The parameter's.
-
-        Returns:
-            Its name.
-        """
+        """A parameter as errors call it."""
         return self.names[index]
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
-        """Moves the parameters of new groups into buckets, with rank 0's values.
+        """Moves parameters of new groups, with rank 0's values, into buckets. All ranks call this.
 
-        All ranks must call this.
-
-        Args:
-            groups: The new groups.
-            number: The number of the first of them.
-
-        Returns:
-            This rank's fragments, by group.
-
-        Raises:
-            UnsupportedError: Something can't be sharded. Nothing has been moved.
-            MismatchError: Ranks differ. Nothing has been moved.
+        ``number`` is that of the first group. Returns this rank's fragments, by group. Nothing has
+        been moved after UnsupportedError (something can't be sharded) or MismatchError (ranks
+        differ).
         """
         named = [
             each for place, group in enumerate(groups, number) for each in _named(group, place)
@@ -127,11 +107,7 @@ class ParameterStore:
         return owned
 
     def check_sound(self) -> None:
-        """Checks that each parameter is where, and what, it was.
-
-        Raises:
-            TrainingError: One isn't.
-        """
+        """Raises TrainingError unless each parameter is where, and what, it was."""
         for shard in self.shards:
             for position, member in enumerate(shard.bucket.members):
                 if not shard.holds(position, self.model[member.index]):
@@ -151,14 +127,7 @@ class ParameterStore:
 
 
 def options(group: Mapping[str, Any]) -> Group:
-    """What a parameter group says besides its members.
-
-    Args:
-        group: As torch's optimizers have it.
-
-    Returns:
-        A copy without them.
-    """
+    """The options of a parameter group: a copy without its members."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

@@ -79,11 +79,9 @@ def _versions(parameters: Sequence[Parameter]) -> list[int]:
 class ParameterSync:
     """Keeps the replicas of one optimizer's parameters together.
 
-    Args:
-        collectives: The group's.
-        max_age: The staleness bound (:class:`.Staleness`); None: no bound. "auto": MAX_AGE, and 0
-            for owners with too large an undelivered share, which each rank finds for itself: a
-            receiver asks for what it needs.
+    ``max_age`` is the staleness bound (:class:`.Staleness`); None: no bound. "auto": MAX_AGE, and 0
+    for owners with too large an undelivered share, which each rank finds for itself: a receiver
+    asks for what it needs.
     """
 
     def __init__(self, collectives: Collectives, max_age: int | str | None) -> None:
@@ -106,12 +104,7 @@ class ParameterSync:
         """Whether replicas may hold something else than differences are to."""
 
     def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
-        """Adds buckets that are equal on all ranks.
-
-        Args:
-            model: All parameters, by index.
-            shards: The new buckets.
-        """
+        """Adds buckets that are equal on all ranks; ``model`` has all parameters, by index."""
         for shard in shards:
             here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
             encoding, differences = here.difference_encoding(shard.flat), None
@@ -141,9 +134,8 @@ class ParameterSync:
     def was_written(self) -> bool:
         """Whether replicas may hold something else than differences are to.
 
-        Returns:
-            True if somebody else has written to parameters since the last step, as a checkpoint
-            that was loaded, or if what was sent in it didn't arrive.
+        Somebody else has written to parameters since the last step, as a checkpoint that was
+        loaded, or what was sent in it didn't arrive.
         """
         self._note_written()
         return self._written
@@ -165,12 +157,8 @@ class ParameterSync:
     def begin(self, *, whole: bool = False) -> None:
         """Starts to send every rank's chunk of every bucket to all, the first layers' first.
 
-        Args:
-            whole: Whether what else travels as a difference goes as it is, and reliably: replicas
-                may hold anything. The same on all ranks.
-
-        Raises:
-            LossyError: The group has failed.
+        With ``whole``, the same on all ranks, differences go as whole values, and reliably:
+        replicas may hold anything.
         """
         strict = None if self._undelivered is None else self._undelivered.owners()
         whole = whole or not self._collectives.rounds_parameters
@@ -214,11 +202,7 @@ class ParameterSync:
         return _UnderWay(BlockGather(work, lambda: everything), None, None, None, whole=True)
 
     def finish(self, number: int) -> None:
-        """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`.
-
-        Args:
-            number: The bucket's.
-        """
+        """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`."""
         bucket = self._buckets[number]
         sent = bucket.under_way
         if sent is None:
@@ -272,10 +256,8 @@ class ParameterSync:
     def settle(self) -> None:
         """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
 
-        Raises:
-            LinkError: A block that was due didn't arrive.
-            PeerLostError: Its owner is lost; on all ranks alike, once all know.
-            LossyError: The group has failed.
+        LinkError: a block that was due didn't arrive. PeerLostError, on all ranks alike: its owner
+        is lost.
         """
         self.close()
         failure, self._failure = self._failure, None

@@ -50,12 +50,7 @@ class ReducerOrder:
         return len(self._reducers) < 2
 
     def join(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Adds one that was made. All ranks must call this.
-
-        Args:
-            reducer: The reducer.
-            collectives: The group's.
-        """
+        """Adds one that was made. All ranks must call this."""
         if self._reducers:
             used = _flags(found is not None and found.is_used for found in self._found())
             collectives.all_reduce(used, dist.ReduceOp.MAX).wait()
@@ -63,14 +58,9 @@ class ReducerOrder:
         self._reducers.append(weakref.ref(reducer))
 
     def finish(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Sends a reducer, and all others that a pass has touched at any rank.
+        """Sends a reducer whose pass has ended, and all others that a pass has touched at any rank.
 
-        Args:
-            reducer: Whose pass has ended.
-            collectives: The group's.
-
-        Raises:
-            TrainingError: One of those is at some ranks only.
+        TrainingError: one of those is at some ranks only.
         """
         found = self._found()
         if self.is_single or reducer not in found:
@@ -108,14 +98,7 @@ class ReducerOrder:
 
 
 def order_of(group: dist.ProcessGroup) -> ReducerOrder:
-    """The order of a group's reducers; there is one for each group.
-
-    Args:
-        group: The group.
-
-    Returns:
-        The order.
-    """
+    """The order of a group's reducers; there is one for each group."""
     return _orders.setdefault(group, ReducerOrder())
 
 

@@ -29,15 +29,7 @@ class ScalerProbe:
         self._stamp = GradStamp(None)
 
     def attach(self, members: list[Any], like: Tensor) -> Tensor:
-        """Adds a new dummy parameter to ``members``, the parameters of a group.
-
-        Args:
-            members: Changed in place.
-            like: Has the type and device of the dummy.
-
-        Returns:
-            Its gradient, float (1,).
-        """
+        """Adds a new dummy parameter to a group's ``members``; returns its gradient, (1,)."""
         self.detach()
         parameter = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
         parameter.grad = torch.full_like(parameter, PROBE)
@@ -53,21 +45,13 @@ class ScalerProbe:
             self._parameter, self._members = None, []
 
     def is_dummy(self, parameter: object) -> bool:
-        """Whether a parameter is the dummy one.
-
-        Args:
-            parameter: Any parameter.
-
-        Returns:
-            False where there is no dummy parameter.
-        """
+        """Whether a parameter is the dummy one."""
         return self._parameter is not None and parameter is self._parameter
 
     def was_changed(self) -> bool:
         """Whether anything but clearing was done to its gradient since it was attached.
 
-        Returns:
-            False in float16, and for a scale of 1, where this isn't visible.
+        False in float16, and for a scale of 1, where this isn't visible.
         """
         grad = None if self._parameter is None else self._parameter.grad
         if grad is None or float(grad) == 0:

@@ -16,21 +16,7 @@ from lossycoll.train.compress.arc_topk import ARCTopKState
 
 @dataclass(frozen=True)
 class ShardedSettings:
-    """What :class:`.optimizer.ShardedOptimizer` was given besides parameters, group and optimizer.
-
-    Attributes:
-        max_age: The staleness bound in steps; ``"auto"``: chosen by what is lost; None: no bound.
-        max_missing: The share of packets that may be missing in a step; None: by default.
-        repair: Rounds of resending within a step; None: by default.
-        error_feedback: Whether what is lost of a gradient is added to the next one.
-        compression: Compresses gradients, if it isn't None.
-        bucket_bytes: The size of a bucket.
-        on_nonfinite: What becomes of NaN and infinity in gradients.
-        wire: How gradients and parameters travel; None: gradients as the group has it.
-
-    Raises:
-        OptionError: A value is none of those that can be.
-    """
+    """Arguments of :class:`.optimizer.ShardedOptimizer` besides parameters, group, optimizer."""
 
     max_age: int | str | None
     max_missing: float | None
@@ -96,14 +82,7 @@ class ShardedSettings:
             )
 
     def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
-        """What all ranks must have alike.
-
-        Args:
-            optimizer_class: The optimizer of the fragments.
-
-        Returns:
-            Values by name.
-        """
+        """Settings by name that all ranks must have alike."""
         return {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": self.max_age,

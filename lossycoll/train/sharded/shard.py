@@ -19,11 +19,7 @@ from lossycoll.train.common.layout import Bucket, Fragment
 
 @dataclass(eq=False)
 class OwnedFragment:
-    """A fragment that this rank owns, as its optimizer has it.
-
-    Attributes:
-        fragment: The fragment.
-    """
+    """A fragment that this rank owns, as its optimizer has it."""
 
     fragment: Fragment
     parameter: Parameter
@@ -38,13 +34,7 @@ class OwnedFragment:
 
 
 class Shard:
-    """A bucket in memory. Its parameters become views of it.
-
-    Args:
-        bucket: The layout.
-        model: All parameters in order of registration.
-        rank: This rank.
-    """
+    """A bucket in memory. Its parameters become views of it."""
 
     def __init__(self, bucket: Bucket, model: Sequence[Parameter], rank: int) -> None:
         first = model[bucket.members[0].index]
@@ -77,15 +67,7 @@ class Shard:
         ]
 
     def holds(self, position: int, parameter: Parameter) -> bool:
-        """Whether a parameter still is the view of the bucket that it was made.
-
-        Args:
-            position: The parameter's in the bucket.
-            parameter: The parameter.
-
-        Returns:
-            False if it was given other memory or another type.
-        """
+        """Whether a parameter still is the bucket's view at its position, in memory and type."""
         member = self.bucket.members[position]
         place = self.flat.data_ptr() + member.begin * self.flat.element_size()
         return member.begin == member.end or (

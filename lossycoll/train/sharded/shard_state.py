@@ -15,31 +15,19 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class FragmentState:
-    """The optimizer's state of one fragment, as one rank sends it to another.
-
-    Attributes:
-        end: After the last of its elements.
-        state: By name, tensors on the CPU.
-    """
+    """The optimizer's state of one fragment, as one rank sends it to another."""
 
     index: int
     """Of the model's parameter."""
     begin: int
     """The first of its elements, in the order of memory."""
-    end: int
-    state: State
+    end: int  # after the last of its elements
+    state: State  # by name, tensors on the CPU
 
     def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """Whether a state has an entry for each element.
+        """Whether a state has an entry for each element, and is cut like the parameter.
 
-        Of a single element the shape can't tell, and the name must.
-
-        Args:
-            key: The state's name.
-            elementwise: Names of those that are known to.
-
-        Returns:
-            Whether it is cut like the parameter.
+        Of a single element the shape can't tell, and ``elementwise`` must.
         """
         value, length = self.state[key], self.end - self.begin
         each = isinstance(value, Tensor) and value.shape == (length,)
@@ -48,22 +36,14 @@ class FragmentState:
 
 @dataclass(frozen=True)
 class ShardState:
-    """What one rank of a group has alone.
+    """The state that one rank of a group has alone."""
 
-    Attributes:
-        era: How often shards had been restored before that group was made.
-        world: The group's ranks.
-        rank: The owner's, in that group.
-        steps: Calls of ``ShardBackup.step`` before it was taken.
-        fragments: State by fragment.
-        options: Of each group of parameters, as a learning rate that was changed.
-    """
-
-    era: int
-    world: int
-    rank: int
-    steps: int
-    fragments: tuple[FragmentState, ...] = ()
+    era: int  # how often shards had been restored before that group was made
+    world: int  # the group's ranks
+    rank: int  # the owner's, in that group
+    steps: int  # calls of ``ShardBackup.step`` before it was taken
+    fragments: tuple[FragmentState, ...] = ()  # state by fragment
+    # of each group of parameters, as a learning rate that was changed
     options: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -78,17 +58,7 @@ class ShardState:
 
     @classmethod
     def of_plain(cls, plain: Any) -> ShardState:
-        """Reads what :meth:`to_plain` has written.
-
-        Args:
-            plain: That.
-
-        Returns:
-            The state.
-
-        Raises:
-            CheckpointError: It is something else.
-        """
+        """Reads what :meth:`to_plain` has written; CheckpointError if it is something else."""
         try:
             *label, fragments, options = plain
             era, world, rank, steps = label

@@ -22,10 +22,6 @@ class UndeliveredShare:
     """The undelivered share at one rank, by owner.
 
     Only blocks that weren't needed count: a needed one is resent until it arrives.
-
-    Args:
-        rank: This rank.
-        world: The number of ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -35,12 +31,7 @@ class UndeliveredShare:
         self._ever = np.zeros(world, np.int64)
 
     def note(self, needed: Mask | None, arrived: Mask) -> None:
-        """Counts the blocks of one bucket in one step.
-
-        Args:
-            needed: bool (world, blocks), those that were resent until they came; None: none.
-            arrived: bool (world, blocks).
-        """
+        """Counts one bucket's blocks in one step, both bool (world, blocks)."""
         free = np.ones_like(arrived) if needed is None else ~needed
         free[self._rank] = False
         sent = free.sum(axis=1)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.results import Result
-from benchmarks.studies.nccl.__main__ import main
 from benchmarks.studies.nccl.report import table
+from benchmarks.studies.nccl.study import main
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import nccl
@@ -216,7 +216,7 @@ def torchrun(*options: str) -> subprocess.CompletedProcess[str]:
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("--local-addr", "127.0.0.1", "-m", "benchmarks.studies.nccl", *options),
+            *("--local-addr", "127.0.0.1", "-m", "benchmarks", "nccl", *options),
         ],
         cwd=ROOT,
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IMPORT = "import sys, tests.cli.demo.sign_sgd\n"
 DEMO = IMPORT + "from lossycoll.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 STUDY = (
-    IMPORT + "from benchmarks.studies.quality.__main__ import main\n"
+    IMPORT + "from benchmarks.__main__ import main\n"
     "if __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
 )
 
@@ -137,7 +137,7 @@ def test_a_method_from_elsewhere_runs_in_the_study(tmp_path: Path) -> None:
     cell = ["task=digits", "world=4", "kind=none,single", "loss=0.0,0.1"]
     words = [word for one in (*cell, "variant=reliable,sign-sgd") for word in ("--only", one)]
     files = ["--results", str(results), "--report", str(tmp_path)]
-    run(STUDY, *words, *files, "--seeds", "1", "--steps", "6")
+    run(STUDY, "quality", *words, *files, "--seeds", "1", "--steps", "6")
     entries = [json.loads(line) for line in results.read_text().splitlines()]
     assert len(entries) == 3
     table = (tmp_path / "quality.md").read_text()

@@ -45,10 +45,14 @@ LOSSES = (
 )
 
 
+def _is_short(world: int, loss: str) -> bool:
+    return world == 3 or (world < 3 and loss == MIXED)
+
+
 @pytest.mark.parametrize(
     ("world", "loss"),
     [
-        pytest.param(world, loss, marks=() if world == 3 or loss == MIXED else pytest.mark.long)
+        pytest.param(world, loss, marks=() if _is_short(world, loss) else pytest.mark.long)
         for world, loss in product((1, 2, 3, 5), LOSSES)
     ],
 )
@@ -166,8 +170,15 @@ def test_owners_keep_what_they_send(encoding: str) -> None:
             np.testing.assert_array_equal(replica.view(np.uint32), want)
 
 
-@pytest.mark.parametrize("encoding", [*NARROW, "int8", "int4/32"])
-@pytest.mark.parametrize("simd", [True, False])
+@pytest.mark.parametrize(
+    ("simd", "encoding"),
+    [
+        pytest.param(
+            simd, encoding, marks=() if simd or encoding == "int4/32" else pytest.mark.long
+        )
+        for simd, encoding in product((True, False), (*NARROW, "int8", "int4/32"))
+    ],
+)
 def test_millions_of_elements_encoded(encoding: str, simd: bool) -> None:
     loss = "loss=0.05,seed=21"
     with Network(2, 1408, inject=loss, disable="" if simd else "simd") as network:

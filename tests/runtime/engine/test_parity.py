@@ -15,6 +15,7 @@ import lossycoll
 from lossycoll.plan import copies, faults, hierarchical, packet_count
 from lossycoll.plan.sets import NO_PARITY, Code, code_of
 from lossycoll.runtime.engine.packet_masks import Blocks
+from lossycoll.runtime.engine.payload import payload_bytes
 from tests.oracle import reference_executor
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import GROUP, Network, elements
@@ -23,6 +24,7 @@ from tests.support.oracle_checks import assert_close, assert_report, check
 from tests.support.oracle_packets import check_needed, check_reported_loss
 from tests.support.waiting import until
 
+C84: Final = Code(8, 4)
 SINGLE, BURSTY, BAD = (
     "loss=0.1,seed=6",
     "loss=0.2,burst=3,link=0-1:0.4,seed=7",
@@ -77,6 +79,20 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
     for without, with_parity in zip(missing[0], missing[1], strict=True):
         assert (with_parity <= without).all()
         assert 0 < 2 * with_parity.sum() < without.sum()
+
+
+@pytest.mark.parametrize("mtu", [9000, 60_000, 65_100, 65_535])
+def test_parity_brings_back_packets_of_any_accepted_mtu(mtu: int) -> None:
+    payload, packets, loss = payload_bytes(mtu, 4), 24, "loss=0.2,seed=3"
+    own = np.ones(packets * payload, np.uint8)
+    with Network(2, payload, inject=loss) as network:
+        plans = [copies.all_gather(2, r, own.size, payload) for r in range(2)]
+        out = [np.zeros(2 * own.size, np.uint8) for _ in range(2)]
+        tickets = [network.submit(r, plans[r], (own, out[r]), "bytes", code=C84) for r in range(2)]
+        reports = [network.end(r, tickets[r]).report for r in range(2)]
+    for r in range(2):
+        assert reports[r].packets_injected > reports[r].packets_recovered > 0
+        assert int(out[r].sum()) == (2 * packets - reports[r].packets_missing) * payload
 
 
 @pytest.mark.parametrize("repair", [0, 1])

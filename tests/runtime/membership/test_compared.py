@@ -27,7 +27,7 @@ NOT_SHARED = {
         "libcrypto",
         "rekey",
     ),
-    "keepalive",
+    *("keepalive", "status", "warn_after", "metrics"),
     *("verbs_device", "verbs_gid", "libibverbs"),
 }
 
@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "inject": "loss=0.25",
     "seed": 9,
     "futures": "in_order",
+    "deterministic": 1,
     "liveness": 20.0,
     "on_peer_loss": "continue",
 }

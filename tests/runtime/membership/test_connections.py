@@ -56,6 +56,11 @@ def poll(
     return found
 
 
+def _is_refused(place: tuple[str, int]) -> bool:
+    with socket.socket() as visitor:
+        return visitor.connect_ex(place) != 0
+
+
 def meet(hub: Connections, member: Connections) -> None:
     member.follow(0, 0.0)
     found: list[Event] = []
@@ -84,14 +89,12 @@ def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others(
     with ends(4) as (asker, alive, shy, ended):
         ended.close(0)
         shy.shunned.add(0)
-        found: set[Event] = set()
-        for second in range(20):  # a hub asks until it is told
-            asker.ask([1, 2, 3], 10.0, float(second))
-            found.update(poll(asker, [alive, shy], 3, 0.3))
-            if len(found) > 1:
-                break
-        assert found == {Alive(1), Refused(3)}
-        asker.ask([1], 10.0, 30.0)
+        # libzmq closes a listener on a thread of its own, a little later.
+        until(lambda: _is_refused(asker.place_of(3)), "nobody listens there")
+        asker.ask([1, 2, 3], 10.0, 0.0)
+        found = poll(asker, [alive, shy], 2) + poll(asker, [alive, shy], 1, 0.3)
+        assert sorted(found, key=repr) == [Alive(1), Refused(3)]
+        asker.ask([1], 10.0, 1.0)
         answered: list[Event] = []
         end = time.monotonic() + 5
         while len(answered) < 1 and time.monotonic() < end:

@@ -388,6 +388,35 @@ def test_a_session_of_an_older_secret_does_not_end_a_job_whose_rank_0_is_late() 
 # ---- keys that something else has overwritten ----
 
 
+class OverwrittenAt(MemoryStore):
+    """A store whose session something else overwrites after it was looked at ``times`` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left = times
+
+    def check(self, keys: list[str]) -> bool:
+        if keys == ["session"] and keys[0] in self.data:
+            self.left -= 1
+            if self.left == 0:
+                self.data["session"] = b"garbage"
+        return super().check(keys)
+
+
+@pytest.mark.parametrize("times", range(1, 9))
+def test_a_session_that_is_overwritten_between_two_looks_is_named_by_all(times: int) -> None:
+    store = OverwrittenAt(times)
+
+    def run(rendezvous: Rendezvous, rank: int) -> Any:
+        return rendezvous.meet({})
+
+    found = together(store, [0, 1], 2, run, timeout=10.0, late={1: 0.3})
+    assert store.left <= 0
+    for error in found:
+        assert isinstance(error, RendezvousError), found
+        assert "the store's key 'session'" in str(error)
+
+
 @pytest.mark.parametrize("value", ["0123456789abcdef", "garbage", "", "\x00\xff"])
 def test_a_session_that_something_else_overwrites_is_named_by_all(value: str) -> None:
     begin = time.monotonic()

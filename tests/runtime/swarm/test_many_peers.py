@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import OptionError
+from lossycoll.runtime.control.events import Received
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.swarm import reception as reception_module
 from lossycoll.runtime.swarm.client import DirectoryClient
 from lossycoll.runtime.swarm.directory import COME, GROUP_SIZE, LEASE, Directory
@@ -43,7 +45,7 @@ from lossycoll.runtime.swarm.protocol import (
 )
 from lossycoll.runtime.swarm.reception import Link, Reception
 from lossycoll.runtime.swarm.server import DirectoryServer
-from lossycoll.runtime.swarm.ways import by_tcp
+from lossycoll.runtime.swarm.ways import TransportWay
 from tests.support.waiting import until
 
 SCHEMA, SESSION = "5c" * 16, "5" * 16
@@ -65,9 +67,8 @@ def joins(number: int) -> Join:
 class Ends:
     """Both ends of connections that are never full, without a socket."""
 
-    fd = -1
-    broken = False
-    has_unsent = False
+    broken = ""
+    reached = True
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
@@ -87,9 +88,6 @@ class Ends:
     def heard(self) -> list[Message]:
         return list(map(unpack, self.came))
 
-    def flush(self) -> None:
-        pass
-
     def finish(self) -> None:
         pass
 
@@ -103,7 +101,7 @@ class Many:
     def __init__(self, count: int, *, takes_over: bool = False) -> None:
         self.clock = Clock()
         self.directory = Directory(self.clock, session=SESSION)
-        self.reception = Reception(self.directory, lambda link: None, lambda link: None)
+        self.reception = Reception(self.directory, lambda link: None)
         self.ends = [Ends() for _ in range(count)]
         self.links: list[Link] = []
         for number, end in enumerate(self.ends):
@@ -258,7 +256,7 @@ def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
                 DirectoryClient(
                     [("127.0.0.1", server.port)],
                     f"peer {number}",
-                    by_tcp(None),
+                    TransportWay(None),
                     lambda coming: None,
                     lambda loan: None,
                 )
@@ -399,7 +397,7 @@ server.close()
 @pytest.mark.parametrize("most", [0, 48])
 def test_a_directory_takes_the_descriptors_that_it_may_have(most: int) -> None:
     """And says how to let it have more, if those are too few."""
-    count, places, said, peers = 80, 0, "", []
+    count, places, said, transports = 80, 0, "", [Transport(), Transport()]
     process = subprocess.Popen(
         [sys.executable, "-c", FEW_DESCRIPTORS, str(most)],
         stdin=subprocess.PIPE,
@@ -411,14 +409,14 @@ def test_a_directory_takes_the_descriptors_that_it_may_have(most: int) -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         for number in range(count):
-            frames = by_tcp(None)(("127.0.0.1", port), "", 10.0)
-            frames.write(pack(joins(number)))
-            peers.append(frames)
+            transport = transports[number % 2]
+            transport.send(transport.connect(("127.0.0.1", port)), pack(joins(number)))
 
         def joined() -> int:
             nonlocal places
-            found = [unpack(body) for one in peers for body in one.read()]
-            places += sum(isinstance(one, Joined) for one in found)
+            events = [event for one in transports for event in one.poll(0.01)]
+            found = [one for one in events if isinstance(one, Received)]
+            places += sum(isinstance(unpack(one.body), Joined) for one in found)
             return places
 
         if most:
@@ -427,7 +425,7 @@ def test_a_directory_takes_the_descriptors_that_it_may_have(most: int) -> None:
         else:
             until(lambda: joined() == count)
     finally:
-        for one in peers:
+        for one in transports:
             one.close()
         process.communicate("", timeout=30)
     assert not most or "no descriptor is left for another peer" in said

@@ -175,7 +175,7 @@ def test_a_peer_that_dies_in_a_round_costs_its_share_alone(stack: ExitStack) -> 
     """It says that it is ready, and is never heard of by the engine."""
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
-    members[2]._exchange = lambda *rest: members[2]._client.close() or (1.0, 1.0)  # type: ignore
+    members[2]._exchange = lambda *rest: members[2]._client.close() or (1.0, 1.0, ())  # type: ignore
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)
     assert [one.missing for one in reports[:2]] == [(2,), (2,)]
@@ -254,10 +254,10 @@ def test_a_peer_that_dies_together_with_the_directory_is_not_waited_for(stack: E
     """Nobody is left who was told both who was in the group and that one of it has gone."""
     first, members = of_two_directories(stack)
 
-    def die(*rest: object) -> tuple[float, float]:
+    def die(*rest: object) -> tuple[float, float, tuple[int, ...]]:
         first.close()
         members[2]._client.close()
-        return 1.0, 1.0
+        return 1.0, 1.0, ()
 
     members[2]._exchange = die  # type: ignore[assignment]
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]

@@ -9,8 +9,16 @@ import pytest
 
 from lossycoll.runtime.swarm.agreement import digest_of, text_of
 from lossycoll.runtime.swarm.directory import FIRST_GRACE
-from lossycoll.runtime.swarm.progress import MOST_SAMPLES
-from lossycoll.runtime.swarm.protocol import Agreed, Averages, Group, Here, Joined, Offers
+from lossycoll.runtime.swarm.progress import MOST_SAMPLES, MOST_TARGETS
+from lossycoll.runtime.swarm.protocol import (
+    MOST_WEIGHT,
+    Agreed,
+    Averages,
+    Group,
+    Here,
+    Joined,
+    Offers,
+)
 from tests.runtime.swarm.test_directory import SCHEMA, Swarm, join, numbers
 
 
@@ -19,9 +27,9 @@ def says(**settings: object) -> Averages:
     return Averages(digest_of(said), "", settings=said)
 
 
-def silent(swarm: Swarm, name: str) -> int:
+def silent(swarm: Swarm, name: str, **changes: object) -> int:
     """A peer that hasn't said what it averages."""
-    answer = swarm.directory.join(join(name))
+    answer = swarm.directory.join(join(name, **changes))
     assert isinstance(answer, Joined)
     swarm.directory.here(answer.number, Here("127.0.0.1", 4000 + answer.number))
     swarm.values[answer.number] = random.Random(name).random()
@@ -186,23 +194,114 @@ def test_peers_of_which_none_has_a_weight_do_not_wait_for_one_another() -> None:
     assert [member.weight for member in group.members] == [0.0] * 3
 
 
-def test_a_round_begins_by_the_samples_of_all() -> None:
+def aimed(swarm: Swarm, target: int, names: str, **changes: object) -> list[int]:
+    peers = [silent(swarm, name, **changes) for name in names]
+    for peer in peers:
+        assert swarm.directory.averages(peer, Averages(SCHEMA, "", target=target)) == Agreed("")
+    return peers
+
+
+def says_since(swarm: Swarm, peer: int, since: int) -> None:
+    now = swarm.directory.peers[peer].samples
+    swarm.directory.offers(peer, Offers(0, now, since))
+
+
+def weights(group: Group) -> dict[int, float]:
+    return {one.number: one.weight for one in group.members}
+
+
+def test_a_round_is_due_by_the_samples_of_all() -> None:
     """Each counts by what it has; nobody waits for a count of steps."""
     swarm = Swarm()
-    a, b = silent(swarm, "a"), silent(swarm, "b")
-    for peer in (a, b):
-        assert swarm.directory.averages(peer, Averages(SCHEMA, "", target=100)) == Agreed("")
-    swarm.ready(a, b)
-    swarm.directory.offers(a, Offers(0, 0, 60))
-    swarm.directory.offers(b, Offers(0, 0, 39))
-    assert swarm.form() == []
-    swarm.now += 1000.0  # that nobody reaches: nobody is told anything
-    assert swarm.form() == []
-    swarm.directory.offers(b, Offers(0, 0, 40))
+    a, b, silent_one = *aimed(swarm, 100, "ab"), silent(swarm, "evaluates")
+    says_since(swarm, a, 60)
+    says_since(swarm, b, 39)
+    swarm.now += 1000.0
+    assert swarm.directory.due() == []
+    says_since(swarm, b, 40)
+    assert swarm.directory.due() == [a, b]
+    assert swarm.directory.due() == []
+    swarm.ready(a)
+    assert swarm.form() == [], "b ends its step"
+    says_since(swarm, b, 45)
+    swarm.ready(b)
     (group,) = swarm.form()
-    assert {one.number: one.weight for one in group.members} == {a: 60.0, b: 40.0}
-    swarm.ready(a, b)
-    swarm.directory.offers(a, Offers(0, 100, 1 << 52))  # a liar has the weight of one round
-    swarm.directory.offers(b, Offers(0, 100, 100))
+    assert weights(group) == {a: 60.0, b: 45.0}
+    assert [name for name, _ in group.absent] == [swarm.directory.peers[silent_one].name]
+    says_since(swarm, a, 94)
+    assert swarm.directory.due() == [], "the 5 of b count for this round"
+    says_since(swarm, a, 95)
+    assert swarm.directory.due() == [a, b]
+
+
+def test_one_that_is_late_goes_on_by_itself() -> None:
+    swarm = Swarm()
+    a, b = aimed(swarm, 100, "ab")
+    says_since(swarm, a, 100)
+    assert swarm.directory.due() == [a, b]
+    swarm.ready(a)
+    swarm.now += FIRST_GRACE + 1
+    assert numbers(swarm.form()) == [[a]]
+    says_since(swarm, b, 10)
+    swarm.ready(b)
     (group,) = swarm.form()
-    assert {one.weight for one in group.members} == {100.0}
+    assert (numbers([group]), [name for name, _ in group.absent]) == ([[b]], ["a"])
+    assert swarm.form() == []
+    says_since(swarm, a, 90)
+    says_since(swarm, b, 20)
+    assert swarm.directory.due() == [a, b]
+    swarm.ready(a, b)
+    (group,) = swarm.form()
+    assert weights(group) == {a: 90.0, b: 20.0}
+    assert group.samples == 220
+
+
+def test_a_newcomer_neither_delays_a_round_nor_is_waited_for() -> None:
+    swarm = Swarm()
+    a, b = aimed(swarm, 100, "ab")
+    says_since(swarm, a, 60)
+    (new,) = aimed(swarm, 100, "c")
+    swarm.directory.ready(new, 0.0)  # it catches up
+    assert swarm.form() == []
+    says_since(swarm, b, 40)
+    assert swarm.directory.due() == [a, b, new]
+    swarm.ready(a, b)
+    (group,) = swarm.form()
+    assert weights(group) == {a: 60.0, b: 40.0, new: 0.0}
+
+
+def test_a_directory_that_takes_over_counts_on_from_what_peers_say() -> None:
+    swarm = Swarm()
+    peers = [*aimed(swarm, 100, "a", number=0), *aimed(swarm, 100, "b", number=1)]
+    swarm.now += 10
+    for peer in peers:
+        swarm.directory.offers(peer, Offers(1, 5000, 40))
+    assert swarm.directory.due() == []
+    swarm.directory.offers(peers[0], Offers(1, 5000, 60))
+    assert swarm.directory.due() == peers
+
+
+@pytest.mark.parametrize("claim", [10**15, (1 << 53) - 1])
+def test_a_liar_counts_for_a_whole_round_at_most(claim: int) -> None:
+    swarm = Swarm()
+    a, b = aimed(swarm, 100, "ab")
+    says_since(swarm, a, claim)
+    says_since(swarm, b, 50)
+    assert swarm.directory.due() == [a, b]
+    swarm.ready(a, b)
+    (group,) = swarm.form()
+    assert weights(group) == {a: 100.0, b: 50.0}
+    assert group.samples <= 50 + MOST_TARGETS * 100
+
+
+def test_targets_may_be_beyond_what_weights_can_be() -> None:
+    swarm = Swarm()
+    a, b = aimed(swarm, 10**9, "ab")
+    says_since(swarm, a, 750_000_000)
+    says_since(swarm, b, 250_000_000)
+    assert swarm.directory.due() == [a, b]
+    swarm.ready(a, b)
+    (group,) = swarm.form()
+    found = weights(group)
+    assert found[a] == pytest.approx(3 * found[b])
+    assert max(found.values()) <= MOST_WEIGHT

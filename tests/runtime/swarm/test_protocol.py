@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lossycoll.runtime.membership.framing import LONGEST
+from lossycoll.runtime.control.transport import LONGEST
 from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.protocol import (
     LONGEST_NAME,
@@ -198,5 +198,5 @@ def longest_member(number: int) -> Member:
 )
 def test_the_longest_messages_of_a_full_swarm_fit_a_connection(message: Message) -> None:
     packed = pack(message)
-    assert len(packed) <= LONGEST - 16  # the tag of a sealed one
+    assert len(packed) <= LONGEST
     assert unpack(packed) == message

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from lossycoll.runtime.membership.framing import LONGEST
-from lossycoll.runtime.swarm.relayed import MOST_WAITING, Relayed
+from lossycoll.runtime.control.transport import LONGEST
+from lossycoll.runtime.swarm.relayed import MOST_WAITING, NONCE_BYTES, Relayed
 
 KEY = bytes(range(32))
 
@@ -37,11 +37,17 @@ class Middle:
         """All that is on its way, until nothing is. Returns what each end has read."""
         read: list[list[bytes]] = [[], []]
         while any(self.sent):
-            for way in (0, 1):
-                frames, self.sent[way][:] = list(self.sent[way]), []
-                for frame in frames:
-                    self.ends[1 - way].put(frame)
-                read[1 - way] += self.ends[1 - way].read()
+            read = [[*had, *more] for had, more in zip(read, self.carry_once(), strict=True)]
+        return read
+
+    def carry_once(self) -> list[list[bytes]]:
+        """What is on its way, one way and then the other."""
+        read: list[list[bytes]] = [[], []]
+        for way in (0, 1):
+            frames, self.sent[way][:] = list(self.sent[way]), []
+            for frame in frames:
+                self.ends[1 - way].put(frame)
+            read[1 - way] = self.ends[1 - way].read()
         return read
 
 
@@ -78,6 +84,43 @@ def test_what_somebody_puts_among_them_is_counted_and_left_out() -> None:
     assert middle.counts == (Counter(), Counter(forged=put))
 
 
+def test_a_frame_that_is_turned_round_does_not_open() -> None:
+    """The next one of the other direction, which has the number that this end waits for."""
+    middle = Middle(KEY)
+    middle.ends[0].write(b"first")
+    middle.carry()
+    middle.ends[1].write(b"back")
+    middle.carry()
+    middle.ends[0].write(b"there")
+    (frame,) = middle.sent[0]
+    middle.sent[0].clear()
+    middle.ends[0].put(frame)
+    assert middle.ends[0].read() == []
+    assert middle.counts[0] == Counter(forged=1)
+
+
+def test_a_connection_that_was_recorded_opens_nowhere() -> None:
+    """Its nonce is taken, and nothing that follows."""
+    middle, later, recorded = Middle(KEY), Middle(KEY), list[bytes]()
+    middle.ends[0].write(b"planted text")
+    while any(middle.sent):
+        recorded += middle.sent[0]
+        middle.carry_once()
+    assert len(recorded) == 2
+    assert not any(b"planted" in frame for frame in recorded)
+    for frame in recorded:
+        later.ends[1].put(frame)
+    assert later.ends[1].read() == []
+    assert later.counts[1] == Counter(forged=1)
+
+
+def test_nonces_differ() -> None:
+    ends = [end for _ in range(20) for end in Middle(KEY).ends]
+    nonces = {end._sealing.nonce for end in ends if end._sealing is not None}
+    assert len(nonces) == 40
+    assert {len(nonce) for nonce in nonces} == {NONCE_BYTES}
+
+
 def test_what_is_left_out_on_the_way_ends_all_that_follows() -> None:
     """So the other end hears nothing more, and makes another connection."""
     middle = Middle(KEY)
@@ -106,7 +149,7 @@ def test_nothing_opens_where_keys_differ(what: str) -> None:
 def test_frames_that_cannot_be() -> None:
     middle = Middle(KEY)
     middle.ends[1].put(bytes(15))  # no nonce
-    middle.ends[1].put(bytes(LONGEST + 1))
+    middle.ends[1].put(bytes(LONGEST + 17))
     middle.ends[0].write(b"there")
     assert middle.carry() == [[], [b"there"]]
     assert middle.counts[1] == Counter(malformed=1, forged=1)

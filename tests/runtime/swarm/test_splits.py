@@ -3,7 +3,6 @@ engines and processes."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -23,15 +22,17 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
+from lossycoll.runtime.control.descriptors import listener
+from lossycoll.runtime.control.events import Received
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.messages import Malformed
-from lossycoll.runtime.membership.sealed_framing import framed_with
 from lossycoll.runtime.swarm import numbers as numbers_module
 from lossycoll.runtime.swarm import ways
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
-from lossycoll.runtime.swarm.protocol import Rival, pack, unpack
+from lossycoll.runtime.swarm.protocol import Rival, pack
 from lossycoll.runtime.swarm.reunion import Reunion
 from lossycoll.runtime.swarm.swarm import Swarm
+from lossycoll.runtime.swarm.ways import swarm_keys
 from tests.runtime.swarm.test_member import SCHEMA, peers, together
 from tests.support import halves
 from tests.support.halves import cut, divide, heal, names, place
@@ -201,15 +202,15 @@ def test_a_round_that_is_on_ends_before_its_peers_turn(stack: ExitStack) -> None
 def test_who_cannot_turn_comes_back(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directories reach each other, and peers of the one can't reach the other."""
     parts = Parts(stack)
-    connect, refused = socket.create_connection, []
+    reach, refused = ways.TransportWay.reach, []
 
-    def some(where: tuple[str, int], *rest: Any) -> socket.socket:
+    def some(self: ways.TransportWay, where: tuple[str, int], session: str) -> Any:
         if where == place(parts.one):
             refused.append(where)
             raise TimeoutError("unreachable")
-        return connect(where, *rest)
+        return reach(self, where, session)
 
-    monkeypatch.setattr(ways.socket, "create_connection", some)
+    monkeypatch.setattr(ways.TransportWay, "reach", some)
     heal(parts.two, parts.one)
     until(lambda: len(refused) >= 2)
     until(lambda: names(parts.two) == {"c", "d"})
@@ -218,7 +219,7 @@ def test_who_cannot_turn_comes_back(stack: ExitStack, monkeypatch: pytest.Monkey
     mean(parts.first, [0.0, 1.0, 5.0])
     time.sleep(5 * halves.ASK_SECONDS)
     assert parts.two._reunion.to is None  # it's patient
-    monkeypatch.setattr(ways.socket, "create_connection", connect)
+    monkeypatch.setattr(ways.TransportWay, "reach", reach)
     parts.two._reunion._bound_until = 0.0
     parts.are_one()
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])
@@ -310,32 +311,28 @@ def test_a_stranger_that_claims_to_be_a_directory(secret: bytes | None, stack: E
     """It sits where a directory was, and asks by itself as well."""
     parts = Parts(stack)
     other = None if secret is None else Secret.of(secret)
-    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    listener.settimeout(0.1)
-    where = listener.getsockname()[:2]
+    stranger = Transport(swarm_keys(other))
+    stack.callback(stranger.close)
+    listens = listener("127.0.0.1", (0, 0), 64)
+    assert listens is not None
+    where = listens.getsockname()[:2]
+    stranger.listen(listens)
     session = parts.old[0].session
     claims = Rival(session, "a" * 32, 0, 128, 128, 0, SCHEMA, "same", where[0], where[1], 1)
     for server in (parts.one, parts.two):
         server._reunion.learn(where)
-    came = asked = 0
+    asked, heard = 0, []
     end = time.monotonic() + 3.0
     while time.monotonic() < end:
-        try:
-            caller, _ = listener.accept()
-        except TimeoutError:
-            continue
-        came += 1
-        answers = framed_with(other, caller, connects=False)
-        asks = framed_with(other, socket.create_connection(place(parts.one)), connects=True)
-        answers.write(pack(claims))
-        asks.write(pack(claims))
-        time.sleep(0.05)
-        for framed in (answers, asks):
-            with contextlib.suppress(Malformed):
-                asked += sum(isinstance(unpack(body), Rival) for body in framed.read())
-            framed.close()
-    assert came > 5
-    assert asked == 0
+        asks = stranger.connect(place(parts.one))
+        stranger.send(asks, pack(claims))
+        asked += 1
+        found = stranger.poll(0.05)
+        heard += [one for one in found if isinstance(one, Received)]
+        stranger.drop(asks)
+    assert asked > 5
+    assert stranger.counts["handshake"] > 5  # they have asked it
+    assert heard == []
     assert parts.one._reunion.to is None
     assert parts.two._reunion.to is None
     mean(parts.first, [0.0, 1.0, 5.0])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout
-from lossycoll.runtime.membership.framing import Framed
+from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.net.interfaces import interfaces
 from lossycoll.runtime.swarm import client, ways
 from lossycoll.runtime.swarm.member import SwarmMember
@@ -56,12 +56,15 @@ def test_nothing_that_a_stranger_says_ends_the_directory(
 ) -> None:
     place = directory(stack, None)
     members = peers(stack, place, "ab", None)
-    stranger = Framed(socket.create_connection(place))
+    stranger = Transport()
+    peer = stranger.connect(place)
     if joins:
-        stranger.write(pack(Join(VERSION, "stranger", "7" * 32, PLACES, "0" * 16, 0)))
-        stranger.write(pack(Here("127.0.0.1", 9)))
-    stranger.write(said)
-    time.sleep(0.1)
+        stranger.send(peer, pack(Join(VERSION, "stranger", "7" * 32, PLACES, "0" * 16, 0)))
+        stranger.send(peer, pack(Here("127.0.0.1", 9)))
+    stranger.send(peer, said)
+    end = time.monotonic() + 0.1
+    while (left := end - time.monotonic()) > 0:
+        stranger.poll(left)
     means(members)
     stranger.close()
     means(members)
@@ -138,7 +141,7 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
         other._engine_of(paths, group.number, group.members, rank)
         entered.set()
         leave.wait(20)
-        return 1.0, 1.0
+        return 1.0, 1.0, ()
 
     other._exchange = stay  # type: ignore[assignment]
     reports: list[Any] = []
@@ -184,10 +187,13 @@ def test_without_a_directory_nobody_turns_in_circles(
         place = directory(ends, None)
         (one,) = peers(stack, place, "a", None)
     tries = []
-    connect = socket.create_connection
-    monkeypatch.setattr(
-        ways.socket, "create_connection", lambda *rest: tries.append(rest) or connect(*rest)
-    )
+    reach = ways.TransportWay.reach
+
+    def counted(self: ways.TransportWay, *rest: Any) -> ways.TransportSession:
+        tries.append(rest)
+        return reach(self, *rest)
+
+    monkeypatch.setattr(ways.TransportWay, "reach", counted)
     for _ in range(20):
         with pytest.raises(OperationTimeout, match="no answer of a directory for 0"):
             one.names(0.05)
@@ -199,7 +205,7 @@ def test_a_member_that_cannot_be_reached_costs_its_share(stack: ExitStack) -> No
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
     members[2]._client.say(Here("::1", 4711))
-    members[2]._exchange = lambda *rest: (1.0, 1.0)  # type: ignore[assignment]
+    members[2]._exchange = lambda *rest: (1.0, 1.0, ())  # type: ignore[assignment]
     time.sleep(0.2)
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lossycoll.runtime.control.transport import LONGEST
 from lossycoll.runtime.keys.secret import secret_of
-from lossycoll.runtime.membership.framing import LONGEST
 from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Join, Leave, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notice, Notices

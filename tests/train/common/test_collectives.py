@@ -18,7 +18,7 @@ from lossycoll.train.common.works import BlockGather, wait_all, wait_result
 TRAIN = Path(lossycoll.__file__).parent / "train"
 SENDERS = {
     "common/collectives.py",
-    "common/octets.py",
+    "common/packing.py",
     "elastic/sharing.py",
     "elastic/world.py",
     "hooks/dispersing.py",

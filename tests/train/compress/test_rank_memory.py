@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lossycoll import CheckpointError
-from lossycoll.train.compress.rank_memory import RankMemory
+from lossycoll.train.compress.error_memory import RankMemory
 
 
 def filled() -> RankMemory:

@@ -195,3 +195,73 @@ def test_peers_with_equal_checkpoints_begin_at_once(made: Make, tmp_path: Path) 
     for caught, reports in found:
         assert caught is None
         assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["chainable", "closed form"])
+def test_a_newcomer_follows_the_schedule_of_the_others(made: Make, when: str, kind: str) -> None:
+    """Its scheduler is made before or after it catches up."""
+    (swarm,), models, over = made(1), [model(), model()], threading.Event()
+
+    def scheduled(optimizer: MoshpitSGD) -> Any:
+        if kind == "chainable":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.99**epoch)
+
+    def train(own: nn.Module, optimizer: MoshpitSGD, scheduler: Any, is_over: Any) -> None:
+        while not is_over():
+            steps(optimizer, own, 1)
+            while scheduler.last_epoch < optimizer.samples // 16:
+                scheduler.step()
+
+    first = made_one(swarm, models[0])
+    rate = scheduled(first)
+    train(models[0], first, rate, lambda: first.samples >= 160)
+
+    def come() -> Any:
+        try:
+            optimizer = made_one(comes, models[1])
+            early = scheduled(optimizer) if when == "before" else None
+            assert optimizer.catch_up(timeout=20.0) is not None
+            return optimizer, early or scheduled(optimizer)
+        finally:
+            over.set()
+
+    with Swarm(join=[swarm.address], secret=SECRET, name="comes") as comes:
+        _, (second, other) = at_once(lambda: train(models[0], first, rate, over.is_set), come)
+        end = max(first.samples, second.samples) + 64
+        pairs = (models[0], first, rate), (models[1], second, other)
+        at_once(*(lambda one=one: train(*one, lambda: one[1].samples >= end) for one in pairs))
+    assert first.samples == second.samples
+    assert second.param_groups[0]["lr"] == pytest.approx(first.param_groups[0]["lr"])
+    assert second.param_groups[0]["lr"] < 0.05
+
+
+@pytest.mark.parametrize("average", ["parameters", "gradients"])
+def test_buffers_are_means_of_the_peers(made: Make, average: str) -> None:
+    """By the samples of each, and counts of batches stay each peer's own."""
+    swarms = made(2)
+    models = [nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)) for _ in swarms]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def train(number: int) -> Any:
+        own = models[number]
+        averager = MoshpitAverager(swarms[number], own)
+        optimizer = MoshpitSGD(own, inner(own.parameters()), averager, average=average, timeout=20)
+        averager.wait_for(2)
+        backward(own, number, 0)
+        before = {name: one.clone() for name, one in own.named_buffers()}
+        report = optimizer.step(weight=1.0 + 2 * number)
+        return before, report
+
+    found = at_once(lambda: train(0), lambda: train(1))
+    assert [(report.failure, report.kept) for _, report in found] == [("", 0.0)] * 2
+    for name in ("1.running_mean", "1.running_var"):
+        first, second = (before[name] for before, _ in found)
+        assert not torch.equal(first, second)
+        for own in models:
+            wanted = (first + 3 * second) / 4
+            torch.testing.assert_close(dict(own.named_buffers())[name], wanted)
+    for one, other in zip(*(own.parameters() for own in models), strict=True):
+        torch.testing.assert_close(one, other)
+    assert int(models[0][1].num_batches_tracked) == 1

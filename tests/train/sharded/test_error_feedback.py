@@ -81,8 +81,6 @@ def scaled(rank: int) -> dict[str, Any]:
                 have.add_(part)
     assert sorted(set(scales)) == [512.0, 1024.0, 2048.0], scales
     assert mine.residual_norm() > 0
-    with pytest.warns(DeprecationWarning, match=r"use residual_norm\(\)"):
-        assert mine.residue() == mine.residual_norm()
     mine.synchronize_parameters()
     remaining = means([have - left for have, left in zip(given, kept(mine), strict=True)], None)
     for weight, wanted in zip(weights, remaining, strict=True):

@@ -1,0 +1,185 @@
+"""Runs the table of networks in virtual time, and says which goals are missed.
+
+``python -m benchmarks network_law`` runs what has no result yet with this very engine;
+``--sample`` is small enough for the short suite. Exit status 1: a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lossycoll._native
+
+from benchmarks.common.results import ROOT, Result, append, load, source
+from lossycoll.options.fields import Options
+from lossycoll.simulate.collective import Change, simulate_collective
+
+from .cases import SETTLE, Case, cases, sample
+
+AT = 0.4
+"""When a change comes: this share of its call's limit."""
+
+
+def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
+    """The figures of one case."""
+    options = Options(
+        delivery=case.delivery,
+        repair=case.repair,
+        fec=case.fec,
+        algorithm=case.algorithm,
+        pacing=pacing,
+    )
+    nbytes = round(case.mib * (1 << 20))
+    changes = []
+    if case.change:
+        limit = 2 * (case.hosts - 1) / case.hosts * nbytes * 8e-6 / (case.up_mbit or case.mbit)
+        changes = [Change(SETTLE, AT * limit, case.changed.network)]
+    settle = SETTLE + (1 + SETTLE if changes else 0)
+    begin = time.perf_counter()
+    found = simulate_collective(
+        case.network,
+        nbytes,
+        hosts=case.hosts,
+        ranks_per_host=case.ranks,
+        options=options,
+        calls=settle + case.calls,
+        settle=settle,
+        gap=case.gap_s,
+        changes=changes,
+    )
+    last = changes[-1].network if changes else case.network
+    sent = sum(call.counts.packets for call in found.steady)
+    return {
+        "ratio": found.ratio,
+        "missing": found.missing,
+        "loss": last.link.loss,
+        "seconds": found.seconds,
+        "p99": found.seconds_p99,
+        "limit": found.calls[-1].limit,
+        "bound": found.bound,
+        "failed": found.failed,
+        "ratios": [round(call.ratio, 4) for call in found.calls],
+        "missings": [round(call.missing, 6) for call in found.calls],
+        "drops": {
+            name: sum(getattr(call.counts, name) for call in found.steady) / max(1, sent)
+            for name in ("dropped_up", "dropped_down", "policed", "lost", "overflow")
+        },
+        "wall": time.perf_counter() - begin,
+    }
+
+
+def missed(case: Case, figures: dict[str, Any]) -> list[str]:
+    """Which of the case's goals are."""
+    goal, out = case.goal, []
+    if figures["failed"]:
+        out.append(f"a call failed with code {figures['failed']}")
+    if goal.ratio is not None and figures["ratio"] > goal.ratio:
+        out.append(f"time {figures['ratio']:.2f} > {goal.ratio:.2f}")
+    expected = figures["loss"] if case.delivery == "lossy" and not case.repair else 0.0
+    if goal.missing is not None and figures["missing"] > expected + goal.missing:
+        out.append(f"missing {figures['missing']:.2%} > {expected + goal.missing:.2%}")
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs, prints and returns the exit status."""
+    options = _parser().parse_args(arguments)
+    wanted = [case for case in (sample() if options.sample else cases()) if _fits(case, options)]
+    kept = f"network_law-{engine()}-{options.pacing}.jsonl"
+    path = options.results or ROOT / "build" / kept
+    done = {} if options.again else load(path)
+    left = sorted((case for case in wanted if case.key not in done), key=lambda case: -case.work)
+    print(f"{len(wanted)} cases, {len(left)} to do; results: {path}", file=sys.stderr)
+    for case, figures in _measured(left, options.jobs, options.pacing):
+        result = Result(case.settings, figures, **source("benchmarks/studies/network_law"))
+        append(path, result)
+        done[case.key] = result
+        if options.progress:
+            print(row(case, figures), file=sys.stderr, flush=True)
+    bad = 0
+    for case in wanted:
+        figures = done[case.key].figures
+        bad += bool(missed(case, figures))
+        if options.all or missed(case, figures):
+            print(row(case, figures))
+    print(f"{len(wanted) - bad} of {len(wanted)} cases reach their goals")
+    if options.json is not None:
+        rows = [
+            {"case": case.settings, "missed": missed(case, done[case.key].figures)}
+            | {"figures": done[case.key].figures}
+            for case in wanted
+        ]
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return 1 if bad else 0
+
+
+def engine() -> str:
+    """Tells this build of the engine from others."""
+    built = Path(lossycoll._native.__file__).read_bytes()
+    return hashlib.sha256(built).hexdigest()[:10]
+
+
+def row(case: Case, figures: dict[str, Any]) -> str:
+    """One line: name, time over limit, missing, where packets went, and what is missed."""
+    drops = " ".join(
+        f"{name.removeprefix('dropped_')} {share:.2%}"
+        for name, share in figures["drops"].items()
+        if share
+    )
+    verdict = "; ".join(missed(case, figures)) or "ok"
+    return (
+        f"{name_of(case):58} x {figures['ratio']:5.2f}  missing {figures['missing']:7.2%}  "
+        f"[{drops}]  {figures['wall']:.1f} s  {verdict}"
+    )
+
+
+def name_of(case: Case) -> str:
+    """The fields that say something."""
+    usual = asdict(Case(case.kind, 0, 0, 0, 0))
+    said = [f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}"
+            for n, v in asdict(case).items() if v != usual[n]]  # fmt: skip
+    return f"{case.kind}: {' '.join(said)}"
+
+
+def _measured(
+    left: Sequence[Case], jobs: int, pacing: str
+) -> Iterable[tuple[Case, dict[str, Any]]]:
+    if jobs == 1:
+        yield from ((case, measure(case, pacing)) for case in left)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        running = {pool.submit(measure, case, pacing): case for case in left}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _fits(case: Case, options: argparse.Namespace) -> bool:
+    known = not options.only or re.search(options.only, name_of(case)) is not None
+    return known and (not options.most or case.work <= options.most)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks network_law", description=__doc__)
+    add = parser.add_argument
+    add("--sample", action="store_true", help="a few cases, for the short suite")
+    add("--only", metavar="REGEX", help="cases whose names match, as in 'clean: hosts=8'")
+    add("--most", type=float, default=0, metavar="N", help="cases of at most N million packets")
+    add("--pacing", choices=("path", "port"), default=Options().pacing, help="the option")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
+    add("--all", action="store_true", help="print all cases, not only those that miss a goal")
+    add("--progress", action="store_true", help="print each as it ends, on standard error")
+    add("--again", action="store_true", help="run what this engine has results of, too")
+    add("--results", type=Path, help="where results of one pacing are (build/network_law-*)")
+    add("--json", type=Path, metavar="PATH", help="where to write all figures")
+    return parser

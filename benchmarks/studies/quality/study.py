@@ -1,0 +1,37 @@
+"""Losing packets and the trained model: ``python -m benchmarks quality --report docs``.
+
+The ranks are processes on this machine, over loopback. docs/quality.md says what the runs are.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.common.runner import Study
+
+from .matrix import FULL_SEEDS, Run, runs
+from .measure import measuring
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    help_seeds = f"runs of each kind (6); those beyond {FULL_SEEDS} only of what has a goal"
+    parser.add_argument("--seeds", type=int, default=6, help=help_seeds)
+    parser.add_argument(
+        "--steps", type=int, help="of each run, to try something out; not for the study"
+    )
+
+
+def plan(options: argparse.Namespace) -> list[Run]:
+    return list(runs(range(1, options.seeds + 1)))
+
+
+STUDY = Study(
+    name="quality",
+    description=__doc__,
+    arguments=arguments,
+    plan=plan,
+    measuring=measuring,
+    alike=lambda run: (run.task, run.world),
+    failures_allowed=3,
+    report_help="folder of quality.md, for tables, plots and quality.json",
+)

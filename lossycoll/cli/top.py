@@ -1,0 +1,171 @@
+"""Watch running jobs: a table of ranks, the worst first, again and again (docs/operate.md)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lossycoll.runtime.membership.job_status import ALIVE, STATES, in_words, is_over
+
+from .argtypes import real
+from .launcher import EXIT_FAILED
+from .status import PLACE_HELP, Job, Unreachable, find_jobs
+from .status_text import culprits
+
+Rank = Mapping[str, Any]
+HEADINGS: Final = 6
+"""Lines of a job besides its ranks."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
+    parser.add_argument(
+        "--every",
+        type=real(0.1),
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two looks (default 1)",
+    )
+    parser.add_argument("--once", action="store_true", help="print one table, and end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows jobs until Ctrl-C; without a terminal once."""
+    console = Console()
+    if options.once or not console.is_terminal:
+        shown, found = screen(options.place, console.width, None)
+        console.print(shown)
+        return 0 if found else EXIT_FAILED
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            shown, _ = screen(options.place, console.width, console.height)
+            live.update(shown, refresh=True)
+            time.sleep(options.every)
+
+
+def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
+    """What is shown, and whether anything could be learnt."""
+    try:
+        jobs = find_jobs(place)
+    except Unreachable as error:
+        return Group(Text(str(error))), False
+    return view(jobs, width, height), True
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and from which width of the terminal on it is shown."""
+
+    heading: str
+    text: Callable[[Rank], str]
+    from_width: int
+    is_number: bool = True
+
+
+def _worst_link(rank: Rank) -> Mapping[str, Any]:
+    return max(rank["link"], key=lambda link: link["loss"], default={})
+
+
+def _sum(rank: Rank, name: str) -> float:
+    return float(sum(link[name] for link in rank["link"]))
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _loss(rank: Rank) -> str:
+    worst = _worst_link(rank)
+    return f"{worst['loss']:.1%} from {worst['rank']}" if worst.get("loss") else ""
+
+
+def _by(rank: Rank) -> str:
+    kinds = sorted({link["by"].replace("shared_memory", "shm") for link in rank["link"]})
+    return ",".join(kinds) + ("*" if rank["sealed"] else "")
+
+
+def _waits(rank: Rank) -> str:
+    found = rank["waits_for"]
+    return ",".join(map(str, found[:4])) + (f"+{len(found) - 4}" if len(found) > 4 else "")
+
+
+COLUMNS: Final = (
+    Column("rank", lambda rank: str(rank["rank"]), 0),
+    Column("state", lambda rank: rank["state"], 0, False),
+    Column("for", lambda r: in_words(r["call_seconds"]) if r["call"] else "", 0),
+    Column("waits", _waits, 0, False),
+    Column("call", lambda rank: rank["call"] or "", 60, False),
+    Column("step", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else "", 80),
+    Column("loss", _loss, 80, False),
+    Column("missing", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else "", 90),
+    Column("recovered", lambda rank: str(rank["recovered"] or ""), 130),
+    Column("rate", lambda r: f"{_bytes(_sum(r, 'bytes_per_second'))}/s" if r["link"] else "", 110),
+    Column("queue", lambda rank: in_words(_sum(rank, "queue_seconds")), 130),
+    Column("by", _by, 100, False),
+    Column("process", lambda r: f"{r['host']}/{r['pid']}" if r["tells"] else "", 120, False),
+)
+
+
+def view(jobs: Sequence[Job], width: int, height: int | None) -> Group:
+    """All jobs, those that run first, in so many columns and lines (None: as many as it takes)."""
+    if not jobs:
+        return Group(Text("no job of this user runs on this machine"))
+    parts: list[Any] = []
+    left = height
+    for job in sorted(jobs, key=is_over):
+        room = None if left is None else max(1, left - HEADINGS)
+        parts += _job(job, width, room)
+        if left is not None:
+            left -= HEADINGS + min(room or 1, len(job["ranks"]))
+            if left <= HEADINGS:
+                break
+    return Group(*parts)
+
+
+def _job(job: Job, width: int, most: int | None) -> Iterable[Any]:
+    states = {state: sum(r["state"] == state for r in job["ranks"]) for state in STATES}
+    counts = ", ".join(f"{n} {state}" for state, n in states.items() if n)
+    yield Text(f"job {job['session']}: {counts}", overflow="ellipsis", no_wrap=True)
+    for line in culprits(job)[:2] if not is_over(job) else []:
+        yield Text(line, style="bold", overflow="ellipsis", no_wrap=True)
+    ranks = worst_first(job)
+    shown = ranks if most is None else ranks[:most]
+    columns = [column for column in COLUMNS if column.from_width <= width]
+    table = Table(box=None, pad_edge=False, width=width if width < 60 else None)
+    for column in columns:
+        justify = "right" if column.is_number else "left"
+        table.add_column(column.heading, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for rank in shown:
+        style = "" if rank["state"] == ALIVE else "bold red"
+        table.add_row(*(Text(column.text(rank)) for column in columns), style=style)
+    yield table
+    if len(shown) < len(ranks):
+        yield Text(f"and {len(ranks) - len(shown)} more ranks")
+
+
+def worst_first(job: Job) -> list[Rank]:
+    """Ranks that others wait for, those that are not alive, then by loss and time in a call."""
+    waited: dict[int, int] = {}
+    for rank in job["ranks"]:
+        for other in rank["waits_for"]:
+            waited[other] = waited.get(other, 0) + 1
+
+    def order(rank: Rank) -> tuple[Any, ...]:
+        loss = round(_worst_link(rank).get("loss", 0.0), 2)
+        seconds = rank["call_seconds"] or 0.0
+        state = STATES.index(rank["state"])
+        return -waited.get(rank["rank"], 0), state, -loss, -round(seconds), rank["rank"]
+
+    return sorted(job["ranks"], key=order)

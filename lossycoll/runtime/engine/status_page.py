@@ -1,0 +1,288 @@
+"""A process's status page: made for the engine to write, and read by anybody of the same user.
+
+The engine writes it (native/page.c), with no help of Python, so it can be read while Python holds
+the GIL, while calls hang, while the process is stopped, and after it was killed. Times in it are
+by CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lossycoll._native import ffi, lib
+
+from . import processes, status_folder
+from .status_record import CallRecord, GroupRecord, PeerRecord, Record, step_seconds
+
+MOST_BYTES: Final = 1 << 28
+TRIES: Final = 20
+"""Looks at a page that is being written. A writer takes microseconds, unless it is stopped then."""
+KEPT_SECONDS: Final = 60.0
+"""How long the page of a dead process is kept after its job's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a page says of the job that its process belongs to.
+
+    Attributes:
+        session: The job's, 64 bits.
+        ranks: torch's global rank of each process.
+        liveness: Seconds within which a silent rank is named.
+        control: Where this process's control plane listens, as ADDRESS:PORT.
+        sealed: Whether what leaves the machine is sealed.
+    """
+
+    session: int
+    ranks: Sequence[int]
+    liveness: float
+    control: str
+    sealed: bool
+
+
+class StatusPage:
+    """This process's page as a file. The engine has it from ``handle`` on; ``close`` removes it.
+
+    Args:
+        process: The number of this process.
+        job: The job's.
+
+    Raises:
+        OSError: There is no folder for it, or no room in it.
+    """
+
+    def __init__(self, process: int, job: Job) -> None:
+        where = status_folder.make_folder()
+        pages()  # removes those of jobs that have ended without doing so
+        pid = os.getpid()
+        self.path: Final = where / f"{job.session:016x}.{process}.{pid}"
+        self._pid = pid
+        world = len(job.ranks)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file: Final = os.open(self.path, flags, 0o600)
+        try:
+            # Reserved: a write to a page for which there is no room would end the process.
+            os.posix_fallocate(self.file, 0, lib.lc_page_bytes(world))
+            os.pwrite(self.file, _head(process, pid, job), 0)
+        except OSError:
+            self.close()
+            raise
+
+    def handed_over(self) -> None:
+        """The engine has mapped it."""
+        os.close(self.file)
+        self.file_is_open = False
+
+    file_is_open = True
+
+    def close(self) -> None:
+        """Removes it; a forked child leaves it."""
+        if self.file_is_open:
+            self.handed_over()
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
+def _head(process: int, pid: int, job: Job) -> bytes:
+    world = len(job.ranks)
+    head = ffi.new("lc_page *")
+    head.world, head.process, head.pid = world, process, pid
+    head.pid_start, head.pid_space = processes.start_of(pid), processes.space()
+    head.session, head.liveness_ns = job.session, int(job.liveness * 1e9)
+    head.sealed = job.sealed
+    head.host, head.control = _text(socket.gethostname()), _text(job.control)
+    peers = ffi.new("lc_page_peer[]", world)
+    for peer, rank in zip(peers, job.ranks, strict=True):
+        peer.rank = rank
+    return bytes(ffi.buffer(head)) + bytes(ffi.buffer(peers))
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "replace")[: lib.LC_PAGE_TEXT - 1]
+
+
+# ---- reading ----
+
+
+def pages(session: int | None = None) -> list[Record]:
+    """What the processes of this user on this machine tell, of one job or of all.
+
+    Pages that are damaged or unreadable are left out; those of jobs that ended long ago are
+    removed.
+
+    Raises:
+        UnsafeFolder: The folder isn't this user's alone.
+    """
+    where = status_folder.folder()
+    try:
+        status_folder.check_folder(where)
+    except FileNotFoundError:
+        return []
+    found = []
+    for path in sorted(where.glob(f"{session:016x}.*" if session is not None else "*.*.*")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append((path, read_page(path)))
+    alive = {record.session for _, record in found if record.state != processes.DEAD}
+    for path, record in found:
+        if record.session not in alive and _is_old(record):
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return [record for _, record in found]
+
+
+def _is_old(record: Record) -> bool:
+    """Whether the engine's last word is of long ago, or of before the machine was started."""
+    return not 0 <= record.written <= KEPT_SECONDS
+
+
+def read_page(path: Path) -> Record:
+    """What a page says, with times as seconds before now.
+
+    Raises:
+        OSError: It isn't there any more, or is no file of this user's.
+        ValueError: It isn't a page of this version.
+    """
+    file = status_folder.open_page(path)
+    try:
+        size = os.fstat(file).st_size
+        if not ffi.sizeof("lc_page") <= size <= MOST_BYTES:
+            raise ValueError(f"{path} has {size} bytes")
+        data = _steady(file, size)
+    finally:
+        os.close(file)
+    return _record(path, data, time.monotonic_ns())
+
+
+def _steady(file: int, size: int) -> bytes:
+    """The bytes of a page between two writes; as they are, if its writer never finishes one."""
+    at, bits = ffi.offsetof("lc_page", "sequence"), ffi.sizeof("uint32_t")
+    data = b""
+    for attempt in range(TRIES):
+        data = os.pread(file, size, 0)
+        before = data[at : at + bits]
+        if not before[:1] or (before[0] % 2 == 0 and os.pread(file, bits, at) == before):
+            break
+        time.sleep(0.0001 * attempt)
+    return data
+
+
+def _record(path: Path, data: bytes, now: int) -> Record:
+    base = ffi.cast("uint8_t *", ffi.from_buffer(data))
+    head = ffi.cast("lc_page *", base)
+    wanted = (lib.LC_PAGE_MAGIC, lib.LC_PAGE_VERSION)
+    size = lib.lc_page_bytes(head.world)
+    if (head.magic, head.version) != wanted or len(data) != size or head.process >= head.world:
+        raise ValueError(f"{path} is no status page of this version")
+    pid = int(head.pid)
+    peers = ffi.cast("lc_page_peer *", base + ffi.sizeof("lc_page"))
+    first = ffi.cast("uint8_t *", peers + head.world)
+    block_bytes = (size - int(first - base)) // lib.LC_PAGE_GROUPS  # the page's own may be damaged
+    blocks = [first + i * block_bytes for i in range(lib.LC_PAGE_GROUPS)]
+    return Record(
+        session=f"{head.session:016x}",
+        world=head.world,
+        process=head.process,
+        rank=int(peers[head.process].rank),
+        pid=pid,
+        host=_read_text(head.host),
+        control=_read_text(head.control),
+        sealed=bool(head.sealed),
+        liveness=head.liveness_ns * 1e-9,
+        state=processes.state_of(pid, head.pid_start, head.pid_space),
+        written=_ago(now, head.turn_ns),
+        groups=tuple(
+            _group(block, head.world, now, block_bytes)
+            for block in blocks
+            if ffi.cast("lc_page_group *", block).number
+        ),
+        peers=tuple(_peer(peers[i], now) for i in range(head.world)),
+        stats=_stats(head.stats),
+    )
+
+
+def _peer(c: Any, now: int) -> PeerRecord:
+    return PeerRecord(
+        rank=c.rank,
+        heard=_ago(now, max(c.heard_ns, c.beat_ns)),
+        state=c.state,
+        silence=c.silence,
+        link=c.link,
+        packets_sent=c.packets_sent,
+        packets_received=c.packets_received,
+        packets_missing=c.packets_missing,
+        rtt=c.rtt_ns * 1e-9,
+        queue=c.queue_ns * 1e-9,
+        rate=_finite(c.rate),
+        loss=_finite(c.link_loss),
+        burst=_finite(c.link_burst),
+    )
+
+
+def _group(block: Any, world: int, now: int, size: int) -> GroupRecord:
+    c = ffi.cast("lc_page_group *", block)
+    members = ffi.cast("uint16_t *", c + 1)
+    words = (world + 63) // 64
+    absent = ffi.cast("uint64_t *", block + size) - words
+    ranks = min(int(c.size), world)
+    calls = sorted((one for one in c.calls if one.op), key=lambda one: int(one.op))
+    pending = [one for one in calls if not one.end_ns]
+    messages = [one for one in c.messages if one.op]
+    return GroupRecord(
+        number=c.number,
+        name=_read_text(c.name),
+        rank=c.rank,
+        members=tuple(int(members[i]) for i in range(ranks)),
+        submitted=c.submitted,
+        failed=c.failed,
+        usual=c.usual_ns * 1e-9,
+        waiting=_call(pending[0], now) if pending else None,
+        pending=len(pending),
+        last=_call(calls[-1], now) if calls else None,
+        messages=tuple(_call(one, now) for one in messages),
+        absent_of=c.waits_op,
+        absent=tuple(i for i in range(ranks) if absent[i // 64] >> (i % 64) & 1),
+        step_seconds=step_seconds(
+            [((_read_text(one.text), int(one.bytes)), one.begin_ns * 1e-9) for one in calls]
+        ),
+    )
+
+
+def _call(c: Any, now: int) -> CallRecord:
+    text = _read_text(c.text)
+    if not text:
+        text = "recv" if c.receives else "send"
+    return CallRecord(
+        op=c.op,
+        seq=c.seq,
+        text=text,
+        bytes=c.bytes,
+        peer=c.peer,
+        began=_ago(now, c.begin_ns),
+        ended=_ago(now, c.end_ns),
+        failed=bool(c.failed),
+    )
+
+
+def _stats(c: Any) -> Mapping[str, int]:
+    return {name: int(getattr(c, name)) for name, _ in ffi.typeof("lc_stats").fields}
+
+
+def _ago(now: int, at: int) -> float:
+    """Seconds before now; -1: never, or before the machine was started again."""
+    return (now - at) * 1e-9 if 0 < at <= now else -1.0
+
+
+def _finite(value: float) -> float:
+    return value if 0 <= value < 1e300 else 0.0
+
+
+def _read_text(c: Any) -> str:
+    return bytes(ffi.string(c)).decode("utf-8", "replace")

@@ -1,0 +1,246 @@
+"""What a process tells of itself, as data: read from its status page, or sent by it as JSON.
+
+Times are seconds before the reading, so that they mean the same on every machine; -1 is never.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+MOST_TEXT: Final = 4096
+MOST_ENTRIES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call, a send or a receive.
+
+    Attributes:
+        op: Number of its operation in the group and one: equal on all ranks.
+        seq: Number of the call, as errors name it; -1: of a message.
+        text: The call, as errors name it.
+        bytes: Of its result.
+        peer: Of a message, the other rank in the group; -1: any, or it is a call.
+        began: When it began.
+        ended: When it ended; -1: it is waited for.
+        failed: It ended by an error.
+    """
+
+    op: int
+    seq: int
+    text: str
+    bytes: int
+    peer: int
+    began: float
+    ended: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group at one rank.
+
+    Attributes:
+        number: On the wire: equal on all ranks.
+        name: torch's.
+        rank: Of the process, in the group.
+        members: Processes by rank.
+        submitted: Operations so far.
+        failed: The engine's code of what ended the group; 0: it is sound.
+        usual: Seconds that a call took on average, of the latest ones.
+        waiting: The oldest call that isn't over.
+        pending: How many aren't.
+        last: The latest call.
+        messages: Sends and receives that aren't over.
+        absent_of: ``op`` of the operation that ``absent`` is of; 0: of none.
+        absent: Ranks of the group whose call the engine hasn't heard of.
+        step_seconds: Seconds between repetitions of the same calls; -1: none are repeated.
+    """
+
+    number: int
+    name: str
+    rank: int
+    members: tuple[int, ...]
+    submitted: int
+    failed: int
+    usual: float
+    waiting: CallRecord | None
+    pending: int
+    last: CallRecord | None
+    messages: tuple[CallRecord, ...]
+    absent_of: int
+    absent: tuple[int, ...]
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """What a process knows of another one, by packets and by the control plane.
+
+    Attributes:
+        rank: torch's global rank.
+        heard: When it was last heard.
+        state: HERE, ENDED, SILENT or LEFT.
+        silence: Which direction of the link is dead (lc_silence); 0: neither.
+        link: 0: UDP, 1: shared memory, 2: RDMA.
+        packets_sent: Packets that went there.
+        packets_received: Packets that came from there.
+        packets_missing: Packets from there that were given up.
+        rtt: Round trip, in seconds.
+        queue: How long packets wait in queues on the way, in seconds.
+        rate: What may be sent, in bytes/s.
+        loss: Share of packets that the link loses, before anything is brought back.
+        burst: Mean length of its losses.
+    """
+
+    rank: int
+    heard: float
+    state: int
+    silence: int
+    link: int
+    packets_sent: int
+    packets_received: int
+    packets_missing: int
+    rtt: float
+    queue: float
+    rate: float
+    loss: float
+    burst: float
+
+
+HERE, ENDED, SILENT, LEFT = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A process of a job.
+
+    Attributes:
+        session: The job's, 16 hex digits.
+        world: Processes of the job.
+        process: Its number among them.
+        rank: torch's global rank.
+        pid: Its number on its machine.
+        host: The machine's name.
+        control: Where its control plane listens.
+        sealed: Whether what leaves the machine is sealed.
+        liveness: Seconds within which a silent rank is named.
+        state: Of the process, as the kernel of its machine says (engine/processes.py).
+        written: When the engine last wrote its figures.
+        groups: Its groups.
+        peers: By process.
+        stats: The engine's counters, of all groups.
+    """
+
+    session: str
+    world: int
+    process: int
+    rank: int
+    pid: int
+    host: str
+    control: str
+    sealed: bool
+    liveness: float
+    state: str
+    written: float
+    groups: tuple[GroupRecord, ...]
+    peers: tuple[PeerRecord, ...]
+    stats: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can carry."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Record:
+        """A record that another process has sent.
+
+        Raises:
+            ValueError: It isn't one.
+        """
+        found: Record = _read(cls, value)
+        if not 0 <= found.process < found.world == len(found.peers):
+            raise ValueError("process, world and peers don't fit together")
+        return found
+
+
+def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
+    """How long a step takes: the time between the same call of two steps, where the latest calls
+    repeat one sequence.
+
+    Args:
+        calls: What was called, and when: the oldest first.
+
+    Returns:
+        Seconds; -1 where nothing is repeated.
+    """
+    latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
+    names = [name for name, _ in latest]
+    for period in range(1, len(names) // 2 + 1):
+        if names[period:] == names[:-period]:
+            return latest[-1][1] - latest[-1 - period][1]
+    return -1.0
+
+
+# ---- checks of what strangers send ----
+
+
+def _read(cls: Any, value: Any) -> Any:
+    if type(value) is not dict or value.keys() != {entry.name for entry in fields(cls)}:
+        raise ValueError(f"no {cls.__name__}")
+    return cls(**{entry.name: _CHECKS[str(entry.type)](value[entry.name]) for entry in fields(cls)})
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"{value!r:.40} is no number")
+    return value
+
+
+def _real(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.40} is no number")
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r:.40} is no flag")
+    return value
+
+
+def _text(value: Any) -> str:
+    """Without what would move a terminal's cursor."""
+    if type(value) is not str or len(value) > MOST_TEXT:
+        raise ValueError("no text, or too long")
+    return "".join(one if one.isprintable() else "?" for one in value)
+
+
+def _entries(value: Any) -> Sequence[Any]:
+    if type(value) is not list or len(value) > MOST_ENTRIES:
+        raise ValueError("no list, or too long")
+    return value
+
+
+_CHECKS: Final[dict[str, Any]] = {
+    "int": _whole,
+    "float": _real,
+    "bool": _flag,
+    "str": _text,
+    "tuple[int, ...]": lambda value: tuple(map(_whole, _entries(value))),
+    "CallRecord | None": lambda value: None if value is None else _read(CallRecord, value),
+    "tuple[CallRecord, ...]": lambda v: tuple(_read(CallRecord, one) for one in _entries(v)),
+    "tuple[GroupRecord, ...]": lambda v: tuple(_read(GroupRecord, one) for one in _entries(v)),
+    "tuple[PeerRecord, ...]": lambda v: tuple(_read(PeerRecord, one) for one in _entries(v)),
+    "Mapping[str, int]": lambda v: {_text(k): _whole(n) for k, n in _mapping(v).items()},
+}
+"""By the type of the field."""
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    if type(value) is not dict or len(value) > MOST_ENTRIES:
+        raise ValueError("no counters, or too many")
+    return value

@@ -1,0 +1,144 @@
+"""One log line for a call that takes too long: for whom it waits, and what those ranks do.
+
+It repeats after twice the time, and so on. The line is made by a thread of its own, since the ranks
+that are waited for are asked, and may not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lossycoll.runtime.core.exits import start_thread
+from lossycoll.runtime.core.logfmt import event
+from lossycoll.runtime.engine import status_page
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Record
+
+from .job_status import doing, job_of
+
+USUAL_TIMES: Final = 10
+"""A call that usually takes long is told of after so many times as long."""
+MOST_ASKED: Final = 4
+"""Ranks that one line asks."""
+_FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
+
+
+class HangLog:
+    """One group's at one rank.
+
+    Args:
+        where: The rank.
+        page: Its process's status page.
+        number: The group's number on the wire.
+        warn_after: Seconds; 0: nothing is ever logged.
+        job: The records of the job on this machine.
+        ask: The record and the Python stacks of a process, or None of what it doesn't tell.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        page: Path,
+        number: int,
+        warn_after: float,
+        job: Callable[[], Sequence[Record]],
+        ask: Callable[[int], tuple[Record | None, str | None]],
+    ) -> None:
+        self._where = where
+        self._page = page
+        self._number = number
+        self._warn_after = warn_after
+        self._job = job
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._call: tuple[int, int, str] | None = None
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Called about once a second while a call takes long, by any thread."""
+        if not self._warn_after or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                if self._is_due(status_page.read_page(self._page)):
+                    start_thread(self._tell, "lossycoll-waits")
+        finally:
+            self._lock.release()
+
+    def _is_due(self, record: Record) -> bool:
+        found = self._waiting(record)
+        if found is None:
+            self._call = None
+            return False
+        group, call = found
+        name = (call.op, call.seq, call.text)
+        if name != self._call:
+            self._call = name
+            self._due = max(self._warn_after, USUAL_TIMES * group.usual)
+        if call.began < self._due:
+            return False
+        self._due = 2 * call.began
+        return True
+
+    def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
+        """What is waited for longest in this group."""
+        for group in record.groups:
+            if group.number == self._number:
+                calls = [group.waiting] if group.waiting is not None else []
+                calls += group.messages
+                longest = max(calls, key=lambda one: one.began, default=None)
+                return None if longest is None else (group, longest)
+        return None
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            fields = self._fields(status_page.read_page(self._page))
+            if fields is not None:
+                event(logging.WARNING, self._where, "waits", **fields)
+
+    def _fields(self, mine: Record) -> dict[str, Any] | None:
+        """What the line says; None: the call has ended meanwhile."""
+        found = self._waiting(mine)
+        if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
+            return None
+        records = [mine, *(one for one in self._job() if one.process != mine.process)]
+        entry = job_of(mine.session, records)["ranks"][mine.process]
+        late = {peer.rank: process for process, peer in enumerate(mine.peers)}
+        asked = [late[rank] for rank in entry["waits_for"] if rank in late][:MOST_ASKED]
+        stacks: dict[int, str | None] = {}
+        for process in asked:
+            record, stacks[process] = self._ask(process)
+            if record is not None and all(one.process != process for one in records):
+                records.append(record)
+        ranks = job_of(mine.session, records)["ranks"]
+        now = ranks[mine.process]
+        return {
+            "seq": now["call_number"],
+            "call": now["call"],
+            "seconds": round(now["call_seconds"] or 0.0, 1),
+            "waits_for": ",".join(map(str, now["waits_for"])) or "none that is known",
+            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked),
+        }
+
+
+def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
+    """What one of those does."""
+    text = f"rank {rank['rank']} is {rank['state']}, {doing(rank)}"
+    frame = innermost(stacks or "")
+    return f"{text}, at {frame}" if frame else text
+
+
+def innermost(stacks: str) -> str:
+    """The innermost frame of the first thread of :func:`python_stacks`; empty: there is none."""
+    main = stacks.partition("\n\n")[0]
+    frames = _FRAME.findall(main)
+    if not frames:
+        return ""
+    file, line, name = frames[-1]
+    return f"{Path(file).name}:{line} in {name}"

@@ -1,0 +1,286 @@
+"""A job as an operator sees it: one entry per rank, from what its processes tell of themselves.
+
+Where a process tells nothing, the entry is made of what the others know of it. Pure functions:
+records in, data for JSON out; docs/operate.md has its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine.status_record import (
+    ENDED,
+    HERE,
+    LEFT,
+    SILENT,
+    CallRecord,
+    GroupRecord,
+    PeerRecord,
+    Record,
+)
+
+ALIVE, STOPPED, SILENT_STATE, DEAD, LEFT_STATE = "alive", "stopped", "silent", "dead", "left"
+STATES: Final = (DEAD, STOPPED, SILENT_STATE, LEFT_STATE, ALIVE)
+"""The worst first."""
+LINKS: Final = ("udp", "shared_memory", "rdma")
+DIRECTIONS: Final = ("", "nothing comes", "nothing arrives there", "no data comes")
+_KERNEL: Final = {processes.DEAD: DEAD, processes.STOPPED: STOPPED, processes.RUNS: ALIVE}
+_KNOWN: Final = {ENDED: DEAD, SILENT: DEAD, LEFT: LEFT_STATE}
+SILENT_SHARE: Final = 0.25
+"""Of liveness: a rank that tells nothing, and wasn't heard for so long, counts as silent."""
+
+
+def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The jobs that records are of, each as :func:`job_of` has it."""
+    by_session: dict[str, list[Record]] = {}
+    for record in records:
+        by_session.setdefault(record.session, []).append(record)
+    return [job_of(session, found) for session, found in sorted(by_session.items())]
+
+
+def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
+    """One job.
+
+    Args:
+        session: The job's.
+        records: Of those of its processes that told something.
+    """
+    known = _latest(records)
+    world = max((record.world for record in records), default=0)
+    states = {process: _state(process, known) for process in range(world)}
+    ranks = [_rank(process, known, states) for process in range(world)]
+    return {"session": session, "world": world, "ranks": ranks}
+
+
+def is_over(job: Mapping[str, Any]) -> bool:
+    """Whether no rank of a job is left."""
+    return all(rank["state"] in (DEAD, LEFT_STATE) for rank in job["ranks"])
+
+
+def _latest(records: Iterable[Record]) -> dict[int, Record]:
+    """One record per process: of several, one that isn't dead."""
+    found: dict[int, Record] = {}
+    for record in records:
+        if record.process not in found or found[record.process].state == processes.DEAD:
+            found[record.process] = record
+    return found
+
+
+def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecord]:
+    """What living processes know of another one."""
+    return [
+        record.peers[process]
+        for other, record in known.items()
+        if other != process and record.state != processes.DEAD and process < len(record.peers)
+    ]
+
+
+def _heard(process: int, known: Mapping[int, Record]) -> float:
+    """How long ago any other process heard it; -1: none ever has."""
+    return min((p.heard for p in _seen_by_others(process, known) if p.heard >= 0), default=-1.0)
+
+
+def _state(process: int, known: Mapping[int, Record]) -> str:
+    mine = known.get(process)
+    by_kernel = _KERNEL.get(mine.state) if mine is not None else None
+    if by_kernel is not None:
+        return by_kernel
+    seen = _seen_by_others(process, known)
+    gone = [_KNOWN[peer.state] for peer in seen if peer.state != HERE and peer.state in _KNOWN]
+    if gone:
+        return gone[0]
+    if mine is not None:
+        return ALIVE
+    liveness = min((record.liveness for record in known.values()), default=0.0)
+    heard = _heard(process, known)
+    return ALIVE if 0 <= heard <= SILENT_SHARE * liveness else SILENT_STATE
+
+
+def _rank(process: int, known: Mapping[int, Record], states: Mapping[int, str]) -> dict[str, Any]:
+    mine = known.get(process)
+    heard = 0.0 if states[process] == ALIVE and mine is not None else _heard(process, known)
+    entry: dict[str, Any] = {
+        "rank": _global_rank(process, known),
+        "host": mine.host if mine is not None else None,
+        "pid": mine.pid if mine is not None else None,
+        "control": (mine.control or None) if mine is not None else None,
+        "state": states[process],
+        "tells": mine is not None,
+        "heard_seconds": _seconds(heard),
+        "groups": [],
+        "call": None,
+        "call_number": None,
+        "call_group": None,
+        "call_seconds": None,
+        "waits_for": [],
+        "last_call": None,
+        "step_seconds": None,
+        "sealed": mine.sealed if mine is not None else None,
+        "missing": None,
+        "recovered": None,
+        "link": [],
+    }
+    return entry if mine is None else entry | _told(mine, known, states)
+
+
+def _told(mine: Record, known: Mapping[int, Record], states: Mapping[int, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "groups": [_group(group, mine) for group in mine.groups],
+        "step_seconds": _seconds(max((g.step_seconds for g in mine.groups), default=-1.0)),
+        "missing": _share(mine.stats.get("packets_missing", 0), mine.stats["packets_received"])
+        if "packets_received" in mine.stats
+        else None,
+        "recovered": mine.stats.get("packets_recovered"),
+        "link": [
+            _link(process, peer)
+            for process, peer in enumerate(mine.peers)
+            if process != mine.process
+        ],
+    }
+    waiting = _waiting(mine)
+    if waiting is not None:
+        group, call = waiting
+        absent = _absent(group, call, mine, known, states)
+        found |= {
+            "call": call.text,
+            "call_number": call.seq if call.seq >= 0 else None,
+            "call_group": group.name,
+            "call_seconds": _seconds(call.began),
+            "waits_for": sorted(_global_rank(process, known) for process in absent),
+        }
+    ended = [(g.last, g) for g in mine.groups if g.last is not None and g.last.ended >= 0]
+    if ended:
+        last, group = min(ended, key=lambda one: one[0].ended)
+        found["last_call"] = {
+            "call": last.text,
+            "call_number": last.seq if last.seq >= 0 else None,
+            "call_group": group.name,
+            "seconds": _seconds(last.ended),
+            "failed": last.failed,
+        }
+    return found
+
+
+def _waiting(mine: Record) -> tuple[GroupRecord, CallRecord] | None:
+    """The call or message that the process has waited for longest, and its group."""
+    found = [(group, group.waiting) for group in mine.groups if group.waiting is not None]
+    found += [(group, message) for group in mine.groups for message in group.messages]
+    return max(found, key=lambda one: one[1].began, default=None)
+
+
+def _absent(
+    group: GroupRecord,
+    call: CallRecord,
+    mine: Record,
+    known: Mapping[int, Record],
+    states: Mapping[int, str],
+) -> set[int]:
+    """The processes that a call waits for: those that haven't made it. If all have, those of them
+    that aren't alive."""
+    members = dict(enumerate(group.members))
+    others = {rank: process for rank, process in members.items() if process != mine.process}
+    if call.peer >= 0:
+        return {members[call.peer]} if call.peer in members else set()
+    here = {r: p for r, p in others.items() if states.get(p) != LEFT_STATE}
+    if call.seq < 0:  # a receive from any rank
+        return set(here.values())
+    absent = set()
+    for rank, process in here.items():
+        theirs = known.get(process)
+        if theirs is None:
+            told = group.absent_of == call.op and rank in group.absent
+            made = not told and group.absent_of == call.op
+            if not made and (told or states.get(process) != ALIVE):
+                absent.add(process)
+        elif not _has_made(theirs, group.number, call.op):
+            absent.add(process)
+    return absent or {p for p in here.values() if states.get(p) != ALIVE}
+
+
+def _has_made(theirs: Record, number: int, op: int) -> bool:
+    same = [group for group in theirs.groups if group.number == number]
+    return any(group.submitted >= op for group in same)
+
+
+def _global_rank(process: int, known: Mapping[int, Record]) -> int:
+    for record in known.values():
+        if process < len(record.peers):
+            return record.peers[process].rank
+    return process
+
+
+def _group(group: GroupRecord, mine: Record) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "rank": group.rank,
+        "ranks": [mine.peers[one].rank for one in group.members if one < len(mine.peers)],
+        "operations": group.submitted,
+        "pending": group.pending,
+        "failed": bool(group.failed),
+    }
+
+
+def _link(process: int, peer: PeerRecord) -> dict[str, Any]:
+    del process
+    return {
+        "rank": peer.rank,
+        "by": LINKS[peer.link] if peer.link < len(LINKS) else "other",
+        "heard_seconds": _seconds(peer.heard),
+        "loss": round(peer.loss, 6),
+        "burst": round(peer.burst, 3),
+        "missing": _share(peer.packets_missing, peer.packets_received),
+        "rtt_seconds": round(peer.rtt, 9),
+        "queue_seconds": round(peer.queue, 9),
+        "bytes_per_second": round(peer.rate, 1),
+        "trouble": DIRECTIONS[peer.silence] if peer.silence < len(DIRECTIONS) else "",
+    }
+
+
+def _share(missing: int, received: int) -> float:
+    return round(missing / (missing + received), 6) if missing else 0.0
+
+
+def _seconds(value: float) -> float | None:
+    return round(value, 6) if value >= 0 else None
+
+
+# ---- in words ----
+
+
+def doing(rank: Mapping[str, Any]) -> str:
+    """What a rank does, in words."""
+    if not rank["tells"]:
+        return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
+    if rank["call"] is not None:
+        number = "" if rank["call_number"] is None else f"call #{rank['call_number']} "
+        text = f"{in_words(rank['call_seconds'])} in {number}{rank['call']}"
+        if rank["waits_for"]:
+            text += f", waits for {_ranks(rank['waits_for'])}"
+        return text
+    last = rank["last_call"]
+    if last is None:
+        return "has made no call"
+    number = "" if last["call_number"] is None else f"#{last['call_number']} "
+    return f"in no call; its last one, {number}{last['call']}, ended {ago(last['seconds'])}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def in_words(seconds: float | None) -> str:
+    """A time, as people say it."""
+    if seconds is None:
+        return "?"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def ago(seconds: float | None) -> str:
+    """How long ago something was."""
+    return "never" if seconds is None else f"{in_words(seconds)} ago"

@@ -1,0 +1,205 @@
+"""What a job's ranks on this machine tell of themselves, for Prometheus.
+
+One process of a machine tells for all of them: by HTTP the one that gets the port, in a file the
+one with the lowest number. Everything is read from status pages when it is asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lossycoll.runtime.core.exits import start_thread
+from lossycoll.runtime.engine.status_record import Record
+
+from .job_status import STATES, job_of
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log: Final = logging.getLogger("lossycoll")
+FILE_SECONDS: Final = 10.0
+"""How often a file is written."""
+LOOK_SECONDS: Final = 0.5
+"""How often it is looked whether the job is over."""
+MOST_LINKS: Final = 32
+"""Links of each rank that have series of their own: those that lose most."""
+COUNTERS: Final = {
+    "operations": "Operations that ended.",
+    "bytes_sent": "Bytes sent, headers included.",
+    "bytes_received": "Bytes received, headers included.",
+    "packets_sent": "Packets sent, resent ones and parity included.",
+    "packets_resent": "Packets sent again.",
+    "packets_received": "Packets that arrived or were recovered.",
+    "packets_recovered": "Packets that parity restored.",
+    "packets_missing": "Packets that were given up.",
+    "socket_overflow": "Packets that the kernel dropped because the socket buffer was full.",
+    "forged": "Datagrams that were sealed with another key, or changed on the way.",
+}
+"""Names in the engine's statistics, and what they count."""
+LINKS: Final = {
+    "loss": ("lossycoll_link_loss_ratio", "Share of packets that a link loses before recovery."),
+    "missing": ("lossycoll_link_missing_ratio", "Share of packets that stayed missing."),
+    "rtt_seconds": ("lossycoll_link_rtt_seconds", "Round trip."),
+    "queue_seconds": ("lossycoll_link_queue_seconds", "Wait in queues on the way."),
+    "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent."),
+}
+"""Fields of a link, their names as metrics, and what they are."""
+
+
+class JobCollector:
+    """A collector of prometheus_client.
+
+    Args:
+        read: The records of the job on this machine.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[Record]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        """Nothing: to be registered isn't to be asked."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now."""
+        try:
+            records = self._read()
+        except OSError:
+            return
+        if records:
+            yield from _metrics(records)
+
+
+def _metrics(records: Sequence[Record]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+
+    job = job_of(records[0].session, records)
+    told = {record.rank: record for record in records}
+    ranks = [rank for rank in job["ranks"] if rank["rank"] in told]
+    info = InfoMetricFamily("lossycoll_job", "The job.")
+    info.add_metric([], {"session": job["session"], "world": str(job["world"])})
+    yield info
+    yield from _gauges(job, ranks)
+    for name, text in COUNTERS.items():
+        counter = CounterMetricFamily(f"lossycoll_{name}", text, labels=["rank"])
+        for number, record in sorted(told.items()):
+            counter.add_metric([str(number)], float(record.stats.get(name, 0)))
+        yield counter
+
+
+def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    state = GaugeMetricFamily(
+        "lossycoll_rank_state", "1 for the state that a rank is in.", labels=["rank", "state"]
+    )
+    for rank in ranks:
+        for name in STATES:
+            state.add_metric([str(rank["rank"]), name], float(rank["state"] == name))
+    yield state
+    for field, text in (
+        ("call_seconds", "How long a rank has waited in a call; 0: it doesn't."),
+        ("step_seconds", "Time of a step; 0: unknown."),
+    ):
+        gauge = GaugeMetricFamily(f"lossycoll_{field}", text, labels=["rank"])
+        for rank in ranks:
+            gauge.add_metric([str(rank["rank"])], rank[field] or 0.0)
+        yield gauge
+    waited = Counter(other for rank in ranks for other in rank["waits_for"])
+    told = "Ranks of this machine that wait for a rank."
+    gauge = GaugeMetricFamily("lossycoll_waited_for", told, labels=["rank"])
+    for number in sorted({*waited, *(rank["rank"] for rank in ranks)}):
+        gauge.add_metric([str(number)], waited[number])
+    yield gauge
+    for field, (name, text) in LINKS.items():
+        gauge = GaugeMetricFamily(name, text, labels=["rank", "peer"])
+        for rank in ranks:
+            for link in sorted(rank["link"], key=lambda one: -one["loss"])[:MOST_LINKS]:
+                gauge.add_metric([str(rank["rank"]), str(link["rank"])], link[field])
+        yield gauge
+
+
+def tell(
+    where: str,
+    process: int,
+    *,
+    sealed: bool,
+    read: Callable[[], Sequence[Record]],
+    is_over: Callable[[], bool],
+) -> None:
+    """Tells Prometheus of the job until it is over.
+
+    Args:
+        where: HOST:PORT to serve at, or the path of a file.
+        process: This process's number.
+        sealed: Whether the job has a secret: without HOST it is then served to this machine alone.
+        read: The records of the job on this machine.
+        is_over: Whether the job is.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError:
+        log.warning(
+            "option metrics is %r, which needs a package: pip install 'lossycoll[metrics]'", where
+        )
+        return
+    registry = CollectorRegistry()
+    registry.register(JobCollector(read))
+    ended = threading.Event()
+
+    def wait(seconds: float) -> bool:
+        """Whether the job goes on, after so long."""
+        left = seconds
+        while left > 0 and not (ended.is_set() or is_over()):
+            ended.wait(min(left, LOOK_SECONDS))
+            left -= LOOK_SECONDS
+        return not (ended.is_set() or is_over())
+
+    def run() -> None:
+        try:
+            if where.startswith("/"):
+                _write(where, process, registry, read, wait)
+            else:
+                _serve(where, sealed, registry, wait)
+        except OSError as error:
+            log.warning("metrics can't be told at %s: %s", where, error.strerror or error)
+
+    start_thread(run, "lossycoll-metrics", ended.set)
+
+
+def _serve(where: str, sealed: bool, registry: Any, wait: Callable[[float], bool]) -> None:
+    from prometheus_client import start_http_server
+
+    host, _, port = where.rpartition(":")
+    address = host.strip("[]") or ("127.0.0.1" if sealed else "0.0.0.0")
+    try:
+        server, thread = start_http_server(int(port), address, registry)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # another rank of this machine tells for all
+            log.debug("metrics are told at %s by another process", where)
+            return
+        raise
+    while wait(60.0):
+        pass
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _write(
+    where: str,
+    process: int,
+    registry: Any,
+    read: Callable[[], Sequence[Record]],
+    wait: Callable[[float], bool],
+) -> None:
+    from prometheus_client import write_to_textfile
+
+    while wait(FILE_SECONDS):
+        if process == min((record.process for record in read()), default=-1):
+            write_to_textfile(where, registry)

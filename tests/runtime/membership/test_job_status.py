@@ -1,0 +1,157 @@
+"""A job's status from records of some of its processes: who waits for whom, and who is what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine.status_record import (
+    ENDED,
+    HERE,
+    LEFT,
+    SILENT,
+    CallRecord,
+    GroupRecord,
+    PeerRecord,
+    Record,
+)
+from lossycoll.runtime.membership.job_status import job_of, jobs_of
+
+WORLD = 4
+
+
+def peer(rank: int, heard: float = 0.5, state: int = HERE) -> PeerRecord:
+    return PeerRecord(rank, heard, state, 0, 0, 0, 90, 10, 0.001, 0.0, 1e6, 0.2, 3.0)
+
+
+def call(op: int, began: float = 2.0, ended: float = -1.0, **rest: Any) -> CallRecord:
+    return CallRecord(op, op + 99, "all_reduce", 4, -1, began, ended, False, **rest)
+
+
+def record(process: int, op: int, *, waits: bool = True, state: str = processes.RUNS) -> Record:
+    """A process that waits in operation ``op``, or has done it."""
+    latest = call(op) if waits else call(op, 3.0, 1.0)
+    group = GroupRecord(
+        number=5,
+        name="0",
+        rank=process,
+        members=tuple(range(WORLD)),
+        submitted=op,
+        failed=0,
+        usual=0.1,
+        waiting=latest if waits else None,
+        pending=int(waits),
+        last=latest,
+        messages=(),
+        absent_of=op if waits else 0,
+        absent=(),
+        step_seconds=0.25,
+    )
+    return Record(
+        session="ab",
+        world=WORLD,
+        process=process,
+        rank=process,
+        pid=100 + process,
+        host="h",
+        control="h:1",
+        sealed=False,
+        liveness=10.0,
+        state=state,
+        written=0.0,
+        groups=(group,),
+        peers=tuple(map(peer, range(WORLD))),
+        stats={"packets_missing": 1, "packets_received": 3, "packets_recovered": 2},
+    )
+
+
+def with_group(of: Record, **changes: Any) -> Record:
+    return replace(of, groups=(replace(of.groups[0], **changes),))
+
+
+def with_peer(of: Record, process: int, **changes: Any) -> Record:
+    changed = [replace(p, **changes) if i == process else p for i, p in enumerate(of.peers)]
+    return replace(of, peers=tuple(changed))
+
+
+def waits_for(*records: Record) -> list[list[int]]:
+    return [rank["waits_for"] for rank in job_of("ab", records)["ranks"]]
+
+
+def states(*records: Record) -> list[str]:
+    return [rank["state"] for rank in job_of("ab", records)["ranks"]]
+
+
+def test_those_are_waited_for_that_have_not_made_the_call_and_not_those_that_wait() -> None:
+    all_of_them = [record(0, 7), record(1, 7), record(2, 6, waits=False), record(3, 7)]
+    assert waits_for(*all_of_them) == [[2], [2], [], [2]]
+    thirty = [record(0, 7), *(record(i, 6, waits=False) for i in (1, 2, 3))]
+    assert waits_for(*thirty) == [[1, 2, 3], [], [], []]
+
+
+def test_a_rank_that_waits_in_an_earlier_call_is_waited_for_in_a_later_one() -> None:
+    found = waits_for(record(0, 8), record(1, 7), record(2, 6, waits=False), record(3, 8))
+    assert found == [[1, 2], [2], [], [1, 2]]
+
+
+def test_a_stopped_rank_that_has_made_the_call_is_waited_for_if_all_have() -> None:
+    stopped = record(2, 7, state=processes.STOPPED)
+    assert waits_for(record(0, 7), record(1, 7), stopped, record(3, 7))[0] == [2]
+    assert states(record(0, 7), stopped)[2] == "stopped"
+
+
+def test_what_a_rank_tells_nothing_of_the_engine_of_another_one_knows() -> None:
+    told = with_group(record(0, 7), absent=(3,))
+    assert waits_for(told, record(1, 7))[0] == [3]
+    assert waits_for(record(0, 7), record(1, 7), record(2, 7)) == [[], [], [], []]
+    # Of another operation than the one that is waited for nothing follows, but of one who is gone.
+    stale = with_group(record(0, 7), absent_of=6, absent=(2,))
+    assert waits_for(stale, record(1, 7)) == [[], [], [], []]
+    silent = [with_peer(stale, 3, heard=-1.0), with_peer(record(1, 7), 3, heard=-1.0)]
+    assert waits_for(*silent)[0] == [3]
+
+
+def test_a_message_waits_for_its_peer() -> None:
+    message = CallRecord(1, -1, "recv", 8, 3, 1.0, -1.0, False)
+    receives = with_group(record(0, 7, waits=False), messages=(message,))
+    assert waits_for(receives, record(1, 7, waits=False))[0] == [3]
+    from_any = with_group(receives, messages=(replace(message, peer=-1),))
+    left = with_peer(from_any, 2, state=LEFT)
+    assert waits_for(left)[0] == [1, 3]
+
+
+def test_states_are_by_the_kernel_then_by_what_others_know() -> None:
+    here = record(0, 7)
+    assert states(here, record(1, 7, state=processes.DEAD))[:2] == ["alive", "dead"]
+    assert states(with_peer(here, 1, state=ENDED))[1] == "dead"
+    assert states(with_peer(here, 1, state=SILENT))[1] == "dead"
+    assert states(with_peer(here, 1, state=LEFT))[1] == "left"
+    assert states(with_peer(here, 1, heard=0.1))[1] == "alive"
+    assert states(with_peer(here, 1, heard=3.0))[1] == "silent"
+    assert states(with_peer(here, 1, heard=-1.0))[1] == "silent"
+    far = record(1, 7, state=processes.ELSEWHERE)
+    assert states(here, far)[1] == "alive"
+    assert states(with_peer(here, 1, state=SILENT), far)[1] == "dead"
+    # A dead process's own word on others isn't news.
+    assert states(with_peer(record(0, 7, state=processes.DEAD), 1, heard=0.1))[1] == "silent"
+
+
+def test_a_process_that_has_ended_and_its_heir_are_one_rank() -> None:
+    (job,) = jobs_of([record(0, 7, state=processes.DEAD), replace(record(0, 8), pid=7)])
+    assert (job["ranks"][0]["pid"], job["ranks"][0]["state"]) == (7, "alive")
+
+
+def test_figures_are_told_by_rank_and_link() -> None:
+    rank = job_of("ab", [record(0, 7)])["ranks"][0]
+    assert (rank["missing"], rank["recovered"], rank["step_seconds"]) == (0.25, 2, 0.25)
+    assert (rank["call"], rank["call_number"], rank["call_seconds"]) == ("all_reduce", 106, 2.0)
+    link = rank["link"][0]
+    assert (link["rank"], link["by"], link["loss"], link["missing"]) == (1, "udp", 0.2, 0.1)
+    told = job_of("ab", [record(0, 7)])["ranks"][1]
+    assert (told["tells"], told["call"], told["heard_seconds"]) == (False, None, 0.5)
+
+
+def test_there_may_be_no_records_at_all() -> None:
+    assert jobs_of([]) == []
+    assert job_of("ab", []) == {"session": "ab", "world": 0, "ranks": []}

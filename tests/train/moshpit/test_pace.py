@@ -1,0 +1,145 @@
+"""Rounds by the samples of all peers: over real sockets, each peer by a thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, Swarm
+from tests.train.moshpit.test_people import Make, at_once, made
+from tests.train.moshpit.test_sgd import backward, inner, model
+
+__all__ = ["made"]
+BATCH = 8
+
+
+@dataclass
+class Ran:
+    """What a peer did, and seconds of it.
+
+    Attributes:
+        waited: In the swarm's optimizer, beyond the steps of the one inside.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    reports: list[Any] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Of the steps that it could have taken without the swarm."""
+        return 1 - self.waited / self.seconds
+
+
+def trains(
+    swarm: Swarm, pause: float, seconds: float, weight: float = BATCH, **how: Any
+) -> tuple[MoshpitSGD, Ran]:
+    """Steps that take ``pause``."""
+    own, ran, inside = model(), Ran(), 0.0
+    optimizer = inner(own.parameters())
+    taken = optimizer.step
+
+    def timed(*given: Any) -> Any:
+        nonlocal inside
+        begin = time.monotonic()
+        found = taken(*given)
+        inside += time.monotonic() - begin
+        return found
+
+    optimizer.step = timed  # type: ignore[method-assign,assignment]
+    averager = MoshpitAverager(swarm, own.parameters())
+    training = MoshpitSGD(own, optimizer, averager, **{"timeout": 20.0, **how})
+    averager.wait_for(3)
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        time.sleep(pause)
+        training.zero_grad()
+        backward(own, 0, ran.steps)
+        ran.steps += 1
+        before, inside = time.monotonic(), 0.0
+        ran.reports.append(training.step(weight=weight))
+        ran.waited += time.monotonic() - before - inside
+    ran.seconds = time.monotonic() - begin
+    ran.reports = [one for one in (*ran.reports, training.finish()) if one is not None]
+    return training, ran
+
+
+def each(swarms: list[Swarm], pauses: list[float], seconds: float, **how: Any) -> list[Any]:
+    """What :func:`trains` returns of each."""
+    works = [
+        lambda swarm=swarm, pause=pause: trains(swarm, pause, seconds, **how)
+        for swarm, pause in zip(swarms, pauses, strict=True)
+    ]
+    return at_once(*works)
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_each_peer_has_its_own_pace(delayed: bool, made: Make) -> None:
+    """Of speeds 1, 2 and 4. Without delay a peer waits for the slowest's present step."""
+    pauses = [0.16, 0.08, 0.04]
+    found = each(made(3), pauses, 4.0, target_samples=350, delayed=delayed)
+    for training, ran in found:
+        assert len(ran.reports) >= 2
+        assert all((one.failure, len(one.members)) == ("", 3) for one in ran.reports)
+        assert all(one.contributions == pytest.approx(3) for one in ran.reports)
+        waits = 0 if delayed else len(ran.reports) * pauses[0]
+        assert ran.share >= 0.95 - waits / ran.seconds, found
+        assert training.samples == ran.reports[-1].samples >= 350 * len(ran.reports)
+    slow, fast = found[0][1].steps, found[-1][1].steps
+    assert fast > 2.5 * slow, "each at its own speed"
+
+
+def test_a_target_that_nobody_reaches_holds_nobody(
+    made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "lossycoll"):
+        found = each(made(3), [0.01] * 3, 0.5, target_samples=1 << 40, timeout=0.2)
+    assert all(ran.reports == [] and ran.share > 0.5 for _, ran in found)
+    said = [one.getMessage() for one in caplog.records if "no round for" in one.getMessage()]
+    assert len(said) == 3
+    assert all("due after 1099511627776 of all peers" in one for one in said)
+
+
+def test_peers_that_all_have_no_weight_have_no_round(made: Make) -> None:
+    found = each(made(3), [0.01] * 3, 0.5, target_samples=8, weight=0.0)
+    for training, ran in found:
+        assert ran.reports == []
+        assert training.samples == 0
+
+
+def test_gradients_add_up_until_all_have_seen_enough(made: Make) -> None:
+    """Fast and slow peers have their rounds together."""
+    swarms = made(3)
+    how: dict[str, Any] = {"target_samples": 160, "average": "gradients"}
+    found = each(swarms, [0.06, 0.03, 0.015], 2.0, **how)
+    rounds = [{one.round for one in ran.reports if len(one.members) == 3} for _, ran in found]
+    assert len(set.intersection(*rounds)) >= 2, found
+    assert all(ran.steps > 2 * len(ran.reports) for _, ran in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        *(
+            ({"target_samples": target}, "wanted a whole number from 1 to")
+            for target in (0, -5, 10**18, float("nan"), 32.0, True)
+        ),
+        ({"target_samples": 10, "every": 2}, "wanted one of the three"),
+        ({"target_samples": 10, "every_seconds": 2.0}, "wanted one of the three"),
+    ],
+)
+def test_targets_that_cannot_be(how: dict[str, Any], said: str, made: Make) -> None:
+    (swarm,) = made(1)
+    own = model()
+    averager = MoshpitAverager(swarm, own.parameters())
+    with pytest.raises(OptionError, match=said):
+        MoshpitSGD(own, inner(own.parameters()), averager, **how)
+    training = MoshpitSGD(own, inner(own.parameters()), averager, target_samples=10)
+    for weight in (-1.0, 1e18, float("nan")):
+        with pytest.raises(OptionError, match="wanted 0 to 1e6"):
+            training.step(weight=weight)

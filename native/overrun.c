@@ -68,6 +68,7 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     double packets = o->moved / packet;
     if (!is_over(o, share, packets, now, rtt_ns))
         return LC_OVERRUN_NONE;
+    o->came = 1e9 * o->taken / (double)(now - o->from_ns);
     double usual = o->lost + EXCESS + lc_overrun_noise(share, packets);
     lc_overrun_begin(o, now);
     if (o->testing)

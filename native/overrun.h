@@ -21,6 +21,7 @@ typedef enum {
 typedef struct {
     double lost;  /* share that is lost at any rate */
     double share; /* that was lost before the latest test */
+    double came;  /* bytes/s in the latest window */
     int testing;
     int again;         /* what is lost at any rate is tested once more */
     uint32_t patience; /* clean windows before that */

@@ -72,6 +72,15 @@ static void set_start(lc_port *port, uint64_t now) {
     set_gate(port, now, 2 * port->start / rtt);
 }
 
+void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now) {
+    if (n_paths <= 1 && port->cap <= 0)
+        lc_rate_init(&port->gate, 0, now);
+    else if (port->gate.bytes_per_s <= 0 && port->rate > 0)
+        set_gate(port, now, port->rate);
+    else if (port->gate.bytes_per_s <= 0)
+        set_start(port, now);
+}
+
 /* A queue that ends a start. */
 static double high_s(const lc_port *port) {
     double high = 1e-9 * (double)port->rtt_ns / 8;
@@ -259,6 +268,8 @@ static void set_cap(lc_port *port) {
         port->overrun.clean = CAP_TWICE * CAP_GUESSED;
     else /* of what was sent then: a queue may have lowered the rate since */
         port->cap = port->tested * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    if (port->cap < port->overrun.came) /* during the test */
+        port->cap = port->overrun.came;
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
@@ -340,8 +351,28 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     begin_epoch(port, ack->now);
 }
 
+void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
+    uint64_t pause = ack->now - port->heard_ns;
+    port->heard_ns = ack->now;
+    if (rate <= 0)
+        return;
+    port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
+    if (port->overrun.testing && pause > ack->rtt_ns)
+        lc_overrun_begin(&port->overrun, ack->now);
+    obey(port, ack->now,
+         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                        ack->rtt_ns));
+    double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
+    if (most > 0)
+        set_gate(port, ack->now, most);
+    else
+        lc_rate_init(&port->gate, 0, ack->now);
+}
+
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths) {
+    if (port->gate.bytes_per_s <= 0)
+        return want;
     double run = port->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
     if (run < PACKETS_MIN)
         run = PACKETS_MIN;

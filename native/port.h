@@ -56,7 +56,11 @@ typedef struct {
 } lc_port;
 
 void lc_port_init(lc_port *port, uint64_t now);
+/* So many paths leave by it from now on. */
+void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
+/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded. */
+void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
 /* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths);

@@ -196,7 +196,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
     judge_trial(port, now, carried);
-    port->idle = !busy && port->held ? port->idle + 1 : 0;
+    port->idle = !busy && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     /* Where paths hold themselves back, there is room for what they try. */
     double most = 1 + (port->held ? PUSH : SLACK);
@@ -217,22 +217,29 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     double rate = port->rate * times;
     if (port->cap > 0 && rate > port->cap && port->tried_from <= 0)
         rate = port->cap;
-    if (port->overrun.testing)
-        rate = port->rate * LC_OVERRUN_LESS;
+    if (port->overrun.testing && rate > port->tested * LC_OVERRUN_LESS)
+        rate = port->tested * LC_OVERRUN_LESS;
     set_gate(port, now, rate);
 }
 
 /* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
  * it isn't, the test shows that as much is lost at any rate. */
-static void shed(lc_port *port, uint64_t now) {
-    port->shed_from = port->rate;
-    port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
+static void shed(lc_port *port, uint64_t now, double carried) {
+    double before = port->rate, less = before * (1 - port->lost) / (1 - port->overrun.lost);
+    if (port->shed_from < before)
+        port->shed_from = before;
+    if (less < carried)
+        less = carried;
+    if (port->rate > less)
+        port->rate = less;
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
+    port->tested = port->rate;
     port->tried_from = 0;
     port->idle = 0;
-    set_gate(port, now, port->rate);
-    lc_overrun_test(&port->overrun, now, port->lost, port->rtt_ns);
+    set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+    lc_overrun_test(&port->overrun, now, port->lost, LC_OVERRUN_LESS * port->rate / before,
+                    port->rtt_ns);
 }
 
 static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
@@ -241,13 +248,14 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
+    double carried = taken / (1 - port->overrun.lost);
     double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
     int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
     port->sudden = sudden ? port->sudden + 1 : 0;
     if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
-        shed(port, now);
+        shed(port, now, carried);
     else if (port->rate > 0)
-        cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
+        cruise(port, now, seconds, carried, queue);
     else
         start(port, now, taken, queue);
 }
@@ -273,17 +281,18 @@ static void set_cap(lc_port *port) {
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
-    if (most > 2 * NOISE_S)
+    if (most > 2 * NOISE_S) { /* then it was the queue that had no more room */
         port->aim_most = most / 2;
-    uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
-    port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+        port->cap = 0;
+    } else {
+        uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
+        port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+    }
     port->trial = TRIAL_MIN;
     port->idle = 0;
 }
 
 static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
-    if (port->rate <= 0)
-        return;
     if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
         raise_cap(port);
     } else if (verdict == LC_OVERRUN_TEST) {
@@ -298,6 +307,15 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
     }
 }
 
+/* Nanoseconds that one takes at least. */
+static uint64_t epoch_of(const lc_port *port) {
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s);
+    uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
+    if (epoch < EPOCH_MIN_NS)
+        epoch = EPOCH_MIN_NS;
+    return epoch > least ? epoch : least;
+}
+
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     if (ack->rtt_ns && !port->rtt_ns) {
         port->rtt_ns = ack->rtt_ns;
@@ -306,13 +324,11 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     } else if (ack->rtt_ns) {
         port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
     }
-    uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
-    if (epoch < EPOCH_MIN_NS)
-        epoch = EPOCH_MIN_NS;
+    uint64_t epoch = epoch_of(port);
     uint64_t last = port->heard_ns, pause = ack->now - last;
     port->heard_ns = ack->now;
     if (pause > epoch / 2) { /* what comes now left before it */
-        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= port->rtt_ns / 2)
+        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= epoch / 2)
             end_epoch(port, last, port->low_ns);
         port->low_ns = 0;
         port->low_at_ns = ack->now;
@@ -335,9 +351,14 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
         if (ack->queue_ns > port->most_queue_ns)
             port->most_queue_ns = ack->queue_ns;
     }
-    obey(port, ack->now,
-         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
-                        port->rtt_ns));
+    /* What is lost while a queue stands is the queue's. */
+    if (port->rate > 0 && 1e-9 * (double)port->low_ns > 2 * aim_s(port) &&
+        ack->now > port->overrun.from_ns)
+        lc_overrun_begin(&port->overrun, ack->now);
+    else if (port->rate > 0)
+        obey(port, ack->now,
+             lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                            port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
     if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
@@ -359,9 +380,9 @@ void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
     if (port->overrun.testing && pause > ack->rtt_ns)
         lc_overrun_begin(&port->overrun, ack->now);
-    obey(port, ack->now,
-         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
-                        ack->rtt_ns));
+    obey(
+        port, ack->now,
+        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns));
     double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
     if (most > 0)
         set_gate(port, ack->now, most);

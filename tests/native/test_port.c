@@ -187,7 +187,39 @@ static void test_two_windows(void) {
     CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
 }
 
+/* A path that has the port for itself sends at 1.5 times what the network lets through, unless it
+ * is bounded. Returns its rate after some seconds, as a share of that. */
+static double alone(double carries, double lost) {
+    uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    double law = 15e6, rate = law;
+    lc_port p;
+    lc_port_init(&p, now);
+    lc_port_serves(&p, 1, now);
+    CHECK(lc_port_room(&p, now, 64, PACKET, 1) == 64); /* nothing holds a start back */
+    for (int i = 0; i < 10000; i++) {
+        double gate = p.gate.bytes_per_s, moved = rate * 1e-9 * STEP_NS;
+        lc_port_bound(&p,
+                      &(lc_port_ack){.now = now += STEP_NS,
+                                     .rtt_ns = rtt,
+                                     .queue_ns = -1,
+                                     .moved = moved,
+                                     .taken = fmin(moved, carries * 1e-9 * STEP_NS) * (1 - lost),
+                                     .packet = PACKET},
+                      law);
+        rate = gate > 0 && gate < law ? gate : law;
+    }
+    return rate / carries;
+}
+
+static void test_alone(void) {
+    double policed = alone(10e6, 0), random = alone(15e6, 0.05), clean = alone(15e6, 0);
+    CHECK_AT(policed > 0.88 && policed < 1.12, "%.2f", policed);
+    CHECK_AT(random > 0.99, "%.2f", random);
+    CHECK_AT(clean > 0.99, "%.2f", clean);
+}
+
 int main(void) {
+    test_alone();
     test_clean();
     test_changes();
     test_random_loss();

@@ -403,7 +403,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
         via->turn = via->paces_port ? begins_with(h, via) : 0;
-        lc_share_credits(via);
+        lc_share_credits(h, via);
         share_cells(h, via, come_and_go);
         for (uint16_t k = 0; k < via->n_paths; k++)
             via->paths[k]->tx_window = via->large_units; /* until the peer says what it can take */

@@ -22,8 +22,9 @@ double lc_overrun_noise(double share, double packets) {
     return 2 * sqrt(BURSTY * p * (1 - p) / packets);
 }
 
-void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns) {
-    o->share = share;
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uint64_t rtt_ns) {
+    o->share = share < LOST_MOST ? share : LOST_MOST;
+    o->less = less;
     o->testing = 1;
     o->clean = o->over = 0;
     lc_overrun_begin(o, now + rtt_ns + rtt_ns / 4); /* what left before has been heard of by then */
@@ -31,7 +32,7 @@ void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns)
 
 /* By how much the share falls when less is sent, if all beyond the usual is the sender's doing. */
 static double falls(const lc_overrun *o) {
-    double own = o->share - o->lost, most = (1 - o->share) * (1 / LC_OVERRUN_LESS - 1);
+    double own = o->share - o->lost, most = (1 - o->share) * (1 / o->less - 1);
     return !o->again && own < most ? own : most;
 }
 
@@ -68,13 +69,14 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     double packets = o->moved / packet;
     if (!is_over(o, share, packets, now, rtt_ns))
         return LC_OVERRUN_NONE;
+    o->came = 1e9 * o->taken / (double)(now - o->from_ns);
     double usual = o->lost + EXCESS + lc_overrun_noise(share, packets);
     lc_overrun_begin(o, now);
     if (o->testing)
         return judge(o, share);
     o->over = share > usual ? o->over + 1 : 0;
     if (o->over >= 2) { /* one may be chance, and the next is then less */
-        lc_overrun_test(o, now, share, rtt_ns);
+        lc_overrun_test(o, now, share, LC_OVERRUN_LESS, rtt_ns);
         return LC_OVERRUN_TEST;
     }
     if (o->over)
@@ -83,7 +85,7 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     if (share < o->lost)
         o->lost += FADES * (share - o->lost);
     if (o->lost > DOUBTED && o->clean >= o->patience) { /* the way may have been another then */
-        lc_overrun_test(o, now, o->lost, rtt_ns);
+        lc_overrun_test(o, now, o->lost, LC_OVERRUN_LESS, rtt_ns);
         o->again = 1;
         return LC_OVERRUN_TEST;
     }

@@ -21,6 +21,8 @@ typedef enum {
 typedef struct {
     double lost;  /* share that is lost at any rate */
     double share; /* that was lost before the latest test */
+    double came;  /* bytes/s in the latest window */
+    double less;  /* and the share of that rate that is sent since */
     int testing;
     int again;         /* what is lost at any rate is tested once more */
     uint32_t patience; /* clean windows before that */
@@ -34,8 +36,8 @@ typedef struct {
 /* Bytes that peers have seen or missed, and those that came; packet: bytes of one. */
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
                                   double packet, uint64_t rtt_ns);
-/* Such a share has been lost, and less is sent from now on. */
-void lc_overrun_test(lc_overrun *o, uint64_t now, double share, uint64_t rtt_ns);
+/* Such a share has been lost, and `less` of the rate is sent from now on. */
+void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uint64_t rtt_ns);
 /* By how much a share of so many packets may differ by chance. */
 double lc_overrun_noise(double share, double packets);
 /* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */

@@ -521,6 +521,10 @@ uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes)
     return lc_rate_delay(&pace->gate, now, packet_bytes);
 }
 
+double lc_pace_rate(const lc_pace *pace) {
+    return pace->rate / (1 - pace->loss) * pace->packet_bytes;
+}
+
 uint64_t lc_pace_queue(const lc_pace *pace) {
     return pace->least_queue_ns == INT64_MAX ? 0 : (uint64_t)pace->least_queue_ns;
 }

@@ -99,6 +99,8 @@ void lc_pace_limited(lc_pace *pace);
  * share: of its rate that it may go on with beside others of this host; above 1 if they have more.
  */
 void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64_t common_ns);
+/* Bytes/s that it sends at; 0 while it isn't known what the path delivers. */
+double lc_pace_rate(const lc_pace *pace);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

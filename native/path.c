@@ -84,7 +84,8 @@ static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
 
 /* Where small packets take less room, the window is as many of those, and large ones count so much
  * that no more of them fit into it than there is room for. */
-void lc_share_credits(lc_interface *via) {
+void lc_share_credits(const lc_host *h, lc_interface *via) {
+    lc_port_serves(&via->port, via->n_far, lc_clock_now(h->clock));
     uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
     via->window = small_max ? share_of(via, small_max) : large;
     via->large_units = (via->window + large - 1) / large;
@@ -95,10 +96,13 @@ void lc_share_credits(lc_interface *via) {
 /* Whether it was there or not. */
 static void take_off(lc_interface *via, const lc_path *p) {
     uint16_t n = 0;
-    for (uint16_t i = 0; i < via->n_paths; i++)
-        if (via->paths[i] != p)
-            via->paths[n++] = via->paths[i];
-    via->n_far -= n < via->n_paths && !p->pace.same_host;
+    via->n_far = 0;
+    for (uint16_t i = 0; i < via->n_paths; i++) {
+        if (via->paths[i] == p)
+            continue;
+        via->paths[n++] = via->paths[i];
+        via->n_far += !via->paths[i]->pace.same_host;
+    }
     via->n_paths = n;
     via->turn = 0;
 }
@@ -139,7 +143,7 @@ static void admit(lc_host *h, lc_admission *a) {
     a->seal = before;
     a->code =
         a->address ? lc_path_reach(h, p, a->address) : lc_link_set_peer(via->link, p->number, NULL);
-    lc_share_credits(via);
+    lc_share_credits(h, via);
     p->tx_window = via->large_units;
 }
 

@@ -37,7 +37,7 @@ struct lc_admission {
 /* Gives a path its address, and makes it one of those that its interface serves. */
 int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address);
 /* What this process lets each path of an interface have in flight, of what the link holds. */
-void lc_share_credits(lc_interface *via);
+void lc_share_credits(const lc_host *h, lc_interface *via);
 /* Once a turn, by who drives: sees to those that wait. */
 void lc_admit_waiting(lc_host *h);
 

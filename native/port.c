@@ -21,6 +21,7 @@ static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
 static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
                       CAP_GUESSED = 4; /* twice as much after so many, so often */
+static const double TOLD = 0.5;        /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -37,7 +38,7 @@ static double aim_s(const lc_port *port) {
 
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
-    port->moved = port->taken = 0;
+    port->moved = port->taken = port->sent = 0;
     port->held = 0;
     port->least_queue_ns = INT64_MAX;
     port->most_queue_ns = 0;
@@ -71,6 +72,15 @@ static void set_start(lc_port *port, uint64_t now) {
     set_gate(port, now, 2 * port->start / rtt);
 }
 
+void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now) {
+    if (n_paths <= 1 && port->cap <= 0)
+        lc_rate_init(&port->gate, 0, now);
+    else if (port->gate.bytes_per_s <= 0 && port->rate > 0)
+        set_gate(port, now, port->rate);
+    else if (port->gate.bytes_per_s <= 0)
+        set_start(port, now);
+}
+
 /* A queue that ends a start. */
 static double high_s(const lc_port *port) {
     double high = 1e-9 * (double)port->rtt_ns / 8;
@@ -96,20 +106,44 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 
 /* ---- the law ---- */
 
-/* More is tried where no queue stands. */
-static void judge_trial(lc_port *port, double carried) {
-    int busy = 1e-9 * (double)port->low_ns > aim_s(port) / 2;
-    if (port->tried_from <= 0 || (++port->tried < 2 && busy))
+/* What a packet that was sent while more was tried tells of it: all of it that the port doesn't
+ * carry is in the queue. What delays wander is there too, so the shortest queue tells most. */
+static void watch_trial(lc_port *port, const lc_port_ack *ack) {
+    if (port->tried_from <= 0 || ack->sent_ns <= port->tried_ns || ack->sent_ns > port->tried_to_ns)
         return;
-    double found = port->tried_from * (1 + port->trial);
+    double seconds = 1e-9 * (double)(ack->sent_ns - port->tried_ns);
+    double queue = 1e-9 * (double)ack->queue_ns;
+    if (seconds < TOLD * 1e-9 * (double)(EPOCH_RTTS * port->rtt_ns))
+        return;
+    double found = queue <= aim_s(port) / 2 ? port->trial : port->trial - queue / seconds;
+    if (found > port->tried_found)
+        port->tried_found = found;
+}
+
+/* More is tried where no queue stands. What it loses shows in its first epoch, and its queue, where
+ * delays wander, later. */
+static void judge_trial(lc_port *port, uint64_t now, double carried) {
+    if (port->tried_from <= 0)
+        return;
+    if (port->tried++ == 0)
+        port->tried_to_ns = now;
     double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
+    double brought = carried / port->tried_from - 1;
+    double found = port->tried_found;
     if (own > port->trial / (1 + port->trial) / 2)
-        busy = 1;
-    if (!busy || carried > port->tried_from * (1 + port->trial / 2)) {
-        double got = carried > found || busy ? carried : found;
+        found = 0;
+    else if (1e-9 * (double)port->low_ns <= aim_s(port) / 2)
+        found = port->trial;
+    else if (port->tried < 2)
+        return;
+    if (found < brought)
+        found = brought;
+    if (found > port->trial / 2) {
+        double got = port->held ? port->tried_from * (1 + found) : carried;
         if (got > port->rate)
             port->rate = got;
-        port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
+        if (found >= port->trial)
+            port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
         port->trial = TRIAL_MIN;
@@ -143,24 +177,26 @@ static void judge_length(lc_port *port, double times, double queue, double secon
 
 /* Beneath a queue of its own a port delivers what it can, so less than was sent says that this is
  * less. Where paths hold themselves back, only a long queue tells. */
-static int is_less(const lc_port *port, double carried, double queue, double aim) {
+static int is_less(const lc_port *port, double carried, double sent, double queue, double aim) {
     if (!port->held)
         return queue > 4 * aim;
-    return queue > aim && carried < LESS * port->gate.bytes_per_s;
+    return queue > aim && carried < LESS * sent;
 }
 
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
-    double aim = aim_s(port);
+    double aim = aim_s(port), sent = port->sent / seconds;
+    double least = sent < port->sent_before ? sent : port->sent_before; /* a round trip ago */
+    port->sent_before = sent;
     int busy = queue > aim / 2; /* the port was, all the time */
     if (port->fresh && busy) {
         port->rate = carried;
         port->fresh = 0;
-    } else if (carried > port->rate || is_less(port, carried, queue, aim))
+    } else if (carried > port->rate || is_less(port, carried, least, queue, aim))
         port->rate += STEP * (carried - port->rate);
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
-    judge_trial(port, carried);
-    port->idle = !busy && port->held ? port->idle + 1 : 0;
+    judge_trial(port, now, carried);
+    port->idle = !busy && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     /* Where paths hold themselves back, there is room for what they try. */
     double most = 1 + (port->held ? PUSH : SLACK);
@@ -173,27 +209,37 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
+        port->tried_ns = now;
+        port->tried_to_ns = UINT64_MAX;
+        port->tried_found = 0;
         times = 1 + port->trial;
     }
     double rate = port->rate * times;
     if (port->cap > 0 && rate > port->cap && port->tried_from <= 0)
         rate = port->cap;
-    if (port->overrun.testing)
-        rate = port->rate * LC_OVERRUN_LESS;
+    if (port->overrun.testing && rate > port->tested * LC_OVERRUN_LESS)
+        rate = port->tested * LC_OVERRUN_LESS;
     set_gate(port, now, rate);
 }
 
 /* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
  * it isn't, the test shows that as much is lost at any rate. */
-static void shed(lc_port *port, uint64_t now) {
-    port->shed_from = port->rate;
-    port->rate *= (1 - port->lost) / (1 - port->overrun.lost);
+static void shed(lc_port *port, uint64_t now, double carried) {
+    double before = port->rate, less = before * (1 - port->lost) / (1 - port->overrun.lost);
+    if (port->shed_from < before)
+        port->shed_from = before;
+    if (less < carried)
+        less = carried;
+    if (port->rate > less)
+        port->rate = less;
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
+    port->tested = port->rate;
     port->tried_from = 0;
     port->idle = 0;
-    set_gate(port, now, port->rate);
-    lc_overrun_test(&port->overrun, now, port->lost, port->rtt_ns);
+    set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+    lc_overrun_test(&port->overrun, now, port->lost, LC_OVERRUN_LESS * port->rate / before,
+                    port->rtt_ns);
 }
 
 static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
@@ -202,13 +248,14 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     port->common_ns = queue_ns;
     double queue = 1e-9 * (double)port->common_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
+    double carried = taken / (1 - port->overrun.lost);
     double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
     int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
     port->sudden = sudden ? port->sudden + 1 : 0;
     if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
-        shed(port, now);
+        shed(port, now, carried);
     else if (port->rate > 0)
-        cruise(port, now, seconds, taken / (1 - port->overrun.lost), queue);
+        cruise(port, now, seconds, carried, queue);
     else
         start(port, now, taken, queue);
 }
@@ -227,26 +274,30 @@ static void set_cap(lc_port *port) {
     port->cap = port->rate;
     if (port->shed_from > 0) /* that has been lowered, by a guess: more is soon found out */
         port->overrun.clean = CAP_TWICE * CAP_GUESSED;
-    else
-        port->cap *= (1 - port->overrun.share) / (1 - port->overrun.lost);
+    else /* of what was sent then: a queue may have lowered the rate since */
+        port->cap = port->tested * (1 - port->overrun.share) / (1 - port->overrun.lost);
+    if (port->cap < port->overrun.came) /* during the test */
+        port->cap = port->overrun.came;
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
-    if (most > 2 * NOISE_S)
+    if (most > 2 * NOISE_S) { /* then it was the queue that had no more room */
         port->aim_most = most / 2;
-    uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
-    port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+        port->cap = 0;
+    } else {
+        uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
+        port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
+    }
     port->trial = TRIAL_MIN;
     port->idle = 0;
 }
 
 static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
-    if (port->rate <= 0)
-        return;
     if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
         raise_cap(port);
     } else if (verdict == LC_OVERRUN_TEST) {
         set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+        port->tested = port->rate;
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
@@ -254,6 +305,15 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         port->rate = port->shed_from > port->rate ? port->shed_from : port->rate;
         port->shed_from = 0;
     }
+}
+
+/* Nanoseconds that one takes at least. */
+static uint64_t epoch_of(const lc_port *port) {
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s);
+    uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
+    if (epoch < EPOCH_MIN_NS)
+        epoch = EPOCH_MIN_NS;
+    return epoch > least ? epoch : least;
 }
 
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
@@ -264,13 +324,11 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     } else if (ack->rtt_ns) {
         port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
     }
-    uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
-    if (epoch < EPOCH_MIN_NS)
-        epoch = EPOCH_MIN_NS;
+    uint64_t epoch = epoch_of(port);
     uint64_t last = port->heard_ns, pause = ack->now - last;
     port->heard_ns = ack->now;
     if (pause > epoch / 2) { /* what comes now left before it */
-        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= port->rtt_ns / 2)
+        if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= epoch / 2)
             end_epoch(port, last, port->low_ns);
         port->low_ns = 0;
         port->low_at_ns = ack->now;
@@ -289,12 +347,18 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
             port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)
             port->least_queue_ns = ack->queue_ns;
+        watch_trial(port, ack);
         if (ack->queue_ns > port->most_queue_ns)
             port->most_queue_ns = ack->queue_ns;
     }
-    obey(port, ack->now,
-         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
-                        port->rtt_ns));
+    /* What is lost while a queue stands is the queue's. */
+    if (port->rate > 0 && 1e-9 * (double)port->low_ns > 2 * aim_s(port) &&
+        ack->now > port->overrun.from_ns)
+        lc_overrun_begin(&port->overrun, ack->now);
+    else if (port->rate > 0)
+        obey(port, ack->now,
+             lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                            port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
     if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
@@ -308,8 +372,28 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     begin_epoch(port, ack->now);
 }
 
+void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
+    uint64_t pause = ack->now - port->heard_ns;
+    port->heard_ns = ack->now;
+    if (rate <= 0)
+        return;
+    port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
+    if (port->overrun.testing && pause > ack->rtt_ns)
+        lc_overrun_begin(&port->overrun, ack->now);
+    obey(
+        port, ack->now,
+        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns));
+    double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
+    if (most > 0)
+        set_gate(port, ack->now, most);
+    else
+        lc_rate_init(&port->gate, 0, ack->now);
+}
+
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths) {
+    if (port->gate.bytes_per_s <= 0)
+        return want;
     double run = port->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
     if (run < PACKETS_MIN)
         run = PACKETS_MIN;
@@ -323,6 +407,7 @@ uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packe
 
 void lc_port_spend(lc_port *port, uint64_t now, double bytes) {
     lc_rate_spend(&port->gate, now, 1, (uint32_t)bytes);
+    port->sent += bytes;
 }
 
 uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes) {

@@ -11,6 +11,7 @@
 /* What an acknowledgement of one path tells of the port. */
 typedef struct {
     uint64_t now;
+    uint64_t sent_ns; /* when its latest packet was sent; 0: unknown */
     uint64_t rtt_ns;  /* least round trip of the path; 0: unknown */
     int64_t queue_ns; /* queue that its latest packet met; -1: unknown */
     double moved;     /* bytes that the peer has seen or missed, */
@@ -23,18 +24,24 @@ typedef struct {
     double start;    /* bytes of a round trip while it is unknown */
     double aim_most; /* s of queue that the uplink has room for; 0: not met */
     double cap;      /* bytes/s beyond which packets are lost without a queue; 0: none known */
+    double tested;   /* bytes/s before the latest test of an overrun */
     lc_overrun overrun;
     uint32_t idle;            /* epochs in a row that were held back and met no queue */
     uint32_t patience;        /* of those before more is tried */
     double trial;             /* share by which the next trial exceeds the rate */
     double tried_from;        /* the rate before more was tried; 0: nothing is being tried */
-    uint32_t tried;           /* epochs since */
+    uint32_t tried;           /* epochs since, */
+    uint64_t tried_ns;        /* when that began */
+    uint64_t tried_to_ns;     /* and ended, */
+    double tried_found;       /* and the share that it has found so far */
     uint32_t cuts;            /* epochs in a row in which much less was sent, for the queue, */
     double cut_from, shrinks; /* the queue before, and by how much it should be shorter */
     uint32_t renewed; /* times that the least delays of all paths turned out to be of the past */
     /* this epoch */
     uint64_t epoch_ns, heard_ns, rtt_ns;
-    double moved, taken; /* bytes */
+    double moved, taken; /* bytes, */
+    double sent;         /* and those that left */
+    double sent_before;  /* bytes/s, in the last epoch */
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
@@ -49,7 +56,11 @@ typedef struct {
 } lc_port;
 
 void lc_port_init(lc_port *port, uint64_t now);
+/* So many paths leave by it from now on. */
+void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
+/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded. */
+void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
 /* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths);

@@ -353,22 +353,41 @@ static void jump(lc_path *p, const lc_record *r) {
     p->probe_ns = 0;
 }
 
-/* The path's own law leaves the queue that all paths meet to the port's. taken: packets that came,
- * with late ones. */
+/* taken: packets that came, with late ones. */
+static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+    double bytes = p->pace.packet_bytes;
+    return (lc_port_ack){.now = ack->now,
+                         .sent_ns = ack->now - ack->elapsed_ns,
+                         .rtt_ns = (uint64_t)lc_measure_rtt_ns(&p->pace.measure),
+                         .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
+                         .moved = bytes * ack->moved,
+                         .taken = bytes * taken,
+                         .packet = bytes};
+}
+
+/* Its own law leaves the queue that all paths meet to the port's. */
 static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     lc_port *port = &p->interface->port;
-    double bytes = p->pace.packet_bytes;
     if (p->pace.renewed != port->renewed) {
         p->pace.renewed = port->renewed;
         lc_measure_forget(&p->pace.measure);
     }
     lc_pace_acked(&p->pace, ack, 1, port->common_ns);
-    lc_port_acked(port, &(lc_port_ack){.now = ack->now,
-                                       .rtt_ns = (uint64_t)lc_measure_rtt_ns(&p->pace.measure),
-                                       .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
-                                       .moved = bytes * ack->moved,
-                                       .taken = bytes * taken,
-                                       .packet = bytes});
+    lc_port_ack told = of_port(p, ack, taken);
+    lc_port_acked(port, &told);
+}
+
+/* By itself, or beside others that know nothing of it but what all of them deliver. */
+static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+    lc_interface *via = p->interface;
+    if (!p->pace.same_host)
+        lc_shared_rate_add(&via->rate, ack->now, ack->taken, p->pace.measure.rtt_ns,
+                           p->pace.limited);
+    lc_pace_acked(&p->pace, ack, lc_fair_share(via, p, ack->now), -1);
+    if (!lc_leaves_by_port(p))
+        return;
+    lc_port_ack told = of_port(p, ack, taken);
+    lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace));
 }
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
@@ -401,14 +420,10 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
-    if (lc_is_paced_by_port(p)) {
+    if (lc_shares_port(p))
         tell_port(p, &ack, (int32_t)taken);
-    } else {
-        if (!p->pace.same_host)
-            lc_shared_rate_add(&p->interface->rate, h->now, ack.taken, p->pace.measure.rtt_ns,
-                               p->pace.limited);
-        lc_pace_acked(&p->pace, &ack, lc_fair_share(p->interface, p, h->now), -1);
-    }
+    else
+        tell_path(p, &ack, (int32_t)taken);
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

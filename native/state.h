@@ -192,10 +192,10 @@ struct lc_interface {
     lc_link *link;
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
+    uint16_t n_far;             /* of those, to other hosts */
     uint16_t turn;              /* the path that sends first in this turn of the loop */
     lc_port port;               /* what its paths to other hosts may send together, */
     int paces_port;             /* if that is bounded */
-    uint16_t n_far;             /* paths to other hosts */
     uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
     double level;               /* packets/s beyond which none of them goes (fair_share.h), */
@@ -430,14 +430,18 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
-/* Whether it leaves by a port that is paced, with other paths. */
-static inline int lc_is_paced_by_port(const lc_path *p) {
-    return p->interface->paces_port && p->interface->n_far > 1 && !p->pace.same_host;
+/* Whether what goes there leaves by a port that is paced, */
+static inline int lc_leaves_by_port(const lc_path *p) {
+    return p->interface->paces_port && !p->pace.same_host;
+}
+/* by the port's law: of a path that has the port for itself, its own law finds the rate. */
+static inline int lc_shares_port(const lc_path *p) {
+    return lc_leaves_by_port(p) && p->interface->n_far > 1;
 }
 /* How long packets that came may wait for an acknowledgement. On a slow path each would else have
  * one of its own, and they share the port with data. */
 static inline uint64_t lc_ack_ns(const lc_path *p) {
-    uint64_t part = p->interface->paces_port ? p->pace.measure.rtt_ns / 2 : 0;
+    uint64_t part = lc_shares_port(p) ? p->pace.measure.rtt_ns / 2 : 0;
     return part < LC_ACK_NS ? LC_ACK_NS : part < LC_ACK_MAX_NS ? part : LC_ACK_MAX_NS;
 }
 /* Bytes of a stream's datagrams. */

@@ -353,7 +353,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
 static void begin_anew(const lc_host *h, lc_path *p) {
     if (lc_pace_rests(&p->pace, h->now) && !lc_units_flying(p))
         lc_pace_begin(&p->pace, h->now,
-                      lc_is_paced_by_port(p) ? 1 : lc_fair_share_to_begin(p->interface, p));
+                      lc_shares_port(p) ? 1 : lc_fair_share_to_begin(p->interface, p));
 }
 
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
@@ -374,8 +374,11 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
     uint32_t may = lc_pace_room(&p->pace, h->now, most, packet_bytes);
     if (most && !may)
         lc_pace_limited(&p->pace);
-    if (lc_is_paced_by_port(p))
-        may = lc_port_room(&p->interface->port, h->now, may, packet_bytes, p->interface->n_sending);
+    if (!may || !lc_leaves_by_port(p))
+        return may;
+    may = lc_port_room(&p->interface->port, h->now, may, packet_bytes, p->interface->n_sending);
+    if (!may && !lc_shares_port(p))
+        lc_pace_limited(&p->pace);
     return may;
 }
 
@@ -395,7 +398,7 @@ static int serve(lc_host *h, lc_path *p) {
     if (!p->interface->link->local)
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
-    if (lc_is_paced_by_port(p))
+    if (lc_leaves_by_port(p))
         lc_port_spend(&p->interface->port, h->now, (double)sent * bytes);
     lc_note_sent(h, p);
     list_remove(p, out);

@@ -263,11 +263,10 @@ class Options:
         enters=Enters.HOST,
     )
     pacing: str = option(
-        "path",
+        "port",
         choice("path", "port"),
-        "What keeps to a rate of its own: each path; or, as an experiment, also the port that the "
-        "paths of a host share. With `port` a network of steady rates loses nothing to its hosts; "
-        "calls are slow where delays wander (congestion.md).",
+        "What keeps to a rate of its own: the port that the paths of a host share, so that they "
+        "don't overrun it together; or, with `path`, each path by itself (congestion.md).",
         enters=Enters.HOST,
     )
     keepalive: float = option(

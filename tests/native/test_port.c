@@ -51,6 +51,7 @@ static void pass(uplink *u, double seconds) {
         int slot = (int)(u->now / STEP_NS % RTT_STEPS);
         if (u->way[slot].moved > 0)
             lc_port_acked(&u->port, &(lc_port_ack){.now = u->now,
+                                                   .sent_ns = u->now - RTT_STEPS * STEP_NS,
                                                    .rtt_ns = (uint64_t)RTT_STEPS * STEP_NS,
                                                    .queue_ns = u->way[slot].queue_ns,
                                                    .moved = u->way[slot].moved,
@@ -123,6 +124,36 @@ static void test_policer(void) {
     check(&u, 10, 0.08, "policed");
 }
 
+/* Delays that wander look like a queue. What is too much for a port makes a longer one. */
+static double rate_after_trial(int64_t queue_ns) {
+    uint64_t begin = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    lc_port p;
+    lc_port_init(&p, begin);
+    p.rtt_ns = rtt;
+    p.heard_ns = p.tried_ns = begin;
+    p.tried_to_ns = UINT64_MAX;
+    p.rate = p.tried_from = 5e6;
+    p.trial = 0.25;
+    for (uint64_t now = begin; now <= begin + 4 * rtt; now += STEP_NS) {
+        p.held = 1;
+        lc_port_acked(&p, &(lc_port_ack){.now = now,
+                                         .sent_ns = now - rtt,
+                                         .rtt_ns = rtt,
+                                         .queue_ns = queue_ns,
+                                         .moved = 5e-3 * STEP_NS,
+                                         .taken = 5e-3 * STEP_NS,
+                                         .packet = PACKET});
+    }
+    CHECK(p.tried_from <= 0 || p.tried_ns > begin); /* it has been judged */
+    return p.rate;
+}
+
+static void test_delays_that_wander(void) {
+    double found = rate_after_trial(3000000), none = rate_after_trial(10000000);
+    CHECK_AT(found > 5.5e6, "%.0f", found);
+    CHECK_AT(none < 5.2e6, "%.0f", none);
+}
+
 /* A way that had random loss gets a policer in its place: what was taken for random is doubted. */
 static void test_random_loss_that_ends(void) {
     uplink u = begin(100);
@@ -156,11 +187,44 @@ static void test_two_windows(void) {
     CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
 }
 
+/* A path that has the port for itself sends at 1.5 times what the network lets through, unless it
+ * is bounded. Returns its rate after some seconds, as a share of that. */
+static double alone(double carries, double lost) {
+    uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    double law = 15e6, rate = law;
+    lc_port p;
+    lc_port_init(&p, now);
+    lc_port_serves(&p, 1, now);
+    CHECK(lc_port_room(&p, now, 64, PACKET, 1) == 64); /* nothing holds a start back */
+    for (int i = 0; i < 10000; i++) {
+        double gate = p.gate.bytes_per_s, moved = rate * 1e-9 * STEP_NS;
+        lc_port_bound(&p,
+                      &(lc_port_ack){.now = now += STEP_NS,
+                                     .rtt_ns = rtt,
+                                     .queue_ns = -1,
+                                     .moved = moved,
+                                     .taken = fmin(moved, carries * 1e-9 * STEP_NS) * (1 - lost),
+                                     .packet = PACKET},
+                      law);
+        rate = gate > 0 && gate < law ? gate : law;
+    }
+    return rate / carries;
+}
+
+static void test_alone(void) {
+    double policed = alone(10e6, 0), random = alone(15e6, 0.05), clean = alone(15e6, 0);
+    CHECK_AT(policed > 0.88 && policed < 1.12, "%.2f", policed);
+    CHECK_AT(random > 0.99, "%.2f", random);
+    CHECK_AT(clean > 0.99, "%.2f", clean);
+}
+
 int main(void) {
+    test_alone();
     test_clean();
     test_changes();
     test_random_loss();
     test_policer();
+    test_delays_that_wander();
     test_random_loss_that_ends();
     test_two_windows();
     return check_result("test_port");

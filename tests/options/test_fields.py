@@ -45,7 +45,7 @@ from lossycoll.plan.sets import Code
         ("eager", "65536", 65536),
         ("disable", "gso, gro", "gso,gro"),
         ("pace", "1e9", 1e9),
-        ("pacing", "port", "port"),
+        ("pacing", "path", "path"),
         ("keepalive", "2.5", 2.5),
         ("inject", "loss=0.1,burst=8,seed=7", "loss=0.1,burst=8,seed=7"),
         ("seed", str((1 << 64) - 1), (1 << 64) - 1),

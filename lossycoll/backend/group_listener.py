@@ -53,7 +53,7 @@ class MeetingListener(GroupListener):
     def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
         super().__init__(endpoint)
         self._has_met = has_met
-        self.unmet: dict[int, tuple[float, bool]] = {}
+        self.lost_early: dict[int, tuple[float, bool]] = {}
         """How long each such rank was silent, and whether its host refuses connections."""
         self.on_dead = self._on_dead
 
@@ -61,4 +61,4 @@ class MeetingListener(GroupListener):
         if self._has_met():
             self._endpoint.health.on_dead(rank, silent, ended)
         else:
-            self.unmet.setdefault(rank, (silent, ended))
+            self.lost_early.setdefault(rank, (silent, ended))

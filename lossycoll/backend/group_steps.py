@@ -378,7 +378,7 @@ def enter(builder: GroupBuilder, met: Met, joined: Joined, endpoint: Endpoint) -
     if world is not None:
         listener = MeetingListener(endpoint, lambda: world.plane.has_met)
         joined.membership.open(listener)
-        Meeting(builder, met, world.plane, endpoint.health, listener.unmet).wait()
+        Meeting(builder, met, world.plane, endpoint.health, listener.lost_early).wait()
         WORLDS.add(world)
         return
     joined.membership.open(GroupListener(endpoint), wait=not met.all_here)

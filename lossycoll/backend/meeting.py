@@ -41,7 +41,7 @@ class Meeting:
         met: What the ranks have said.
         plane: The new world's.
         health: The group's.
-        unmet: The ranks that the plane has given up before all had met: seconds of silence, and
+        lost_early: The ranks that the plane gave up before all had met: seconds of silence, and
             whether connections are refused.
     """
 
@@ -51,13 +51,13 @@ class Meeting:
         met: Met,
         plane: ControlPlane,
         health: Health,
-        unmet: Mapping[int, tuple[float, bool]],
+        lost_early: Mapping[int, tuple[float, bool]],
     ) -> None:
         self._builder = builder
         self._met = met
         self._plane = plane
         self._health = health
-        self._unmet = unmet
+        self._lost_early = lost_early
         self._rank = builder.spec.rank
         self._heartbeat = 0
 
@@ -89,11 +89,11 @@ class Meeting:
         """The reason why the ranks haven't met."""
         if self._health.failure is not None:
             return self._health.failure
-        if not self._unmet and COORDINATOR in self._plane.protocol.welcomed:
+        if not self._lost_early and COORDINATOR in self._plane.protocol.welcomed:
             text = "rank 0 hasn't heard all other ranks within the group's timeout"
             return RendezvousError(f"{self._builder.who}: {text}", peer=COORDINATOR)
-        peer = min(self._unmet, default=self._plane.missing()[0])
-        silent, ended = self._unmet.get(peer, (self._plane.liveness, False))
+        peer = min(self._lost_early, default=self._plane.missing()[0])
+        silent, ended = self._lost_early.get(peer, (self._plane.liveness, False))
         # The connection that isn't there is one with the coordinator.
         far = self._rank if peer == COORDINATOR else peer
         other = COORDINATOR if far == self._rank else far

@@ -25,45 +25,46 @@ static double draw(uint64_t *state) {
     return (double)(mix(*state) >> 11) * 0x1p-53;
 }
 
-/* ---- the agenda ---- */
+/* ---- the schedule ---- */
 
 static int before(const lab_train *a, const lab_train *b) {
     return a->at != b->at ? a->at < b->at : a->order < b->order;
 }
 
-static void agenda_add(lab_paths *paths, lab_train train) {
-    lab_agenda *agenda = &paths->agenda;
-    if (agenda->count == agenda->room) {
-        uint32_t room = agenda->room ? 2 * agenda->room : 1024;
-        lab_train *more = realloc(agenda->train, room * sizeof *more);
+static void schedule_add(lab_paths *paths, lab_train train) {
+    lab_schedule *schedule = &paths->schedule;
+    if (schedule->count == schedule->room) {
+        uint32_t room = schedule->room ? 2 * schedule->room : 1024;
+        lab_train *more = realloc(schedule->train, room * sizeof *more);
         if (!more) {
             paths->shared->host_counts[train.from].shed += train.packets;
             lab_frame_drop(&paths->store, train.frame);
             return;
         }
-        agenda->train = more;
-        agenda->room = room;
+        schedule->train = more;
+        schedule->room = room;
     }
-    train.order = agenda->order++;
-    uint32_t at = agenda->count++;
-    while (at && before(&train, agenda->train + (at - 1) / 2)) {
-        agenda->train[at] = agenda->train[(at - 1) / 2];
+    train.order = schedule->order++;
+    uint32_t at = schedule->count++;
+    while (at && before(&train, schedule->train + (at - 1) / 2)) {
+        schedule->train[at] = schedule->train[(at - 1) / 2];
         at = (at - 1) / 2;
     }
-    agenda->train[at] = train;
+    schedule->train[at] = train;
 }
 
-static lab_train agenda_take(lab_agenda *agenda) {
-    lab_train top = agenda->train[0], last = agenda->train[--agenda->count];
+static lab_train schedule_take(lab_schedule *schedule) {
+    lab_train top = schedule->train[0], last = schedule->train[--schedule->count];
     uint32_t at = 0;
-    for (uint32_t child; (child = 2 * at + 1) < agenda->count; at = child) {
-        if (child + 1 < agenda->count && before(agenda->train + child + 1, agenda->train + child))
+    for (uint32_t child; (child = 2 * at + 1) < schedule->count; at = child) {
+        if (child + 1 < schedule->count &&
+            before(schedule->train + child + 1, schedule->train + child))
             child++;
-        if (!before(agenda->train + child, &last))
+        if (!before(schedule->train + child, &last))
             break;
-        agenda->train[at] = agenda->train[child];
+        schedule->train[at] = schedule->train[child];
     }
-    agenda->train[at] = last;
+    schedule->train[at] = last;
     return top;
 }
 
@@ -142,7 +143,7 @@ static void send_on(lab_paths *paths, lab_train part, uint32_t first, uint32_t p
     part.first = (uint16_t)first;
     part.packets = (uint16_t)packets;
     lab_frame_keep(part.frame, 1);
-    agenda_add(paths, part);
+    schedule_add(paths, part);
 }
 
 /* Draws the fate of each packet of a train; what stays together stays a train. */
@@ -238,7 +239,7 @@ static void leave_site(lab_paths *paths, lab_train *train) {
 }
 
 /* Takes a train through a downlink. Returns 1 when it is past it at once, as that has no rate;
- * otherwise its packets are on the agenda for when they are. */
+ * otherwise its packets are on the schedule for when they are. */
 static int serve(lab_paths *paths, lab_train *train, const lab_rate *rate, lab_queue *queue,
                  lab_rate_counts *counts) {
     train->stage++;
@@ -268,13 +269,13 @@ static int arrive(lab_paths *paths, lab_train *train) {
 }
 
 int lab_paths_due(lab_paths *paths, int64_t now, lab_train *train, int64_t *next_ns) {
-    lab_agenda *agenda = &paths->agenda;
-    while (agenda->count && agenda->train[0].at <= now) {
-        *train = agenda_take(agenda);
+    lab_schedule *schedule = &paths->schedule;
+    while (schedule->count && schedule->train[0].at <= now) {
+        *train = schedule_take(schedule);
         if (arrive(paths, train))
             return 1;
     }
-    *next_ns = agenda->count ? agenda->train[0].at : -1;
+    *next_ns = schedule->count ? schedule->train[0].at : -1;
     return 0;
 }
 
@@ -304,8 +305,8 @@ void lab_paths_init(lab_paths *paths, lab_shared *shared) {
 }
 
 void lab_paths_free(lab_paths *paths) {
-    for (uint32_t i = 0; i < paths->agenda.count; i++)
-        lab_frame_drop(&paths->store, paths->agenda.train[i].frame);
-    free(paths->agenda.train);
+    for (uint32_t i = 0; i < paths->schedule.count; i++)
+        lab_frame_drop(&paths->store, paths->schedule.train[i].frame);
+    free(paths->schedule.train);
     lab_store_free(&paths->store);
 }

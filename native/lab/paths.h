@@ -26,7 +26,7 @@ typedef struct {
     lab_train *train;
     uint32_t count, room;
     uint64_t order;
-} lab_agenda;
+} lab_schedule;
 
 typedef struct {
     lab_shared *shared;
@@ -36,7 +36,7 @@ typedef struct {
     lab_queue up_queue[LAB_HOSTS], down_queue[LAB_HOSTS];
     lab_queue site_up_queue[LAB_HOSTS], site_down_queue[LAB_HOSTS];
     lab_way way[LAB_HOSTS * LAB_HOSTS];
-    lab_agenda agenda;
+    lab_schedule schedule;
     lab_store store;
 } lab_paths;
 

@@ -394,8 +394,8 @@ class Transport:
         self.closed = True
         end = time.monotonic() + linger
         for one in list(self._peers.values()):
-            talks = one.admitted or (one.is_ours and one.heard)
-            if not (linger and talks and self._send(one, FIN)):
+            greeted = one.admitted or (one.is_ours and one.heard)
+            if not (linger and greeted and self._send(one, FIN)):
                 self._cut(one)
         while self._peers and (left := end - time.monotonic()) > 0:
             self._turn(left)

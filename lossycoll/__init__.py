@@ -259,10 +259,13 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
 
 
 def debug_handlers() -> list[Any]:
-    """Return the pages of torch's debug server with those of this package, on all ranks.
+    """The pages of torch's debug server and those of this package; to be called on all ranks.
 
     ``torch.distributed.debug.start_debug_server(handlers=lossycoll.debug_handlers())`` then has
     the pages ``/lossycoll`` (docs/operate.md) and ``/lossycoll_fr_trace``.
+
+    Returns:
+        What ``start_debug_server`` takes as ``handlers``.
 
     Raises:
         UnsupportedError: This torch has no such server, or a package that it needs is missing.

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 LATE, VICTIM = 2, 5
+STATES = ("late", "gil", "stopped", "killed", "coordinator killed")
 FUNCTION = "benchmarks.micro.status_answer:rank_waits"
 
 Job = dict[str, Any]
@@ -85,6 +86,7 @@ def measure(state: str, world: int, times: int, folder: Path) -> dict[str, float
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
     go = folder / "go"
     env = {"XDG_RUNTIME_DIR": str(folder), "GO": str(go), "LOSSYCOLL_LIVENESS": "30"}
+    env["LOSSYCOLL_ON_PEER_LOSS"] = "continue"  # ranks that are left still answer
     victim = 0 if state == "coordinator killed" else VICTIM
     with Ranks(FUNCTION, world, {**env, "HOW": state}) as ranks:
         for rank in range(world):
@@ -118,10 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--times", type=int, default=20, help="answers, of each kind")
+    parser.add_argument("--states", nargs="+", choices=STATES)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = {}
-    for state in ("late", "gil", "stopped", "killed", "coordinator killed"):
+    for state in options.states or STATES:
         with tempfile.TemporaryDirectory() as folder:
             rows[state] = measure(state, options.ranks, options.times, Path(folder))
         if not options.json:

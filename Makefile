@@ -24,7 +24,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
         conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
-        wheels release clean
+        wheels site release clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
@@ -49,6 +49,7 @@ help:
 	@echo "make rdma      two processes over soft-RoCE, in a guest (root, QEMU; 3 minutes on an idle machine)"
 	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
 	@echo "make wheels    sdist and wheels for x86-64 and aarch64 into dist/, each checked (6 minutes)"
+	@echo "make site      the documentation as a site, into build/site"
 	@echo "make release   check everything and build what would be uploaded; uploads nothing"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
@@ -141,12 +142,16 @@ wheels: $(VENV)/.built $(VENV)/.release
 	rm -rf dist
 	$(BIN)/python -m tools.wheels $(ARGS)
 
+# Strictly: what Sphinx warns of is an error. It imports nothing of ours.
+site: $(VENV)/.packages $(VENV)/.release
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
+
 # Nothing is uploaded: docs/release.md says what to do with dist/.
 release:
 	git diff --quiet HEAD || { echo "commit first: a release is made of a commit" >&2; exit 1; }
 	$(MAKE) lint
 	$(MAKE) test-all
-	$(MAKE) wheels
+	$(MAKE) wheels site
 	cd dist && sha256sum * | tee SHA256SUMS
 
 clean:

@@ -1,0 +1,116 @@
+"""The site: its tree has every page, it builds without a warning, and a browser can search it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+LOOKED_AT = ("index", "start", "guide", "options", "performance")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def test_every_page_is_in_the_tree_once() -> None:
+    trees = TREE.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    captions = [re.findall(r":caption: (\w+)", tree) for tree in trees]
+    assert captions == [["Start"], ["Guides"], ["Reference"], ["Explanation"], ["Studies"]]
+    lines = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+    entries = [re.sub(r"^.* <(.*)>$", r"\1", line) for line in lines]
+    assert len(entries) == len(set(entries))
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages == {entry for entry in entries if not entry.startswith("../")}
+    for entry in entries:
+        assert (ROOT / "docs" / f"{entry}.md").exists(), entry
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("furo", reason="requirements-release.txt is not installed")
+    pytest.importorskip("myst_parser", reason="requirements-release.txt is not installed")
+    out = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html")
+    done = subprocess.run(
+        [*command, "-c", "docs", ".", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a web server of the folder: search fetches pages, which files don't allow."""
+    handler = partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Requests are not reported."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    built = {path.stem for path in (site / "docs").glob("*.html")}
+    assert built == {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert "url=docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_shows_pages_and_searches(site: Path) -> None:
+    sync = pytest.importorskip("playwright.sync_api", reason="requirements-release.txt")
+    errors: list[str] = []
+    with served(site) as address, sync.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        backgrounds = {}
+        for size, scheme in ((WIDE, "light"), (WIDE, "dark"), (NARROW, "light")):
+            page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            for name in LOOKED_AT:
+                page.goto(f"{address}/docs/{name}.html")
+                wider = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+                assert wider <= 0, f"{name} is {wider} pixels wider than {size['width']}"
+                broken = "[...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
+                assert page.evaluate(broken) == [], name
+            backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            hidden = page.evaluate(
+                "document.querySelector('.sidebar-drawer').getBoundingClientRect().right <= 0"
+            )
+            assert hidden == (size is NARROW)
+        assert backgrounds["light"] != backgrounds["dark"]
+
+        page.set_viewport_size(WIDE)
+        page.fill("input.sidebar-search", "DriftBound")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#search-results li a", timeout=120_000)
+        with page.expect_navigation():
+            page.click("#search-results li a >> nth=0")
+        assert "DriftBound" in page.inner_text("main, article")
+        browser.close()
+    assert errors == []

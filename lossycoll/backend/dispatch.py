@@ -130,14 +130,7 @@ class Dispatcher:
             LossyError: The group has failed, or fails by this call: also by what staging, a plan's
                 builder or the kind's functions raise.
         """
-        return self.coalescing.add(self._profiled(call, self.check(call), opts))
-
-    def _profiled(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
-        """Serves a call that was checked, as an event where somebody profiles."""
-        if not torch._C._autograd._profiler_enabled():
-            return self._serve(call, reduction, opts)
-        with torch.profiler.record_function(f"lossy:{call.kind.name}"):
-            return self._serve(call, reduction, opts)
+        return self.coalescing.add(self._serve(call, self.check(call), opts))
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
         """Serves a call that was checked."""
@@ -240,8 +233,7 @@ class Dispatcher:
         """
         checked = [(call, self.check(call)) for call in calls]
         works = [
-            self.coalescing.add(self._profiled(call, reduction, opts))
-            for call, reduction in checked
+            self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
         ]
         return ManyWork(works, [tensor for call in calls for tensor in call.filled])
 

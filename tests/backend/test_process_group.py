@@ -515,26 +515,3 @@ def test_a_restart_by_torchrun_finds_no_stale_ranks(tmp_path: Any) -> None:
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LOSSYCOLL_")]:
         monkeypatch.delenv(name)
-
-
-# ---- what torch's profiler sees ----
-
-
-def rank_profiled(rank: int, world: int) -> dict[str, int]:
-    import torch
-    import torch.distributed as dist
-
-    init()
-    tensor = torch.ones(64)
-    dist.all_reduce(tensor)  # not seen
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(3):
-            dist.all_reduce(tensor)
-        dist.barrier()
-    dist.destroy_process_group()
-    found = profiler.key_averages()
-    return {each.key: each.count for each in found if each.key.startswith("lossy:")}
-
-
-def test_each_call_is_an_event_of_the_profiler() -> None:
-    assert run_good(rank_profiled, 2, QUIET) == 2 * [{"lossy:all_reduce": 3, "lossy:barrier": 1}]

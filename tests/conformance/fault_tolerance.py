@@ -1,5 +1,6 @@
-"""``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``: lossy and
-torch's own tests of groups whose members change.
+"""torch's own tests of groups whose members change, with lossy.
+
+``TORCH_FAULT_TOLERANCE=FILE python -m tests.conformance.fault_tolerance [TEST ...]``.
 
 FILE is test/distributed/test_c10d_fault_tolerance.py of torch's sources, which its wheels lack. It
 needs torch 2.14. Our own tests of the same situations are tests/backend/test_reconfigure.py.

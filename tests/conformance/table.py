@@ -49,6 +49,25 @@ Gloo and lossy ran these as well. Where gloo fails, lossy need not pass.
 """
 
 
+_VERSIONS = """\
+## torch's versions
+
+`TORCH_FAULT_TOLERANCE=FILE make conformance` also runs torch's
+`test/distributed/test_c10d_fault_tolerance.py` (FILE; wheels lack it), with `("lossy", "cpu")`.
+`tests/backend/test_reconfigure.py` has the same situations, and more, for every torch. 2026-11-28,
+Python 3.11, 2 cores, builds for CUDA (2.13: for the CPU) used on the CPU:
+
+| torch | torch's file: passed, skipped (NCCL's) | `tests/backend/test_reconfigure.py` |
+|---|---|---|
+| 2.13.0 | has no `enable_reconfigure` | 31 passed, 1 skipped (it asks torch for such a group) |
+| 2.14.0 | not run | 32 passed |
+| 2.15.0 | 13, 1 | 32 passed |
+
+`PYTHONPATH=. python -m pytest tests/backend/test_reconfigure.py`, with the Python of an environment
+that has that torch.
+"""
+
+
 def page(choices: Mapping[str, Results], facts: Iterable[str]) -> str:
     """The whole page, from the results of each choice.
 
@@ -64,6 +83,7 @@ def page(choices: Mapping[str, Results], facts: Iterable[str]) -> str:
         _tests(results),
         _MORE.format(meanings="\n".join(f"- {CHOICES[name].meaning}" for name in more)),
         *(_tests(found) for found in more.values() if found),
+        _VERSIONS,
         _skips(results),
     ]
     return "\n".join(parts)

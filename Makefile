@@ -48,7 +48,7 @@ help:
 	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
 	@echo "make rdma      two processes over soft-RoCE, in a guest (root, QEMU; 3 minutes on an idle machine)"
 	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
-	@echo "make wheels    sdist and wheels for x86-64 and aarch64 into dist/, each checked (6 minutes)"
+	@echo "make wheels    sdist and wheels for x86-64 and aarch64 into dist/, each checked"
 	@echo "make site      the documentation as a site, into build/site"
 	@echo "make release   check everything and build what would be uploaded; uploads nothing"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"

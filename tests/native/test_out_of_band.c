@@ -42,15 +42,9 @@ static lc_host *start(uint16_t number, uint16_t ports[2], int *descriptor) {
     uint8_t early[] = LC_OOB_MARK;
     lc_address to = here(info.port);
     CHECK(lc_host_say(host, &to, early, sizeof early) == LC_E_ARGUMENT);
-<<<<<<<< HEAD:tests/native/test_oob.c
-    *descriptor = lc_host_oob(host);
-    CHECK(*descriptor >= 0);
-    CHECK(lc_host_oob(host) == LC_E_ARGUMENT);
-========
     *descriptor = lc_host_oob_open(host);
     CHECK(*descriptor >= 0);
     CHECK(lc_host_oob_open(host) == LC_E_ARGUMENT);
->>>>>>>> s8-words-swarm:tests/native/test_out_of_band.c
     return host;
 }
 
@@ -58,11 +52,7 @@ static void introduce(lc_host *host[2], const uint16_t ports[2]) {
     lc_address at[2] = {here(ports[0]), here(ports[1])};
     for (int i = 0; i < 2; i++)
         CHECK(lc_host_start(host[i], NET_SESSION, at) == LC_OK);
-<<<<<<<< HEAD:tests/native/test_oob.c
-    CHECK(lc_host_oob(host[0]) == LC_E_ARGUMENT);
-========
     CHECK(lc_host_oob_open(host[0]) == LC_E_ARGUMENT);
->>>>>>>> s8-words-swarm:tests/native/test_out_of_band.c
 }
 
 static void take(ear *e) {
@@ -254,9 +244,5 @@ int main(void) {
     run();
     overflow();
     none();
-<<<<<<<< HEAD:tests/native/test_oob.c
-    return check_result("test_oob");
-========
     return check_result("test_out_of_band");
->>>>>>>> s8-words-swarm:tests/native/test_out_of_band.c
 }

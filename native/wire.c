@@ -77,8 +77,8 @@ static uint32_t crc_plain(uint32_t crc, const uint64_t *words, int n) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2,crc32"))) static uint32_t crc_sse42(uint32_t before, const uint64_t *words,
-                                                            int n) {
+__attribute__((target("sse4.2,crc32"))) static uint32_t crc_sse42(uint32_t before,
+                                                                  const uint64_t *words, int n) {
     uint64_t crc = before;
     for (int i = 0; i < n; i++)
         crc = _mm_crc32_u64(crc, words[i]);

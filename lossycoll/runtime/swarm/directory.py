@@ -466,6 +466,15 @@ class Directory:
             return False
         return (peer.schema or ("" if peer.skipped else schema)) == schema
 
+    def is_needed(self, name: str) -> bool:
+        """Whether peers haven't had all the rounds yet that this one has, who is about to leave
+        with the directory: by another one they wouldn't meet as they would by this."""
+        own = self.peers.get(self._named.get(name, MOST_PEERS))
+        if own is None or own.told or self._progress.target:
+            return False
+        others = (one for one in self._able.values() if one.schema == own.schema)
+        return any(one.round < own.round and not one.skipped and not one.behind for one in others)
+
     def _note(self, peer: Peer) -> None:
         """Something of a peer has changed by which groups may form."""
         if peer.cell >= 0:

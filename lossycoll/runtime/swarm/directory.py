@@ -24,7 +24,7 @@ from lossycoll.plan.rng import key_of, mix
 
 from .agreement import difference
 from .directory_tables import DirtyQueue, Donors, IdAllocator, StandbyDirectories
-from .peer import Peer, Rounds
+from .peer import KNOWN, Peer, Rounds
 from .placement import GridRow, Placement
 from .progress import Progress
 from .protocol import (
@@ -52,7 +52,7 @@ from .unreachable import UnreachablePairs, split
 LEASE: Final = 10.0
 """Seconds without a sign of life after which a peer is lost."""
 FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
-"""Seconds that late peers are waited for: of whom no round is known, beyond what earlier rounds
+"""Seconds that late peers are waited for: of whom few rounds are known, beyond what earlier rounds
 teach, and beyond their longest round."""
 LATE: Final = 1.5
 """A peer may take so many times its longest of the latest rounds."""
@@ -466,6 +466,15 @@ class Directory:
             return False
         return (peer.schema or ("" if peer.skipped else schema)) == schema
 
+    def is_needed(self, name: str) -> bool:
+        """Whether peers haven't had all the rounds yet that this one has, who is about to leave
+        with the directory: by another one they wouldn't meet as they would by this."""
+        own = self.peers.get(self._named.get(name, MOST_PEERS))
+        if own is None or own.told or self._progress.target:
+            return False
+        others = (one for one in self._able.values() if one.schema == own.schema)
+        return any(one.round < own.round and not one.skipped and not one.behind for one in others)
+
     def _note(self, peer: Peer) -> None:
         """Something of a peer has changed by which groups may form."""
         if peer.cell >= 0:
@@ -483,11 +492,12 @@ class Directory:
         ``first``."""
         if peer.skipped:
             return first
-        if not peer.took:
+        longest = max(peer.took, default=0.0)
+        until = peer.began + min(LATE * longest, longest + MOST_GRACE) + self._patience
+        if len(peer.took) < KNOWN:  # the next may well be longer than a few were
             grace = self._patience if peer.came_late else max(FIRST_GRACE, self._patience)
-            return max(first, peer.began) + grace
-        longest = max(peer.took)
-        return peer.began + min(LATE * longest, longest + MOST_GRACE) + self._patience
+            until = max(until, max(first, peer.began) + grace)
+        return until
 
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
@@ -530,6 +540,7 @@ class Directory:
         for group in groups:
             for peer in (self.peers[n] for n in group):
                 peer.weight, peer.skipped, peer.began = None, False, self._clock()
+                peer.came_late = False
                 peer.group = tuple(group)
             self._have_averaged.update(group)
         return out

@@ -428,6 +428,11 @@ class SwarmMember:
                 self._endpoint.transfers.schema = wanted.schema
 
     @property
+    def averages_now(self) -> bool:
+        """Whether a thread is in a round, or waits for one."""
+        return self._rounds.locked()
+
+    @property
     def has_said(self) -> bool:
         """Whether it has said what it averages, or a draft of it."""
         return self._said is not None

@@ -83,7 +83,7 @@ class Peer:
     took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
     """Seconds from the begin of a round until it was ready for the next."""
     came_late: bool = False
-    """Others had had rounds before it said what it averages."""
+    """Others had had rounds before it said what it averages, and it none yet."""
     skipped: bool = False
     """Nobody waits for it until it is ready: a round has begun without it, or it came after the
     first one and hasn't said what it averages."""

@@ -19,7 +19,7 @@ from lossycoll.runtime.keys.secret import Secret
 from .connectivity import key_of
 from .directory import GROUP_SIZE, PATIENCE, Directory
 from .directory_list import Place
-from .directory_transport import HANDSHAKE_SECONDS, TransportConnection, swarm_keys
+from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .ports import Ports, bound_to, more_descriptors
 from .protocol import MOST_PEERS, Redirect
@@ -99,6 +99,12 @@ class DirectoryServer:
         self._has_warned = False
         self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
         self._stop = False
+        self._leaves = False
+        """Its owner is about to leave."""
+        self._is_free = threading.Event()
+        """And nobody needs the directory."""
+        self._has_served_on = False
+        """Somebody did."""
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
 
@@ -116,6 +122,15 @@ class DirectoryServer:
         """Counts of datagrams at the UDP port."""
         return self._reflexive.counts
 
+    def serve_on(self, seconds: float) -> None:
+        """Returns when peers have had the rounds that the owner has had, ``seconds`` later at
+        most."""
+        if self._stop or self._transport.closed:
+            return
+        self._leaves = True
+        self._transport.wake()
+        self._is_free.wait(seconds)
+
     def close(self) -> None:
         """Ends the thread and all connections. Idempotent."""
         if self._stop:
@@ -124,7 +139,7 @@ class DirectoryServer:
         if not self._transport.closed:
             self._transport.wake()
         self._thread.join()
-        self._transport.close()
+        self._transport.close(FINISH_SECONDS if self._has_served_on else 0.0)
 
     # ---- the thread ----
 
@@ -133,6 +148,7 @@ class DirectoryServer:
             while not self._stop:
                 self._turn()
         finally:
+            self._is_free.set()
             self._transport.unwatch(self._reflexive.fileno())
             self._reflexive.close()
             if not self._stop:  # by an error, which peers are to hear of
@@ -157,6 +173,11 @@ class DirectoryServer:
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
         self._service.turn()
+        if self._leaves and not self._is_free.is_set():
+            if self._directory.is_needed(self._owner.name):
+                self._has_served_on = True
+            else:
+                self._is_free.set()
         self._probe.turn(self._owner.others())
 
     def _take(self, event: Event) -> None:

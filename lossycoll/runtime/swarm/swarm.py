@@ -19,6 +19,7 @@ from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 
+from .directory import FIRST_GRACE
 from .directory_list import LOOPBACK
 from .member import SwarmMember
 from .ports import Ports, bound_to
@@ -245,8 +246,14 @@ class Swarm:
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent."""
+        """Leaves the swarm. Idempotent.
+
+        If this peer's directory is in use, it serves until the others have had the rounds that this
+        peer has had: 5 s at most.
+        """
         atexit.unregister(self.close)
+        if self._server is not None and self._member is not None and not self._member.averages_now:
+            self._server.serve_on(FIRST_GRACE)
         if self._member is not None:
             self._member.close()
             self._member = None

@@ -20,6 +20,7 @@ from lossycoll.runtime.swarm.directory import (
     Directory,
 )
 from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
+from lossycoll.runtime.swarm.peer import KNOWN
 from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
     SILENT,
@@ -148,6 +149,9 @@ def test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach() -> None:
     assert numbers(swarm.form()) == [[0, 1]]  # nor is it waited for again
     swarm.ready(0, 1, 2)
     assert numbers(swarm.form()) == [[0, 1, 2]]
+    for _ in range(KNOWN - 1):
+        swarm.ready(0, 1, 2)
+        assert numbers(swarm.form()) == [[0, 1, 2]]
     swarm.ready(0, 1)
     swarm.now += 2.0
     swarm.ready(2)  # which takes two seconds
@@ -160,6 +164,39 @@ def test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach() -> None:
     assert swarm.directory.wakes() == pytest.approx(swarm.now + 0.01)
     swarm.now += 0.02
     assert numbers(swarm.form()) == [[0, 1]]
+
+
+@pytest.mark.parametrize(("known", "grace"), [(1, FIRST_GRACE), (KNOWN, PATIENCE)])
+def test_few_rounds_teach_little(known: int, grace: float) -> None:
+    swarm = Swarm(2)
+    for number in range(2):
+        swarm.come(f"peer {number}")
+    for _ in range(known + 1):
+        swarm.ready(0, 1)
+        assert numbers(swarm.form()) == [[0, 1]]
+    swarm.ready(0)
+    swarm.now += grace - 0.01
+    assert swarm.form() == []
+    swarm.now += 0.02
+    assert numbers(swarm.form()) == [[0]]
+
+
+def test_a_newcomer_has_little_time_until_it_has_been_in_a_round() -> None:
+    swarm = Swarm(2)
+    swarm.come("first")
+    swarm.ready(0)
+    assert numbers(swarm.form()) == [[0]]
+    swarm.come("newcomer")
+    swarm.ready(0)
+    swarm.now += PATIENCE - 0.01
+    assert swarm.form() == []
+    swarm.ready(1)
+    assert numbers(swarm.form()) == [[0, 1]]
+    swarm.ready(0)
+    swarm.now += FIRST_GRACE - 0.01
+    assert swarm.form() == []
+    swarm.now += 0.02
+    assert numbers(swarm.form()) == [[0]]
 
 
 def test_no_longer_than_it_takes_and_a_minute() -> None:

@@ -73,6 +73,35 @@ def test_a_full_grid_is_exact_whatever_the_order_of_the_calls(made: Make, order:
         torch.testing.assert_close(value, torch.full((500,), 255 / 8), rtol=0, atol=1e-4)
 
 
+def test_rounds_of_others_end_before_the_directory_leaves_with_its_peer(made: Make) -> None:
+    """The first peer has had its rounds, and closes, while two others have one to go."""
+    swarms = made(4)
+    values = [torch.full((500,), float(2**number)) for number in range(4)]
+    averagers = [MoshpitAverager(swarms[n], [values[n]], grid=(2, 2)) for n in range(4)]
+    averagers[0].wait_for(4, 30.0)
+    assert not any(one.failure for one in at_once(*(one.step for one in averagers)))
+    server = swarms[0]._server
+    assert server is not None
+    cells = {peer.name: peer.cell for peer in server._directory.peers.values()}
+    partner = next(n for n in range(1, 4) if cells[str(n)] // 2 == cells["0"] // 2)
+    late, later = (n for n in range(1, 4) if n != partner)
+    first = at_once(averagers[0].step, averagers[partner].step)
+    waits = threading.Thread(target=averagers[late].step)
+    waits.start()
+    close = threading.Thread(target=swarms[0].close)
+    close.start()
+    close.join(0.5)
+    assert close.is_alive()
+    last = averagers[later].step(timeout=30.0)
+    waits.join(30.0)
+    close.join(30.0)
+    assert [one.failure for one in (*first, last)] == [""] * 3
+    assert len(last.members) == 2
+    assert last.absent == ()
+    for value in values:
+        torch.testing.assert_close(value, torch.full((500,), 15 / 4), rtol=0, atol=1e-4)
+
+
 def test_fewer_that_average_the_same_than_wanted_are_an_error(made: Make) -> None:
     swarms = made(3)
     averager = MoshpitAverager(swarms[0], [torch.zeros(5)])

@@ -35,7 +35,7 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
 )
 from lossycoll.runtime.swarm.relayed import RelayedConnection
-from lossycoll.runtime.swarm.valkey_directory import COMING_BYTES, key_of
+from lossycoll.runtime.swarm.valkey_directory import INCARNATION_BYTES, key_of
 from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
 
@@ -183,8 +183,8 @@ class ByServer(RelayedConnection):
     def __init__(self, place: tuple[str, int], notices: Notices, inbox: str, key: bytes | None):
         super().__init__(self._publish, key, Counter(), connects=True)
         self._inbox = notices.channel(inbox).encode()
-        self._coming = secrets.token_bytes(COMING_BYTES)
-        own = notices.channel(self._coming.hex()).encode()
+        self._incarnation = secrets.token_bytes(INCARNATION_BYTES)
+        own = notices.channel(self._incarnation.hex()).encode()
         self._hears, self.says = Wire(*place), Wire(*place)
         self._hears.send((b"SUBSCRIBE", own, notices.news.encode()))
         listening = 0
@@ -203,7 +203,7 @@ class ByServer(RelayedConnection):
         self.says.end.close()
 
     def _publish(self, frame: bytes) -> bool:
-        said = b"PUBLISH", self._inbox, self._coming + frame
+        said = b"PUBLISH", self._inbox, self._incarnation + frame
         self.says.send(said, (b"PUBSUB", b"NUMSUB", self._inbox))
         return True
 

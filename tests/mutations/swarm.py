@@ -101,8 +101,8 @@ SWARM = (
     mutation(
         "peers that died with the directory and are waited for",
         "lossycoll/runtime/swarm/client.py",
-        "if coming[:START] not in starts]:",
-        "if not coming]:",
+        "if incarnation[:START] not in starts",
+        "if not incarnation",
         "tests/runtime/swarm/test_member.py"
         "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
     ),
@@ -183,7 +183,7 @@ SWARM = (
     mutation(
         "a transfer that outlives its donor",
         "lossycoll/runtime/swarm/paths.py",
-        "self._end_transfers(lambda member: member.coming == coming)",
+        "self._end_transfers(lambda member: member.incarnation == incarnation)",
         "self._end_transfers(lambda member: False)",
         "tests/runtime/swarm/test_state_transfer.py::test_the_only_donor_leaves",
     ),
@@ -304,11 +304,11 @@ SWARM = (
         "tests/runtime/swarm/test_partition_merge.py::test_whose_peers_are_taken",
     ),
     mutation(
-        "comings of a process that checks can't tell apart",
+        "incarnations of a process that checks can't tell apart",
         "lossycoll/runtime/swarm/connectivity.py",
-        "return bytes.fromhex(coming)[-COMING:]",
-        "return bytes.fromhex(coming)[:COMING]",
-        "tests/runtime/swarm/test_connectivity.py::test_comings_of_one_process_differ",
+        "return bytes.fromhex(incarnation)[-INCARNATION:]",
+        "return bytes.fromhex(incarnation)[:INCARNATION]",
+        "tests/runtime/swarm/test_connectivity.py::test_incarnations_of_one_process_differ",
     ),
     mutation(
         "a redirected peer that keeps its former reflexive address",
@@ -349,8 +349,8 @@ SWARM = (
     mutation(
         "two processes of one name that put each other out",
         "lossycoll/runtime/swarm/directory.py",
-        "here.coming[:START] == wanted.coming[:START]",
-        "here.coming[:0] == wanted.coming[:0]",
+        "here.incarnation[:START] == wanted.incarnation[:START]",
+        "here.incarnation[:0] == wanted.incarnation[:0]",
         "tests/runtime/swarm/test_directory.py::test_one_that_comes_again_has_what_it_had",
     ),
 )

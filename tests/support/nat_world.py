@@ -219,10 +219,10 @@ def restarted(world: World) -> None:
         world.come(keep=0.4)
     exact(world.round())
     directory = world.server._directory
-    before = directory.peers[0].coming
+    before = directory.peers[0].incarnation
     world.nats[0].restart()
     end = time.monotonic() + 20
-    while 0 not in directory.peers or directory.peers[0].coming == before:
+    while 0 not in directory.peers or directory.peers[0].incarnation == before:
         assert time.monotonic() < end
         time.sleep(0.05)
     exact(world.round())

@@ -76,7 +76,7 @@ class DirectorySession:
 
     connection: Connection
     place: Place
-    coming: str
+    incarnation: str
     heard: float
     beat: float = 0.0
     answered: bool = False
@@ -93,13 +93,13 @@ class DirectoryClient:
         directories: (host, port) of each that may be asked, the first that answers is.
         name: The peer's.
         transport: By which they are reached, the client's from then on.
-        on_gone: Called by the thread when a peer has gone, with the coming that is over.
+        on_gone: Called by the thread when a peer has gone, with the incarnation that is over.
         on_transfer: Called by the thread when this peer is to be a donor.
         on_joined: Called by the thread when a directory has taken this peer in, before it says
             anything else. If its number is another one than before, where its packets come from is
             to be said anew.
-        on_members: Called by the thread with the comings of a group or transfer, before others hear
-            of it.
+        on_members: Called by the thread with the incarnations of a group or transfer, before others
+            hear of it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class DirectoryClient:
         on_gone: Callable[[str], None],
         on_transfer: Callable[[Transfer], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
-        on_members: Callable[[Sequence[str]], None] = lambda comings: None,
+        on_members: Callable[[Sequence[str]], None] = lambda incarnations: None,
     ) -> None:
         self._directories = DirectoryList(directories)
         self._transport = transport
@@ -153,7 +153,7 @@ class DirectoryClient:
         self._found: int | None = None
         self._group: Group | None = None
         self._partners: dict[int, str] = {}
-        """The latest comings of those that it has exchanged packets with, by their numbers."""
+        """The latest incarnations of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
         self._closed = self._over = False
@@ -208,10 +208,10 @@ class DirectoryClient:
             self._standing = [*others, message]
         self._nudge()
 
-    def report_unreachable(self, comings: Sequence[str]) -> None:
+    def report_unreachable(self, incarnations: Sequence[str]) -> None:
         """Tells the directory to whom there is no route. If it ends meanwhile, it is of no use."""
         with self._changed:
-            self._unreachable.append(Unreachable(tuple(comings)))
+            self._unreachable.append(Unreachable(tuple(incarnations)))
         self._nudge()
 
     def renew(self) -> None:
@@ -372,7 +372,7 @@ class DirectoryClient:
                 reached, place, self._start + secrets.token_hex(8), time.monotonic()
             )
             wanted = Join(
-                VERSION, self._name, session.coming, number, swarm, self._round, self._epoch
+                VERSION, self._name, session.incarnation, number, swarm, self._round, self._epoch
             )
             reached.write(pack(wanted))
             self._broken.clear()
@@ -443,8 +443,8 @@ class DirectoryClient:
             self.malformed += 1
             return
         if isinstance(message, Group | Transfer):
-            self._partners.update((one.number, one.coming) for one in message.members)
-            self._on_members([one.coming for one in message.members])
+            self._partners.update((one.number, one.incarnation) for one in message.members)
+            self._on_members([one.incarnation for one in message.members])
         with self._changed:
             if isinstance(message, Joined):
                 session.answered = True
@@ -458,8 +458,8 @@ class DirectoryClient:
                 session.redirect = message
             elif isinstance(message, Group):
                 # One of a call that gave up waiting isn't for the next.
-                if not self._broken.is_set() and session.coming in {
-                    one.coming for one in message.members
+                if not self._broken.is_set() and session.incarnation in {
+                    one.incarnation for one in message.members
                 }:
                     self._group, self._ready, self._in_round = message, None, True
                     # At once: another directory may be told before whoever waits has woken.
@@ -476,7 +476,10 @@ class DirectoryClient:
                     self._names, session.names = session.names, ()
             elif isinstance(message, Directories):
                 self._learn(session, message.places)
-            elif isinstance(message, Transfer) and message.members[-1].coming == session.coming:
+            elif (
+                isinstance(message, Transfer)
+                and message.members[-1].incarnation == session.incarnation
+            ):
                 self._transfers.append(message)
             elif isinstance(message, Found) and self._sought is not None:
                 self._found = message.transfers
@@ -485,10 +488,10 @@ class DirectoryClient:
             if isinstance(message, Due | Group):
                 self.due = isinstance(message, Due)
             self._changed.notify_all()
-        if isinstance(message, Transfer) and message.members[0].coming == session.coming:
+        if isinstance(message, Transfer) and message.members[0].incarnation == session.incarnation:
             self._on_transfer(message)
         if isinstance(message, Gone):
-            self._on_gone(message.coming)
+            self._on_gone(message.incarnation)
         if isinstance(message, Joined):
             try:
                 self._on_joined(message)
@@ -501,7 +504,9 @@ class DirectoryClient:
 
     def _compare(self, starts: frozenset[str]) -> None:
         """Report partners as gone that aren't among these."""
-        for number in [n for n, coming in self._partners.items() if coming[:START] not in starts]:
+        for number in [
+            n for n, incarnation in self._partners.items() if incarnation[:START] not in starts
+        ]:
             self._on_gone(self._partners.pop(number))
 
     def _take_number(self, session: DirectorySession, message: Joined) -> None:

@@ -27,8 +27,8 @@ DIRECTORY: Final = 0xFFFF
 NONCE: Final = 16
 NOTHING: Final = bytes(NONCE)
 """No nonce."""
-COMING: Final = 8
-NOBODY: Final = bytes(COMING)
+INCARNATION: Final = 8
+NOBODY: Final = bytes(INCARNATION)
 _BODY: Final = struct.Struct("!4sBBHHH8s16s16s16s")
 _TAG: Final = 16
 CONNECTIVITY_BYTES: Final = _BODY.size + _TAG
@@ -55,23 +55,23 @@ class Forged(Malformed):
 
 @dataclass(frozen=True, slots=True)
 class ConnectivityMessage:
-    """One connectivity message. ``coming``: the sender's, as :func:`short` has it; NOBODY if it
-    doesn't matter. ``nonce``: the sender's in this try. ``echo``: the receiver's. ``reflexive``:
-    the source of a check that is answered."""
+    """One connectivity message. ``incarnation``: the sender's, as :func:`short` has it; NOBODY if
+    it doesn't matter. ``nonce``: the sender's in this try. ``echo``: the receiver's.
+    ``reflexive``: the source of a check that is answered."""
 
     kind: Kind
     sender: int
     receiver: int
-    coming: bytes = NOBODY
+    incarnation: bytes = NOBODY
     nonce: bytes = NOTHING
     echo: bytes = NOTHING
     reflexive: Place | None = None
 
 
-def short(coming: str) -> bytes:
-    """Return the part of a coming that messages carry: its end, as a process's comings all begin
+def short(incarnation: str) -> bytes:
+    """Return the part of an incarnation that messages carry: its end, as all of a process begin
     alike."""
-    return bytes.fromhex(coming)[-COMING:]
+    return bytes.fromhex(incarnation)[-INCARNATION:]
 
 
 def key_of(secret: Secret | None, session: str) -> bytes:
@@ -87,7 +87,7 @@ def pack(message: ConnectivityMessage, key: bytes) -> bytes:
     if message.reflexive is not None:
         address, port = _mapped(message.reflexive[0]), message.reflexive[1]
     numbers = MARK, CONNECTIVITY_VERSION, message.kind, message.sender, message.receiver, port
-    body = _BODY.pack(*numbers, message.coming, address, message.nonce, message.echo)
+    body = _BODY.pack(*numbers, message.incarnation, address, message.nonce, message.echo)
     return body + _tag(key, body)
 
 
@@ -103,7 +103,9 @@ def unpack(data: bytes, key: bytes) -> ConnectivityMessage:
     body, tag = data[: _BODY.size], data[_BODY.size :]
     if not hmac.compare_digest(tag, _tag(key, body)):
         raise Forged("a connectivity message of another swarm")
-    mark, version, kind, sender, receiver, port, coming, address, nonce, echo = _BODY.unpack(body)
+    mark, version, kind, sender, receiver, port, incarnation, address, nonce, echo = _BODY.unpack(
+        body
+    )
     if mark != MARK or version != CONNECTIVITY_VERSION or kind not in set(Kind):
         raise Malformed(
             f"a connectivity message of version {version} and kind {kind}, wanted version "
@@ -112,7 +114,7 @@ def unpack(data: bytes, key: bytes) -> ConnectivityMessage:
     if any(number >= MOST_PEERS and number != DIRECTORY for number in (sender, receiver)):
         raise Malformed(f"a connectivity message from {sender} to {receiver}: no peers")
     return ConnectivityMessage(
-        Kind(kind), sender, receiver, coming, nonce, echo, _place(address, port)
+        Kind(kind), sender, receiver, incarnation, nonce, echo, _place(address, port)
     )
 
 

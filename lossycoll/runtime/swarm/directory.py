@@ -141,7 +141,7 @@ class Directory:
         """Whether a peer that is here still has come anew: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         same = here is not None and here.name == wanted.name
-        same = same and here is not None and here.coming[:START] == wanted.coming[:START]
+        same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
         return same and wanted.session == self.session
 
     def join(self, wanted: Join) -> Joined | Refused:
@@ -181,7 +181,7 @@ class Directory:
         peer = Peer(
             number=number,
             name=wanted.name,
-            coming=wanted.coming,
+            incarnation=wanted.incarnation,
             rounds=self._rounds,
             seen=self._clock(),
             came=self._came,
@@ -303,7 +303,7 @@ class Directory:
 
     def lost(self, number: int) -> list[tuple[int, str]]:
         """A peer has gone, in whatever way. Returns whom to tell, those that it has exchanged
-        packets with last, and which coming of it is over."""
+        packets with last, and which incarnation of it is over."""
         peer = self.peers.pop(number, None)
         if peer is None:
             return []
@@ -325,17 +325,17 @@ class Directory:
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
-        return [(other, peer.coming) for other in others]
+        return [(other, peer.incarnation) for other in others]
 
-    def report_unreachable(self, number: int, comings: Sequence[str]) -> int:
+    def report_unreachable(self, number: int, incarnations: Sequence[str]) -> int:
         """A peer finds no route to others. It can say so of those alone of whom it was told last.
         Returns of how many it has."""
         peer = self.peers[number]
         others = ({*peer.group, *peer.partners} - {number}) & self.peers.keys()
-        found = [one for one in others if self.peers[one].coming in comings]
+        found = [one for one in others if self.peers[one].incarnation in incarnations]
         for other in found:
             self._unreachable.note(number, other)
-        self.unfounded += len(set(comings)) - len(found)
+        self.unfounded += len(set(incarnations)) - len(found)
         return len(found)
 
     def overdue(self) -> list[int]:

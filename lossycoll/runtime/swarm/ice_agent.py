@@ -37,7 +37,7 @@ class Route:
     """Nominated route to a peer. ``salt``: the nonces of both, the lower number's first. ``heard``:
     when the peer last was."""
 
-    coming: str
+    incarnation: str
     own: str
     place: Place
     salt: bytes
@@ -50,7 +50,7 @@ class _Attempt:
     """Attempt to find a route to a peer. ``nominated``: the address that was nominated, and the
     nonce there."""
 
-    coming: str
+    incarnation: str
     own: str
     nonce: bytes
     candidates: list[Place]
@@ -96,38 +96,44 @@ class IceAgent:
     # ---- what the peer wants ----
 
     def begin(self, member: Member, own: str) -> Sends:
-        """Begin to look for a route to a peer, unless there is one between its coming and ours.
+        """Begin to look for a route to a peer, unless its incarnation and ours have one.
 
         Args:
             member: The peer.
-            own: Our coming.
+            own: Our incarnation.
         """
         number, now = member.number, self.clock()
         if self.route(member, own) is not None:
             return []
         self._routes.pop(number, None)
         found = self._attempts.get(number)
-        if found is not None and (found.coming, found.own) == (member.coming, own):
+        if found is not None and (found.incarnation, found.own) == (member.incarnation, own):
             return []
         places = list(dict.fromkeys([(member.host, member.port), *member.others]))
-        self._attempts[number] = _Attempt(member.coming, own, self.draw(NONCE), places, now)
+        self._attempts[number] = _Attempt(member.incarnation, own, self.draw(NONCE), places, now)
         return self.due()
 
     def route(self, member: Member, own: str) -> Route | None:
         """The route to a peer; None: there is none, or it isn't trusted any more."""
         route = self._routes.get(member.number)
-        if route is None or (route.coming, route.own) != (member.coming, own) or route.doubted:
+        if (
+            route is None
+            or (route.incarnation, route.own) != (member.incarnation, own)
+            or route.doubted
+        ):
             return None
         return route if self.clock() - route.heard <= QUIET * self.interval else None
 
     def is_trying(self, member: Member) -> bool:
         """Whether a route to a peer is still looked for."""
         one = self._attempts.get(member.number)
-        return one is not None and one.coming == member.coming
+        return one is not None and one.incarnation == member.incarnation
 
-    def give_up(self, coming: str) -> None:
+    def give_up(self, incarnation: str) -> None:
         """Stop looking for a route: the peer is unreachable, or has gone."""
-        self._attempts = {n: one for n, one in self._attempts.items() if one.coming != coming}
+        self._attempts = {
+            n: one for n, one in self._attempts.items() if one.incarnation != incarnation
+        }
 
     def forget(self, number: int) -> None:
         """A peer has gone."""
@@ -182,7 +188,7 @@ class IceAgent:
     def _check_received(self, message: ConnectivityMessage, source: Place) -> Sends:
         """Answer a check in any case: to open a route to here is up to its sender."""
         number, one = message.sender, self._attempts.get(message.sender)
-        fits = one is not None and short(one.coming) == message.coming
+        fits = one is not None and short(one.incarnation) == message.incarnation
         answer = ConnectivityMessage(
             Kind.ANSWER, self.number, number, echo=message.nonce, reflexive=source
         )
@@ -223,7 +229,7 @@ class IceAgent:
         route, now = self._routes.get(message.sender), self.clock()
         if (
             route is None
-            or short(route.coming) != message.coming
+            or short(route.incarnation) != message.incarnation
             or message.nonce in _halves(route.salt)
         ):
             return []
@@ -245,7 +251,7 @@ class IceAgent:
         if one is None or message.echo != one.nonce:
             self.counts.stale += 1
             return []
-        if message.nonce == NOTHING or message.coming != short(one.coming):
+        if message.nonce == NOTHING or message.incarnation != short(one.incarnation):
             return []  # it looks for no route to this peer, or not yet
         if source not in one.candidates:
             return self._learn_candidate(number, one, source)
@@ -263,7 +269,7 @@ class IceAgent:
             one is not None
             and number < self.number
             and message.echo == one.nonce
-            and message.coming == short(one.coming)
+            and message.incarnation == short(one.incarnation)
         ):
             self._connect(number, one, source, message.nonce + one.nonce)
             return [(source, said)]
@@ -283,22 +289,26 @@ class IceAgent:
 
     def _keepalive_received(self, message: ConnectivityMessage, source: Place) -> None:
         route = self._routes.get(message.sender)
-        if route is None or route.place != source or short(route.coming) != message.coming:
+        if (
+            route is None
+            or route.place != source
+            or short(route.incarnation) != message.incarnation
+        ):
             self.counts.stale += 1
             return
         route.heard = self.clock()
 
     def _connect(self, number: int, one: _Attempt, place: Place, salt: bytes) -> None:
-        self._routes[number] = Route(one.coming, one.own, place, salt, self.clock())
+        self._routes[number] = Route(one.incarnation, one.own, place, salt, self.clock())
         self._attempts.pop(number)
         self._challenges.pop(number, None)
 
     def _request(self, number: int, one: _Attempt) -> ConnectivityMessage:
-        coming = short(one.own)
+        incarnation = short(one.own)
         if one.nominated is None:
-            return ConnectivityMessage(Kind.CHECK, self.number, number, coming, one.nonce)
+            return ConnectivityMessage(Kind.CHECK, self.number, number, incarnation, one.nonce)
         return ConnectivityMessage(
-            Kind.NOMINATE, self.number, number, coming, one.nonce, one.nominated[1]
+            Kind.NOMINATE, self.number, number, incarnation, one.nonce, one.nominated[1]
         )
 
 

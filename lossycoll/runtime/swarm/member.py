@@ -162,9 +162,9 @@ class SwarmMember:
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
-        """Of the round that is on, and the comings of its members."""
+        """Of the round that is on, and the incarnations of its members."""
         self._unreachable: frozenset[str] = frozenset()
-        """Comings of those that are in the round, and out of reach."""
+        """Incarnations of those that are in the round, and out of reach."""
         self._schema = ""
         self._max_norm = 0.0
         self._said: Averages | None = None
@@ -624,7 +624,7 @@ class SwarmMember:
         missing = tuple(
             one.number
             for one in group.members
-            if paths.has_gone(one.coming) or one.coming in self._unreachable
+            if paths.has_gone(one.incarnation) or one.incarnation in self._unreachable
         )
         return RoundReport(
             round=group.round,
@@ -720,30 +720,30 @@ class SwarmMember:
         self, paths: Paths, number: int, members: Sequence[Member], rank: int
     ) -> EngineGroup:
         others = [member for other, member in enumerate(members) if other != rank]
-        unreachable = paths.admit_all(others, members[rank].coming)
-        self._unreachable = frozenset(member.coming for member in unreachable)
+        unreachable = paths.admit_all(others, members[rank].incarnation)
+        self._unreachable = frozenset(member.incarnation for member in unreachable)
         engine = paths.group(number, members)
-        comings = [member.coming for member in members]
+        incarnations = [member.incarnation for member in members]
         with self._lock:
-            self._group = engine, comings
-        for peer, coming in enumerate(comings):
-            if paths.has_gone(coming) or coming in self._unreachable:
+            self._group = engine, incarnations
+        for peer, incarnation in enumerate(incarnations):
+            if paths.has_gone(incarnation) or incarnation in self._unreachable:
                 engine.peer_dead(peer)
         return engine
 
-    def _on_members(self, comings: Sequence[str]) -> None:
+    def _on_members(self, incarnations: Sequence[str]) -> None:
         """By the client's thread."""
         if self._endpoint is not None:
-            self._endpoint.paths.confirm_alive(comings)
+            self._endpoint.paths.confirm_alive(incarnations)
 
-    def _lost(self, coming: str) -> None:
+    def _lost(self, incarnation: str) -> None:
         """By the client's thread."""
         with self._lock:
             endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
         for endpoint in endpoints:
-            endpoint.paths.gone(coming)
+            endpoint.paths.gone(incarnation)
         with self._lock:  # a group that is made meanwhile looks who has gone
-            engine, comings = self._group or (None, [])
-        if engine is not None and coming in comings:
+            engine, incarnations = self._group or (None, [])
+        if engine is not None and incarnation in incarnations:
             with contextlib.suppress(ClosedError):  # the round has just ended
-                engine.peer_dead(comings.index(coming))
+                engine.peer_dead(incarnations.index(incarnation))

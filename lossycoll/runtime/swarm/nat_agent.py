@@ -103,7 +103,7 @@ class NatAgent:
 
         Args:
             members: The peers.
-            own: This peer's coming.
+            own: This peer's incarnation.
             timeout: Seconds.
 
         Returns:
@@ -128,13 +128,13 @@ class NatAgent:
             if self._closed:
                 raise ClosedError(f"peer {self._number} has left the swarm")
             for one in members:
-                ice.give_up(one.coming)
+                ice.give_up(one.incarnation)
             return found()
 
-    def give_up(self, coming: str) -> None:
+    def give_up(self, incarnation: str) -> None:
         """Stop looking for a route to a peer that has gone."""
         with self._changed:
-            self._ice.give_up(coming)
+            self._ice.give_up(incarnation)
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:

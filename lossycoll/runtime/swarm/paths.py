@@ -64,7 +64,7 @@ class Paths:
         secret: The swarm's; None: all is in clear.
         options: Those of the engine.
         nat_agent: Finds routes to others.
-        on_unreachable: Told the comings of those to whom there is none.
+        on_unreachable: Told the incarnations of those to whom there is none.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Paths:
         self._on_unreachable = on_unreachable
         self._lock = threading.RLock()
         self._known: dict[int, tuple[str, bytes]] = {}
-        """Of the path to each peer: its coming, and the salt of the route."""
+        """Of the path to each peer: its incarnation, and the salt of the route."""
         self._over: list[_Over] = []
         self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: dict[str, None] = {}
-        """Comings that are over, the latest last."""
+        """Incarnations that are over, the latest last."""
 
     def admit(self, member: Member, own: str) -> None:
         """Makes a peer known to the engine, unless it is already.
 
         Args:
             member: The peer.
-            own: This peer's coming.
+            own: This peer's incarnation.
 
         Raises:
             EngineError: There is no route to it, or a round with it is on.
@@ -115,7 +115,7 @@ class Paths:
 
         Args:
             members: The peers.
-            own: This peer's coming.
+            own: This peer's incarnation.
 
         Returns:
             Those that aren't known: there is no route to them, or a round with them is on.
@@ -123,10 +123,12 @@ class Paths:
         Raises:
             ClosedError: This peer has left the swarm.
         """
-        there = [member for member in members if not self.has_gone(member.coming)]
+        there = [member for member in members if not self.has_gone(member.incarnation)]
         routes = self._nat_agent.find_routes(there, own)
         unreachable = [member for member in members if member.number not in routes]
-        if silent := [member.coming for member in unreachable if not self.has_gone(member.coming)]:
+        if silent := [
+            member.incarnation for member in unreachable if not self.has_gone(member.incarnation)
+        ]:
             self._on_unreachable(silent)
         for member in members:
             route = routes.get(member.number)
@@ -145,54 +147,54 @@ class Paths:
             EngineError: A round with it is on.
         """
         with self._lock:
-            if self._known.get(member.number) == (member.coming, route.salt):
+            if self._known.get(member.number) == (member.incarnation, route.salt):
                 return
             self.close_over(member.number)
             keys = b""
             if self._secret is not None:
                 salt = route.salt.hex()
-                keys = self._secret.derived("swarm", self._session, own, member.coming, salt)
-                keys += self._secret.derived("swarm", self._session, member.coming, own, salt)
+                keys = self._secret.derived("swarm", self._session, own, member.incarnation, salt)
+                keys += self._secret.derived("swarm", self._session, member.incarnation, own, salt)
             self._engine().admit(member.number, route.place, keys)
-            self._known[member.number] = member.coming, route.salt
+            self._known[member.number] = member.incarnation, route.salt
 
-    def gone(self, coming: str) -> None:
+    def gone(self, incarnation: str) -> None:
         """Note that a peer is lost, or has left: the other ends of its transfers hear that.
 
         Args:
-            coming: The one of its that is over.
+            incarnation: The one of its that is over.
         """
-        self._nat_agent.give_up(coming)
+        self._nat_agent.give_up(incarnation)
         with self._lock:
-            self._gone[coming] = None
+            self._gone[incarnation] = None
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
-            self._end_transfers(lambda member: member.coming == coming)
+            self._end_transfers(lambda member: member.incarnation == incarnation)
 
-    def confirm_alive(self, comings: Sequence[str]) -> None:
+    def confirm_alive(self, incarnations: Sequence[str]) -> None:
         """Take peers for alive that a directory has: they were reported as gone too early.
 
         Args:
-            comings: Of the peers.
+            incarnations: Of the peers.
         """
         with self._lock:
-            for coming in comings:
-                self._gone.pop(coming, None)
+            for incarnation in incarnations:
+                self._gone.pop(incarnation, None)
 
-    def has_gone(self, coming: str) -> bool:
+    def has_gone(self, incarnation: str) -> bool:
         """Whether a peer was said to be lost.
 
         Args:
-            coming: Of the peer.
+            incarnation: Of the peer.
         """
         with self._lock:
-            return coming in self._gone
+            return incarnation in self._gone
 
     def forget_gone(self) -> None:
         """Paths to peers that have gone take a share of the others' windows no more."""
         with self._lock:
-            for number, (coming, _) in list(self._known.items()):
-                if coming in self._gone:
+            for number, (incarnation, _) in list(self._known.items()):
+                if incarnation in self._gone:
                     self.close_over(number)
                     self._engine().admit(number, None)
                     self._nat_agent.forget(number)
@@ -231,7 +233,7 @@ class Paths:
             PeerLostError: One has gone already.
         """
         with self._lock:
-            if any(member.coming in self._gone for member in members):
+            if any(member.incarnation in self._gone for member in members):
                 raise PeerLostError(f"the other end of transfer {number} has gone")
             engine = self.group(number, members)
             self._transfers[engine] = tuple(members)
@@ -257,7 +259,7 @@ class Paths:
 
     def close_over(self, number: int = -1) -> None:
         """Closes groups of earlier rounds whose members have all they need by now, or should; and
-        all groups that have a peer of whom another coming is there.
+        all groups that have a peer of whom another incarnation is there.
 
         Args:
             number: That peer's; -1: there is none.

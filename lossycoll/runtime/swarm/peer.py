@@ -45,7 +45,7 @@ class Peer:
 
     number: int
     name: str
-    coming: str
+    incarnation: str
     rounds: Rounds
     """Of its directory."""
     seen: float
@@ -119,5 +119,5 @@ class Peer:
         assert self.place is not None
         weight, place = self.weight or 0.0, self.place
         return Member(
-            self.number, place.host, place.port, self.coming, weight, self.rate, place.others
+            self.number, place.host, place.port, self.incarnation, weight, self.rate, place.others
         )

@@ -23,7 +23,7 @@ MOST_MEMBERS: Final = 128
 MOST_NAMES: Final = 1024
 """In one message: whatever they are, it is no longer than a connection takes."""
 START: Final = 16
-"""Of a coming: the digits that all connections of a process have in common."""
+"""Of an incarnation: the digits that all connections of a process have in common."""
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
 MOST_DIRECTORIES: Final = 16
@@ -43,7 +43,7 @@ WHY_ABSENT: Final = (
 # The names of these types choose the checks of the fields that have them.
 Name: TypeAlias = str
 Hex: TypeAlias = str
-Coming: TypeAlias = str
+Incarnation: TypeAlias = str
 Schema: TypeAlias = str
 Host: TypeAlias = str
 Port: TypeAlias = int
@@ -58,19 +58,19 @@ Names: TypeAlias = tuple[str, ...]
 Starts: TypeAlias = tuple[str, ...]
 Places: TypeAlias = tuple[tuple[str, int], ...]
 Others: TypeAlias = tuple[tuple[str, int], ...]
-Comings: TypeAlias = tuple[str, ...]
+Incarnations: TypeAlias = tuple[str, ...]
 Absent: TypeAlias = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """From a peer, first of all. ``number``, ``session`` and ``round``: what it has had since it
-    came; MOST_PEERS, zeros and 0 if nothing. ``coming``: drawn for each connection, but for START
-    digits."""
+    came; MOST_PEERS, zeros and 0 if nothing. ``incarnation``: drawn for each connection, but
+    for START digits."""
 
     version: Count
     name: Name
-    coming: Coming
+    incarnation: Incarnation
     number: Count
     session: Hex
     round: Count
@@ -217,7 +217,7 @@ class Member:
     number: Number
     host: Host
     port: Port
-    coming: Coming
+    incarnation: Incarnation
     weight: Weight
     rate: Count = 0
     others: Others = ()
@@ -242,7 +242,7 @@ class Unreachable:
     """From a peer: no route leads to these members of its latest group, or other ends of
     transfers."""
 
-    comings: Comings
+    incarnations: Incarnations
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,16 +282,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """To members of its latest group: this peer is lost, or has left. Another coming of it may be
-    there already."""
+    """To members of its latest group: this peer is lost, or has left. Another incarnation of it may
+    be there already."""
 
-    coming: Coming
+    incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """To all peers, of a directory that has taken over: the first START digits of the comings of
-    those that are here. Of others nobody else says that they are lost."""
+    """To all peers, of a directory that has taken over: the first START digits of the incarnations
+    that are here. Of others nobody else says that they are lost."""
 
     starts: Starts
 
@@ -392,10 +392,10 @@ def _hex(value: Any) -> str:
     return value
 
 
-def _coming(value: Any) -> str:
+def _incarnation(value: Any) -> str:
     found = _hex(value)
     if len(found) % 2:  # connectivity messages have its last bytes
-        raise Malformed(f"{value!r} is no coming: half a byte is too much")
+        raise Malformed(f"{value!r} is no incarnation: half a byte is too much")
     return found
 
 
@@ -479,16 +479,16 @@ def _absent(value: Any) -> tuple[tuple[str, int], ...]:
     return tuple((_name(name), why(code)) for name, code in value)
 
 
-def _comings(value: Any) -> tuple[str, ...]:
+def _incarnations(value: Any) -> tuple[str, ...]:
     if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
-        raise Malformed("no comings, or too many")
-    return tuple(map(_coming, value))
+        raise Malformed("no incarnations, or too many")
+    return tuple(map(_incarnation, value))
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Name": _name,
     "Hex": _hex,
-    "Coming": _coming,
+    "Incarnation": _incarnation,
     "Schema": _schema,
     "Host": _host,
     "Port": _between(1, 65535),
@@ -503,7 +503,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Starts": _starts,
     "Places": _places(MOST_DIRECTORIES),
     "Others": _places(MOST_OTHERS),
-    "Comings": _comings,
+    "Incarnations": _incarnations,
     "Absent": _absent,
     "tuple[Member, ...]": _members,
     "tuple[Member, Member]": _two_members,

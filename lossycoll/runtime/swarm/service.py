@@ -235,7 +235,7 @@ class DirectoryService:
         elif isinstance(message, Ready):
             self._directory.ready(session.number, message.weight)
         elif isinstance(message, Unreachable):
-            self._directory.report_unreachable(session.number, message.comings)
+            self._directory.report_unreachable(session.number, message.incarnations)
         elif isinstance(message, Offers):
             self._directory.offers(session.number, message)
         elif isinstance(message, Seek):
@@ -301,7 +301,7 @@ class DirectoryService:
         """Tell some peers in each turn who is present: of thousands, the list is long."""
         if self._directory.settles():
             here = self._directory.peers.values()
-            self._present = Present(tuple(one.coming[:START] for one in here))
+            self._present = Present(tuple(one.incarnation[:START] for one in here))
             self._unaware = list(self._sessions)
         some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
         if some:
@@ -346,9 +346,9 @@ class DirectoryService:
         if session is not None:
             session.number = -1
             self._drop(session)
-        for other, coming in self._directory.lost(number):
+        for other, incarnation in self._directory.lost(number):
             if not redirected:
-                self._tell(other, Gone(coming))
+                self._tell(other, Gone(incarnation))
 
     def _drop(self, session: PeerSession) -> None:
         self._strangers.pop(id(session), None)

@@ -433,6 +433,6 @@ class StateTransfers:
 
     def _pair(self, transfer: Transfer, rank: int) -> Pair:
         own, other = transfer.members[rank], transfer.members[1 - rank]
-        self._paths.admit(other, own.coming)
+        self._paths.admit(other, own.incarnation)
         engine = self._paths.transfer(transfer.number, transfer.members)
         return Pair(engine, rank, f"{other.host}:{other.port}", self._per_packet, self.schema)

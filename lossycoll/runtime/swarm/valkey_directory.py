@@ -25,7 +25,7 @@ AT_ONCE: Final = 2 * MOST_PEERS
 """Frames that are taken before groups are formed: whoever has said that it is ready isn't late."""
 ANSWERED_AT_ONCE: Final = 128
 """Frames that are taken before answers go."""
-COMING_BYTES: Final = 16
+INCARNATION_BYTES: Final = 16
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -35,17 +35,17 @@ def key_of(secret: Secret | None, notices: Notices) -> bytes | None:
 
 
 class _DirectoryConnection(RelayedConnection):
-    """A directory's end of a connection. ``coming``: what tells it from others."""
+    """A directory's end of a connection. ``incarnation``: what tells it from others."""
 
     def __init__(
         self,
-        coming: bytes,
+        incarnation: bytes,
         send: Callable[[bytes], bool],
         key: bytes | None,
         counts: Counter[str],
     ) -> None:
         super().__init__(send, key, counts, connects=False)
-        self.coming = coming
+        self.incarnation = incarnation
 
 
 class RelayedDirectory:
@@ -139,35 +139,35 @@ class RelayedDirectory:
         if not frame:
             self._heard = time.monotonic()
             return
-        coming, body = frame[:COMING_BYTES], frame[COMING_BYTES:]
-        known = self._sessions.get(coming)
+        incarnation, body = frame[:INCARNATION_BYTES], frame[INCARNATION_BYTES:]
+        known = self._sessions.get(incarnation)
         if known is None:
             begins = len(body) == NONCE_BYTES if self._key is not None else bool(body)
             if not begins:  # of a connection that is over, if of any
                 self.counts["foreign"] += 1
                 return
-            known = self._sessions[coming] = self._admit(coming)
+            known = self._sessions[incarnation] = self._admit(incarnation)
         session, connection = known
         connection.put(body)
         self.service.hear(session)
 
-    def _admit(self, coming: bytes) -> tuple[PeerSession, _DirectoryConnection]:
+    def _admit(self, incarnation: bytes) -> tuple[PeerSession, _DirectoryConnection]:
         def send(frame: bytes) -> bool:
-            self._unsent.append((coming, frame))
+            self._unsent.append((incarnation, frame))
             return True
 
-        connection = _DirectoryConnection(coming, send, self._key, self.counts)
+        connection = _DirectoryConnection(incarnation, send, self._key, self.counts)
         return self.service.admit(connection), connection
 
     def _drop(self, session: PeerSession) -> None:
         assert isinstance(session.connection, _DirectoryConnection)
-        self._sessions.pop(session.connection.coming, None)
+        self._sessions.pop(session.connection.incarnation, None)
 
     def _flush(self) -> None:
         """Sends what is to be sent, and what comes of it that somebody isn't there."""
         while self._unsent:
             frames, self._unsent = self._unsent, []
-            found = [(self._channel(coming), frame) for coming, frame in frames]
+            found = [(self._channel(incarnation), frame) for incarnation, frame in frames]
             self._end(self._server.publish(found))
 
     def _renew_in_time(self) -> None:
@@ -188,9 +188,9 @@ class RelayedDirectory:
 
     def _end(self, silent: Set[str]) -> None:
         """Nobody listens to these channels any more."""
-        for coming, (session, _) in list(self._sessions.items() if silent else ()):
-            if self._channel(coming) in silent:
+        for incarnation, (session, _) in list(self._sessions.items() if silent else ()):
+            if self._channel(incarnation) in silent:
                 self.service.end(session)
 
-    def _channel(self, coming: bytes) -> str:
-        return self._notices.channel(coming.hex())
+    def _channel(self, incarnation: bytes) -> str:
+        return self._notices.channel(incarnation.hex())

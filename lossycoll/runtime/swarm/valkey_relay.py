@@ -20,7 +20,7 @@ from lossycoll.runtime.keys.secret import Secret
 
 from .directory_list import Place
 from .relayed import RelayedConnection
-from .valkey_directory import COMING_BYTES, RelayedDirectory, key_of
+from .valkey_directory import INCARNATION_BYTES, RelayedDirectory, key_of
 from .valkey_notice import Notices
 from .valkey_server import Address, Subscription, ValkeyServer
 
@@ -138,8 +138,8 @@ class _ClientConnection(RelayedConnection):
         self._wake = wake
         self._server = server
         self._inbox = notices.channel(inbox)
-        self._coming = secrets.token_bytes(COMING_BYTES)
-        channel = notices.channel(self._coming.hex())
+        self._incarnation = secrets.token_bytes(INCARNATION_BYTES)
+        channel = notices.channel(self._incarnation.hex())
         self._subscription: Subscription = server.listen(channel, notices.news)
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
@@ -154,7 +154,7 @@ class _ClientConnection(RelayedConnection):
 
     def _publish(self, frame: bytes) -> bool:
         try:
-            return not self._server.publish([(self._inbox, self._coming + frame)])
+            return not self._server.publish([(self._inbox, self._incarnation + frame)])
         except OSError:
             return False
 

@@ -39,7 +39,7 @@ MESSAGES = [
 ]
 
 
-def test_comings_of_one_process_differ() -> None:
+def test_incarnations_of_one_process_differ() -> None:
     start = "0f" * (START // 2)
     assert short(start + "1" * 16) != short(start + "2" * 16)
 

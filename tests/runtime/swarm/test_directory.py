@@ -71,8 +71,8 @@ class Swarm:
 
 
 def join(name: str, **changes: object) -> Join:
-    coming = random.Random(name).randbytes(16).hex()
-    wanted = Join(VERSION, name, coming, MOST_PEERS, "5" * 16, 0)
+    incarnation = random.Random(name).randbytes(16).hex()
+    wanted = Join(VERSION, name, incarnation, MOST_PEERS, "5" * 16, 0)
     return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
 
 
@@ -250,8 +250,8 @@ def test_nobody_waits_for_one_that_has_gone() -> None:
     swarm.form()
     swarm.ready(0, 1)
     assert swarm.form() == []
-    coming = swarm.directory.peers[2].coming
-    assert sorted(swarm.directory.lost(2)) == [(0, coming), (1, coming)]
+    incarnation = swarm.directory.peers[2].incarnation
+    assert sorted(swarm.directory.lost(2)) == [(0, incarnation), (1, incarnation)]
     assert numbers(swarm.form()) == [[0, 1]]
     assert swarm.directory.lost(2) == []
 
@@ -273,11 +273,13 @@ def test_one_that_comes_again_has_what_it_had() -> None:
     for _ in range(3):
         swarm.ready(0, 1, 2)
         swarm.form()
-    again = dataclasses.replace(join("b"), coming=join("b").coming[:16] + "7" * 16, number=1)
+    again = dataclasses.replace(
+        join("b"), incarnation=join("b").incarnation[:16] + "7" * 16, number=1
+    )
     assert swarm.directory.is_again(again)
     for changes in (
         *({"name": "x"}, {"number": 2}, {"number": MOST_PEERS}, {"session": "9" * 16}),
-        {"coming": "7" * 32},  # another process of this name, from another part of the swarm
+        {"incarnation": "7" * 32},  # another process of this name, from another part of the swarm
     ):
         assert not swarm.directory.is_again(dataclasses.replace(again, **changes))  # type: ignore[arg-type]
     swarm.directory.lost(1)
@@ -500,7 +502,9 @@ def test_donors_of_a_newcomer() -> None:
     assert donors(swarm, second, 4) == [first]
     swarm.directory.offers(first, Offers(0))
     assert donors(swarm, third, 4) == [second]
-    assert swarm.directory.lost(second) == [(number, join("b").coming) for number in (first, third)]
+    assert swarm.directory.lost(second) == [
+        (number, join("b").incarnation) for number in (first, third)
+    ]
     assert donors(swarm, third, 4) == []
 
 
@@ -606,14 +610,14 @@ def test_peers_that_do_not_reach_each_other_are_not_in_one_group() -> None:
     swarm = Swarm(4)
     for name in "abcd":
         swarm.come(name)
-    comings = {number: peer.coming for number, peer in swarm.directory.peers.items()}
+    incarnations = {number: peer.incarnation for number, peer in swarm.directory.peers.items()}
 
     def rounds() -> list[list[int]]:
         swarm.ready(0, 1, 2, 3)
         return numbers(swarm.form())
 
     assert rounds() == [[0, 1, 2, 3]]
-    assert swarm.directory.report_unreachable(1, [comings[3]]) == 1
+    assert swarm.directory.report_unreachable(1, [incarnations[3]]) == 1
     for _ in range(6):
         found = rounds()
         assert sorted(map(len, found)) == [2, 2]
@@ -631,14 +635,20 @@ def test_nobody_says_of_others_that_they_are_out_of_reach() -> None:
         swarm.come(name)
     swarm.ready(0, 1, 2, 3)
     groups = {member: group for group in numbers(swarm.form()) for member in group}
-    comings = {number: peer.coming for number, peer in swarm.directory.peers.items()}
+    incarnations = {number: peer.incarnation for number, peer in swarm.directory.peers.items()}
     stranger = next(number for number in range(4) if number not in groups[0])
     other = next(number for number in groups[0] if number != 0)
-    said = [comings[stranger], comings[0], "0" * 32, comings[other], comings[other]]
+    said = [
+        incarnations[stranger],
+        incarnations[0],
+        "0" * 32,
+        incarnations[other],
+        incarnations[other],
+    ]
     assert swarm.directory.report_unreachable(0, said) == 1
     assert swarm.directory.unfounded == 3
     swarm.directory.lost(other)
-    assert swarm.directory.report_unreachable(0, [comings[other]]) == 0
+    assert swarm.directory.report_unreachable(0, [incarnations[other]]) == 0
 
 
 def test_donors_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
@@ -651,5 +661,5 @@ def test_donors_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
         swarm.directory.seeks(joiner, 4)
         ((_, transfers),) = swarm.directory.transfers()
         donors.append({transfer.members[0].number for transfer in transfers})
-        swarm.directory.report_unreachable(joiner, [swarm.directory.peers[1].coming])
+        swarm.directory.report_unreachable(joiner, [swarm.directory.peers[1].incarnation])
     assert donors == [{0, 1}, {0}]

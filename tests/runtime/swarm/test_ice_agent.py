@@ -27,7 +27,7 @@ INTERVAL = 15.0
 KEY = key_of(None, "5" * 16)
 
 
-def coming_of(number: int, start: int = 0) -> str:
+def incarnation_of(number: int, start: int = 0) -> str:
     return random.Random(f"{number}/{start}").randbytes(16).hex()
 
 
@@ -54,7 +54,7 @@ class World:
         draw = random.Random(number)
         made = IceAgent(number, lambda: self.now, INTERVAL, draw.randbytes)
         others = () if seen == local else (seen,)
-        self.members[number] = Member(number, *local, coming_of(number), 1.0, others=others)
+        self.members[number] = Member(number, *local, incarnation_of(number), 1.0, others=others)
         self.meetings[number], self.places[number], self.nats[number] = made, local, nat
         return made
 
@@ -81,7 +81,7 @@ class World:
 
     def begin(self, one: int, other: int) -> None:
         for here, there in ((one, other), (other, one)):
-            member, own = self.members[there], self.members[here].coming
+            member, own = self.members[there], self.members[here].incarnation
             self.send(here, self.meetings[here].begin(member, own))
 
     def run(self, seconds: float) -> None:
@@ -99,14 +99,14 @@ class World:
                 self.send(number, one.due())
 
     def route(self, here: int, there: int) -> Route | None:
-        return self.meetings[here].route(self.members[there], self.members[here].coming)
+        return self.meetings[here].route(self.members[there], self.members[here].incarnation)
 
     def meet(self, one: int, other: int, seconds: float = 2.5) -> bool:
         """Whether both have a route, and the same, by which packets come from where it leads."""
         self.begin(one, other)
         self.run(seconds)
         for number in (one, other):
-            self.meetings[number].give_up(self.members[other + one - number].coming)
+            self.meetings[number].give_up(self.members[other + one - number].incarnation)
         there, back = self.route(one, other), self.route(other, one)
         if there is None or back is None:
             assert there is None
@@ -186,7 +186,7 @@ def test_who_begins_later_is_waited_for() -> None:
     world = World()
     for number in (0, 1):
         world.come(number, world.nat(number))
-    world.send(0, world.meetings[0].begin(world.members[1], world.members[0].coming))
+    world.send(0, world.meetings[0].begin(world.members[1], world.members[0].incarnation))
     world.run(1.0)
     assert world.route(0, 1) is None
     assert world.meet(0, 1)
@@ -200,7 +200,7 @@ def test_a_way_is_kept_and_taken_once() -> None:
     before = world.route(0, 1)
     assert world.meet(0, 1, 0.0)
     assert world.route(0, 1) is before
-    world.members[1] = replace(world.members[1], coming=coming_of(1, 1))
+    world.members[1] = replace(world.members[1], incarnation=incarnation_of(1, 1))
     assert world.route(0, 1) is None
     assert world.meet(0, 1)
     after = world.route(0, 1)
@@ -239,7 +239,7 @@ def test_one_that_has_lost_the_way_finds_another_in_two_tries() -> None:
     world.meetings[1].forget(0)
     world.begin(0, 1)
     world.run(2.5)
-    world.meetings[1].give_up(world.members[0].coming)
+    world.meetings[1].give_up(world.members[0].incarnation)
     assert world.route(1, 0) is None
     assert world.route(0, 1) is None
     assert world.meet(0, 1)
@@ -264,7 +264,7 @@ def test_what_was_said_once_is_not_believed_again() -> None:
     repeated = [message for _, _, message in world.passed]
     for number in (0, 1):
         world.meetings[number].forget(1 - number)
-    world.send(0, world.meetings[0].begin(world.members[1], world.members[0].coming))
+    world.send(0, world.meetings[0].begin(world.members[1], world.members[0].incarnation))
     for message in repeated:
         for source in (("198.51.100.66", 66), world.places[1]):
             if message.receiver == 0:
@@ -299,8 +299,10 @@ def test_checks_of_many_places_are_not_all_tried() -> None:
     world = World()
     one = world.come(0, None)
     world.come(1, None)
-    one.begin(world.members[1], world.members[0].coming)
-    asks = ConnectivityMessage(Kind.CHECK, 1, 0, short(world.members[1].coming), bytes(range(16)))
+    one.begin(world.members[1], world.members[0].incarnation)
+    asks = ConnectivityMessage(
+        Kind.CHECK, 1, 0, short(world.members[1].incarnation), bytes(range(16))
+    )
     for port in range(1, 100):
         sends = one.heard(asks, ("198.51.100.66", port))
         assert sends[0][1].kind == Kind.ANSWER
@@ -311,21 +313,21 @@ def test_checks_of_many_places_are_not_all_tried() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_checks_of_others_change_nothing(kind: Kind) -> None:
-    """By number, by coming, or at all."""
+    """By number, by incarnation, or at all."""
     world = World()
     one = world.come(0, None)
     world.come(1, None)
     assert world.meet(0, 1)
-    before = one.route(world.members[1], world.members[0].coming)
+    before = one.route(world.members[1], world.members[0].incarnation)
     nonce = bytes(range(16))
     for sender in (0, 1, 2, 127):
         for receiver in (0, 1):
             message = ConnectivityMessage(
-                kind, sender, receiver, short(coming_of(9)), nonce, nonce, ("1.2.3.4", 5)
+                kind, sender, receiver, short(incarnation_of(9)), nonce, nonce, ("1.2.3.4", 5)
             )
             sends = one.heard(message, ("198.51.100.66", 66))
             assert [said.kind for _, said in sends] in ([], [Kind.ANSWER])
             assert all(said.nonce == NOTHING for _, said in sends)
-    assert one.route(world.members[1], world.members[0].coming) is before
+    assert one.route(world.members[1], world.members[0].incarnation) is before
     assert one.wakes() is None
     assert one.counts.foreign + one.counts.stale > 0

@@ -257,7 +257,7 @@ def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
                     [("127.0.0.1", server.port)],
                     f"peer {number}",
                     ZmqDirectoryTransport(None),
-                    lambda coming: None,
+                    lambda incarnation: None,
                     lambda transfer: None,
                 )
             )
@@ -342,7 +342,8 @@ def test_what_is_not_looked_at_would_change_nothing(seed: int) -> None:
         elif turn < 0.38 and peers:
             one = draw.choice(peers)
             directory.report_unreachable(
-                one.number, [directory.peers[k].coming for k in one.group if k in directory.peers]
+                one.number,
+                [directory.peers[k].incarnation for k in one.group if k in directory.peers],
             )
         elif turn < 0.4:
             directory.takes(directory.round + draw.randrange(3), 5.0)

@@ -290,7 +290,7 @@ def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> 
 def test_peers_that_meet_anew_have_new_keys(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same comings, too: numbers of packets begin anew, and are never used twice."""
+    """By the same incarnations, too: numbers of packets begin anew, and are never used twice."""
     keys: list[bytes] = []
     admit = Host.admit
 

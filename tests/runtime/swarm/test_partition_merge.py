@@ -56,8 +56,8 @@ class Site:
         self, name: str, number: int = MOST_PEERS, round: int = 0, epoch: int = 0
     ) -> int | None:
         """Returns the peer's number; None: it is refused."""
-        coming = random.Random(name).randbytes(16).hex()
-        wanted = Join(VERSION, name, coming, number, self.directory.session, round, epoch)
+        incarnation = random.Random(name).randbytes(16).hex()
+        wanted = Join(VERSION, name, incarnation, number, self.directory.session, round, epoch)
         answer = self.directory.join(wanted)
         if isinstance(answer, Refused):
             return None

@@ -165,12 +165,12 @@ def test_what_strangers_say_of_an_address_is_not_believed(
 def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     (one,) = peers(stack, directory(stack, None), "a", None)
     before, seen = one._client.joined, ("203.0.113.9", 4711)
-    comings = []
+    incarnations = []
     join = one._client._run_session
     assert before is not None
     assert one._endpoint is not None
-    one._client._run_session = lambda place: comings.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
+    one._client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
     one._say_address(one._endpoint.place, seen, moved=True)
-    until(lambda: len(comings) > 0)
+    until(lambda: len(incarnations) > 0)
     assert one.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one._client._standing)

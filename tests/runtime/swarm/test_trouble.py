@@ -232,14 +232,14 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
 
 def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack) -> None:
     """Parts of a split network hear from their own directory that the others have gone. When a
-    directory has them all, they are there, by the same comings."""
+    directory has them all, they are there, by the same incarnations."""
     place = directory(stack, None)
     members = peers(stack, place, "ab", None)
     values = [np.full(100, float(i), np.float32) for i in range(2)]
     together(members, values)
     for member in members:
-        for coming in list(member._client._partners.values()):
-            member._lost(coming)
+        for incarnation in list(member._client._partners.values()):
+            member._lost(incarnation)
     assert members[0]._endpoint is not None
     assert all(map(members[0]._endpoint.paths.has_gone, members[0]._client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):

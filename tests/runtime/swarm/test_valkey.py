@@ -326,7 +326,7 @@ def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack:
     assert not connection.broken
     server.client().publish(notices.news, b"whatever")
     if serves:
-        server.client().publish(notices.channel(connection._coming.hex()), b"after it")
+        server.client().publish(notices.channel(connection._incarnation.hex()), b"after it")
         until(lambda: connection.read() == [b"after it"])
         assert not connection.broken
     else:

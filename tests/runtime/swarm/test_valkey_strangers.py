@@ -182,14 +182,14 @@ def test_in_clear_whoever_can_write_is_a_peer(
 ) -> None:
     """As by TCP. So use a secret wherever others can write to the server."""
     swarms = [join(name, secret=None) for name in "ab"]
-    coming, channel = b"\x07" * 16, f"{KEY}:{'07' * 16}"
+    incarnation, channel = b"\x07" * 16, f"{KEY}:{'07' * 16}"
     listening = stranger.client.pubsub()
     listening.subscribe(channel)
     until(lambda: _next(listening)["type"] == "subscribe")
     said = pack(Join(VERSION, "stranger", "7" * 32, MOST_PEERS, "0" * 16, 0))
-    stranger.client.publish(stranger.inbox(), coming + said)
+    stranger.client.publish(stranger.inbox(), incarnation + said)
     until(lambda: "stranger" in swarms[0].peers())
-    stranger.client.publish(stranger.inbox(), coming + pack(Leave()))
+    stranger.client.publish(stranger.inbox(), incarnation + pack(Leave()))
     until(lambda: swarms[0].peers() == ("a", "b"))
     listening.close()
 

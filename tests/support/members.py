@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from lossycoll.backend.process_group import LossyProcessGroup
 
@@ -20,7 +20,7 @@ SECONDS = 30
 def job_store() -> Any:
     """The test's, as each rank reaches it."""
     port = int(os.environ["MASTER_PORT"])
-    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
 
 class Member:

@@ -35,6 +35,8 @@ def torchft_process_group(timeout: float = 60.0, options: Mapping[str, Any] | No
         ) from error
 
     class ProcessGroupLossy(base):  # type: ignore[misc]
+        _pg: Any
+
         def getBackendName(self) -> str:
             return "torchft-lossy"
 

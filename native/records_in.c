@@ -15,7 +15,7 @@ static int is_message(const lc_record *r) {
 }
 
 /* A record's operation: of a stream that comes, or of one that is sent. */
-static lc_op *op_coming(const lc_group *g, uint16_t peer, const lc_record *r) {
+static lc_op *op_arriving(const lc_group *g, uint16_t peer, const lc_record *r) {
     return is_message(r) ? lc_message_from(g, peer, r->op) : lc_find_op(g, r->op);
 }
 
@@ -205,7 +205,7 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
         lc_agree(g, r->op, peer); /* it is told to none but those who do */
     if (was_answered(g, p, r))
         return;
-    lc_op *op = op_coming(g, peer, r);
+    lc_op *op = op_arriving(g, peer, r);
     if (!op) {
         fin_of_none(g, peer, r);
         return;
@@ -460,7 +460,7 @@ static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
 }
 
 static void on_wait(lc_group *g, uint16_t peer, const lc_record *r) {
-    lc_op *op = op_coming(g, peer, r);
+    lc_op *op = op_arriving(g, peer, r);
     lc_in *in = op ? lc_op_in(op, r->slot, peer) : NULL;
     if (in)
         in->excused_ns = g->host->now;

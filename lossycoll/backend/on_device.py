@@ -212,7 +212,7 @@ class OnDevice:
         try:
             bounce.come_back()
         except KeyboardInterrupt:
-            if not bounce.is_coming_back:
+            if not bounce.is_returning:
                 bounce.come_back()
             raise
 

@@ -72,7 +72,7 @@ class Bounce:
         pieces: What operations work on, in order; one, unless there are cuts.
         ahead: Whether the way back is queued before the operations have ended.
         lane: The streams.
-        is_coming_back: Whether all of the way back was queued ahead.
+        is_returning: Whether all of the way back was queued ahead.
         end: The place in a stream after which the result is on the device; None before it is known.
     """
 
@@ -104,7 +104,7 @@ class Bounce:
         self._filled: list[Any] = []
         self._lock = threading.Lock()
         self.end: Any = None
-        self.is_coming_back = False
+        self.is_returning = False
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
@@ -173,7 +173,7 @@ class Bounce:
                     stream.copy(tensor, mirror)
             if self._epilogue is not None:
                 stream.run(self._epilogue)
-            self.is_coming_back = True
+            self.is_returning = True
         finally:
             self.end = stream.record()
 

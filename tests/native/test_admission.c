@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { HOSTS = 3, COMINGS = 12, BYTES = 20000, TALKERS = 4711, VISIT = 5000 };
+enum { HOSTS = 3, INCARNATIONS = 12, BYTES = 20000, TALKERS = 4711, VISIT = 5000 };
 
 typedef struct {
     lc_host *host[HOSTS];
@@ -133,7 +133,7 @@ static void run(uint8_t sealed) {
     t.g[0] = group(&s, 0, 1, TALKERS);
     t.g[1] = group(&s, 1, 0, TALKERS);
     pthread_create(&thread, NULL, talking, &t);
-    for (uint8_t i = 0; i < COMINGS; i++) {
+    for (uint8_t i = 0; i < INCARNATIONS; i++) {
         s.coming = i;
         start(&s, 2);
         admit(&s, 0, 2);

@@ -41,7 +41,7 @@ def torchft_process_group(timeout: float = 60.0, options: Mapping[str, Any] | No
             return "torchft-lossy"
 
         def abort(self, errored: bool = True) -> None:
-            group: LossyProcessGroup | None = self._pg  # type: ignore[has-type]
+            group: LossyProcessGroup | None = self._pg
             if errored or group is None:
                 super().abort(errored)
             else:  # another quorum: nothing has failed

@@ -47,7 +47,7 @@ GROUPS: Final = {
         "arc_topk_hook",
         "ARCTopKState",
     ),
-    "Ranks that come back": ("ElasticWorld", "WorldChange", "ShardBackup"),
+    "Ranks that come back": ("ElasticWorld", "WorldChange", "ShardBackup", "torchft_process_group"),
     "Swarms": ("Swarm", "MoshpitAverager", "MoshpitSGD", "RoundReport", "CatchUpReport"),
     "Inference": ("wire_allreduce_",),
     "Options and scopes": ("Options", "lossy", "reliable"),

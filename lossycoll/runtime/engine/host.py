@@ -389,6 +389,8 @@ class Host:
 
     def release(self) -> None:
         """One user less. The last one closes the host, after its groups."""
+        if os.getpid() != self._pid:  # there the lock may be held, by a thread that it hasn't
+            return
         with self._lock:
             self._users -= 1
             last = self._users == 0
@@ -410,13 +412,15 @@ class Host:
 
         A forked child has no thread to join, and leaves all as it is.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._users = 0
             handle, self.handle = self.handle, ffi.NULL
             self._wakers = None
         if self._out_of_band is not None:
             self._out_of_band.close()
-        if handle != ffi.NULL and os.getpid() == self._pid:
+        if handle != ffi.NULL:
             lib.lc_host_close(handle)
             if self._page is not None:
                 self._page.close()

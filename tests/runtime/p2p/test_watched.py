@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lossycoll.runtime.collectives.parts import Parts
 
 from lossycoll.errors import LinkError
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.membership.group_state import Health
@@ -37,7 +37,7 @@ class End:
         )
         self.engine = network.engines[rank]
         topology = Topology.flat(network.world)
-        parts = Parts(health, network.options, 3, self.engine, None, topology)
+        parts = GroupContext(health, network.options, 3, self.engine, None, topology)
         self.endpoint = Endpoint(parts, timeout=60.0)
         self.messages = Messages(
             self.engine, health, network.options, self.endpoint.operations.group_failure

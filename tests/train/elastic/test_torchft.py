@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -81,20 +78,3 @@ def test_without_torchft_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torchft.process_group", None)
     with pytest.raises(lossycoll.OptionError, match="pip install torchft"):
         lossycoll.torchft_process_group()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs torchft")
-def test_a_manager_trains_while_replicas_are_killed() -> None:
-    environment = {**os.environ, "STEPS": "300", "KILL_SECONDS": "10", "LOSSYCOLL_LOG": "warning"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "torchft_manager.py")],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "ended by SIGKILL" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,6 @@ import lossycoll
 from tests.support.harness import Ranks
 from tests.support.members import job_store
 
-ROOT = Path(__file__).resolve().parents[3]
 QUORUMS = 3
 
 

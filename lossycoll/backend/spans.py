@@ -8,6 +8,7 @@ them to the file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -45,7 +46,7 @@ class Phase(NamedTuple):
 
 
 _kept: Final[deque[tuple[int, list[Phase]]]] = deque(maxlen=MOST_KEPT)
-_numbers = iter(range(1, 1 << 62))
+_numbers: Final = itertools.count(1)
 
 
 def are_wanted() -> bool:

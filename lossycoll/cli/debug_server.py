@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Sequence
 from typing import Any, Final
 
 from torch._C import _distributed_c10d
@@ -120,28 +119,16 @@ def fetched(timeout: float) -> tuple[str | None, list[Record]]:
         timeout: Seconds for each.
 
     Returns:
-        Who didn't answer, as text, and one record for each process that the others tell of.
+        Who didn't answer, as text, and the records in all answers: ranks of one machine tell of
+        the same processes, and of several records of one, ``job_status.latest`` takes one.
     """
     places, answers = frontend.fetch_all(ENDPOINT, timeout=timeout)
-    found = records_of([one.text for one in answers if one.status_code == 200])
+    told = [json.loads(one.text) for one in answers if one.status_code == 200]
+    found = [Record.from_json(record) for records in told for record in records]
     return frontend.format_fetch_summary(places, answers), found
 
 
-def records_of(answers: Sequence[str]) -> list[Record]:
-    """One record for each process that any of the answers tells of.
-
-    Raises:
-        ValueError: An answer is none.
-    """
-    found: dict[tuple[str, int, int], Record] = {}
-    for text in answers:
-        for one in json.loads(text):
-            record = Record.from_json(one)
-            found.setdefault((record.session, record.process, record.pid), record)
-    return list(found.values())
-
-
-def told() -> str:
+def own_records() -> str:
     """What a rank's worker server answers: the records of its jobs on its machine."""
     records = status_page.pages(calls=True)
     mine = {record.session for record in records if record.pid == os.getpid()}
@@ -150,7 +137,7 @@ def told() -> str:
 
 def _answer(request: Any, response: Any) -> None:
     del request
-    response.set_content(told(), "application/json")
+    response.set_content(own_records(), "application/json")
     response.set_status(200)
 
 

@@ -127,10 +127,10 @@ class GroupStats:
 
     def _warn_of_missing(self, sums: EngineStats) -> None:
         """Once per group, by one rank of each machine."""
-        if self._missing_warned or not self._speaks():
+        if self._missing_warned:
             return
         text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
-        if text:
+        if text and self._speaks():
             self._missing_warned = True
             log.warning("%s: %s", self._where, text)
 

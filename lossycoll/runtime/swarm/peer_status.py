@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.runtime.engine import processes, status_folder
+from lossycoll.runtime.membership.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
 KEPT_SECONDS: Final = 60.0
@@ -24,7 +25,7 @@ SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""
 SLOW_ROUNDS: Final = 3
-_STATES: Final = {processes.RUNS: "alive", processes.ELSEWHERE: "alive"}
+_STATES: Final = {processes.RUNS: ALIVE, processes.ELSEWHERE: ALIVE}
 
 
 class PeerFile:
@@ -103,7 +104,7 @@ def swarms() -> list[dict[str, Any]]:
     for path in sorted(where.glob(f"*{SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             session, peer = _read(path)
-            if peer["state"] == "dead" and peer["since_seconds"] > KEPT_SECONDS:
+            if peer["state"] == DEAD and peer["since_seconds"] > KEPT_SECONDS:
                 path.unlink()
                 continue
             by_session.setdefault(session, []).append(peer)
@@ -144,7 +145,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _swarm(session: str, peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     peers = sorted(peers, key=lambda one: (one["name"], one["pid"]))
-    living = [peer for peer in peers if peer["state"] != "dead"]
+    living = [peer for peer in peers if peer["state"] != DEAD]
     return {
         "session": session,
         "peers_in_all": max((peer["peers"] for peer in living), default=0),
@@ -156,9 +157,9 @@ def _swarm(session: str, peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _trouble(peers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """What to look at first: peers that are gone, sick, slow, or out of reach."""
-    names = {peer["number"]: peer["name"] for peer in peers if peer["state"] != "dead"}
+    names = {peer["number"]: peer["name"] for peer in peers if peer["state"] != DEAD}
     for peer in peers:
-        if peer["state"] != "alive":
+        if peer["state"] != ALIVE:
             yield f"peer {peer['name']} is {peer['state']}"
         elif peer["left_out"]:
             yield f"peer {peer['name']} is sick: {peer['left_out']}"

@@ -477,7 +477,9 @@ class Transport:
             try:
                 head, place = self._monitor.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
-                return
+                # Not sooner: of a connection that is over by now, whose end is told further on,
+                # the descriptor may be a later one's.
+                return self._cut_crowd()
             event, value = _EVENT.unpack(head)
             if event == zmq.EVENT_ACCEPTED:
                 self._on_accepted(value)
@@ -505,7 +507,9 @@ class Transport:
         self.highest = max(self.highest, fd)
         self._peers[one.peer] = self._waiting[one.peer] = one
         self._plan(one.since + self._handshake)
-        if len(self._waiting) > self.strangers:
+
+    def _cut_crowd(self) -> None:
+        while len(self._waiting) > self.strangers:
             self.counts["crowd"] += 1
             oldest = min(
                 self._waiting.values(), key=lambda other: (other.address in self.near, other.since)

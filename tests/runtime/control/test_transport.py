@@ -273,6 +273,25 @@ def test_the_oldest_stranger_makes_room_and_those_of_known_hosts_go_last() -> No
         assert len(others) == 20
 
 
+def test_a_crowd_that_is_heard_of_late_takes_no_descriptor_of_a_later_one() -> None:
+    """The kernel gives a later connection the descriptor of one that was over before."""
+    server, place = listening(strangers=4)
+    with (
+        contextlib.closing(server),
+        contextlib.closing(Transport()) as client,
+        contextlib.ExitStack() as stack,
+    ):
+        some = [stack.enter_context(stranger(place)) for _ in range(8)]
+        for one in some:
+            assert one.recv(100)  # its greeting: it was accepted
+        for one in some[:4]:
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(100):
+                pass
+        there, _ = meet(server, client, place)
+        assert server._peers[there].fd < server.highest
+
+
 def test_who_isnt_admitted_goes_after_a_while(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,8 @@
-"""Who meets whom: processes as threads on a store in memory, by a clock that runs fast."""
+"""Who meets whom: processes as threads on a store in memory, by a virtual clock."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,21 +10,12 @@ import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.membership.polled_store import PolledStore
-from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member
+from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member, Watch
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import until
+from tests.support.virtual_time import VirtualTime
 
-FAST = 20.0
-"""Seconds of the clock in a second."""
-
-
-def clock() -> float:
-    return time.monotonic() * FAST
-
-
-def sleep(seconds: float) -> None:
-    time.sleep(seconds / FAST)
-
+LONG_SECONDS = 1000.0
+"""Longer than any process waits here."""
 
 class Died(Exception):
     """It says nothing more."""
@@ -35,15 +24,17 @@ class Died(Exception):
 class Process:
     """One that meets, on a thread."""
 
-    def __init__(self, store: MemoryStore, slot: int, slots: int, name: str = "") -> None:
-        self.store, self.slot = store, slot
+    def __init__(self, store: TimedStore, slot: int, slots: int, name: str = "") -> None:
+        self.store, self.time = store, store.time
         self.dead = False
         self.start = name or f"start of {slot}"
         polled = PolledStore(self._Mortal(self), f"slot {slot}")
-        self.meeting = Meeting(polled, slot, slots, self.start, clock=clock, sleep=self._sleep)
+        self.meeting = Meeting(
+            polled, slot, slots, self.start, clock=self.time.clock, sleep=self._sleep
+        )
         self.agreed: Generation | None = None
         self.error: LossyError | None = None
-        self._thread = threading.Thread()
+        self.is_over = False
 
     class _Mortal:
         """The store of a process that may die: then it says nothing more."""
@@ -59,7 +50,9 @@ class Process:
     def _sleep(self, seconds: float) -> None:
         if self.dead:
             raise Died
-        sleep(seconds)
+        self.time.sleep(seconds)
+        if self.dead:
+            raise Died
 
     def begin(
         self,
@@ -81,35 +74,40 @@ class Process:
                 self.error = error
             except Died:
                 pass
+            self.is_over = True
 
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
+        self.is_over = False
+        self.time.start(run)
         return self
 
     def end(self) -> Generation:
-        self._thread.join(20)
-        assert not self._thread.is_alive()
+        self.time.run(LONG_SECONDS, lambda: self.is_over)
+        assert self.is_over
         if self.error is not None:
             raise self.error
         assert self.agreed is not None
         return self.agreed
 
     def waits(self) -> bool:
-        return self._thread.is_alive()
+        return not self.is_over
 
 
-def met(slots: int = 3, store: MemoryStore | None = None) -> tuple[MemoryStore, list[Process]]:
+class TimedStore(MemoryStore):
+    """A store, and the clock of those who use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = VirtualTime()
+
+
+def met(slots: int = 3) -> tuple[TimedStore, list[Process]]:
     """A job whose first generation is there."""
-    store = MemoryStore() if store is None else store
+    store = TimedStore()
     processes = [Process(store, slot, slots) for slot in range(slots)]
     for process in processes:
         process.begin()
     assert {process.end().number for process in processes} == {0}
     return store, processes
-
-
-def passed(seconds: float) -> None:
-    time.sleep(seconds / FAST)
 
 
 def test_all_slots_meet_first() -> None:
@@ -122,7 +120,7 @@ def test_all_slots_meet_first() -> None:
 
 
 def test_the_first_generation_has_all_slots_or_none() -> None:
-    store = MemoryStore()
+    store = TimedStore()
     some = [Process(store, slot, 3).begin(grace=1.0, timeout=4.0) for slot in (0, 2)]
     for process in some:
         with pytest.raises(
@@ -136,7 +134,7 @@ def test_whoever_is_started_again_is_let_in_when_the_others_come() -> None:
     store, (first, second, third) = met()
     third.dead = True
     again = Process(store, 2, 3, "again").begin()
-    passed(10)  # longer than any grace
+    store.time.run(10)  # longer than any grace
     assert again.waits()  # it can't know who goes on without it
     first.begin(7, lost=[2])
     second.begin(6, lost=[2])
@@ -163,22 +161,22 @@ def test_the_lost_are_not_waited_for() -> None:
 
 
 def test_one_of_whom_nothing_is_known_is_waited_for_as_long_as_grace() -> None:
-    _, (first, second, third) = met()
+    store, (first, second, third) = met()
     third.dead = True
-    begin = clock()
+    begin = store.time.now
     first.begin(3, grace=8.0)
     second.begin(3, grace=8.0)
     assert first.end().slots == second.end().slots == (0, 1)
-    assert clock() - begin >= 8.0
+    assert store.time.now - begin >= 8.0
 
 
 def test_one_that_dies_while_it_waits_is_no_member() -> None:
     store, (first, second, third) = met()
     third.dead = True
     again = Process(store, 2, 3, "again").begin()
-    passed(2)
+    store.time.run(2)
     again.dead = True
-    passed(3)
+    store.time.run(3)
     assert json.loads(store.data["comer/1/0"])["start"] == "again"
     first.begin(1, lost=[2])
     second.begin(1, lost=[2])
@@ -186,16 +184,15 @@ def test_one_that_dies_while_it_waits_is_no_member() -> None:
 
 
 def test_a_straggler_comes_to_the_next_one() -> None:
-    _, (first, second, third) = met()
+    store, (first, second, third) = met()
     first.begin(5, grace=1.0)
     second.begin(5, grace=1.0)
     assert first.end().slots == second.end().slots == (0, 1)
     third.begin(4)
-    passed(10)
+    store.time.run(10)
     assert third.waits()
-    # A machine so busy that a thread stands still for the usual grace would have one go ahead.
-    first.begin(6, grace=50.0)
-    second.begin(6, grace=50.0)
+    first.begin(6, grace=1.0)
+    second.begin(6, grace=1.0)
     assert first.end().slots == (0, 1, 2)
     assert {process.end().number for process in (first, second, third)} == {2}
 
@@ -205,7 +202,7 @@ def test_all_that_died_meet_when_all_slots_are_here() -> None:
     for process in processes:
         process.dead = True
     some = [Process(store, slot, 3, f"again {slot}").begin() for slot in (0, 1)]
-    passed(10)
+    store.time.run(10)
     assert all(process.waits() for process in some)
     some.append(Process(store, 2, 3, "again 2").begin())
     assert {process.end().number for process in some} == {1}
@@ -223,14 +220,22 @@ def test_a_slot_that_another_has_taken() -> None:
 def test_who_waits_is_seen_while_it_lives() -> None:
     store, (first, _, third) = met()
     watch = first.meeting.watch(1)
-    assert watch.look(clock()) == []
+    assert watch.look(store.time.now) == []
     again = Process(store, 2, 3, "again").begin()
-    until(lambda: watch.look(clock()) == [Member(2, "again", FRESH)])
+    assert _seen(watch, store.time) == [Member(2, "again", FRESH)]
     assert watch.left == set()
     again.dead = True
-    until(lambda: watch.look(clock()) == [])
+    assert _seen(watch, store.time) == []
     assert watch.left == {2}
     third.dead = True
+
+
+def _seen(watch: Watch, time: VirtualTime) -> list[Member]:
+    """Who waits, after looks of two seconds."""
+    for _ in range(10):
+        time.run(0.2)
+        found = watch.look(time.now)
+    return found
 
 
 TWICE = '{"slot": 1, "start": "s", "steps": 0, "before": -1}'
@@ -254,7 +259,7 @@ TWICE = '{"slot": 1, "start": "s", "steps": 0, "before": -1}'
     ],
 )
 def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
-    store = MemoryStore()
+    store = TimedStore()
     process = Process(store, 1, 3)
     store.set("members/0", said)
     with pytest.raises(RendezvousError, match=text):
@@ -270,9 +275,9 @@ def test_a_number_that_is_none_is_counted_from_the_start() -> None:
 
 def test_few_do_not_go_on_without_the_others() -> None:
     """One that left by itself waits for the others, however long their steps are."""
-    _, (first, second, third) = met()
+    store, (first, second, third) = met()
     third.begin(9, grace=1.0)
-    passed(15)
+    store.time.run(15)
     assert third.waits()
     first.begin(8, grace=1.0)
     second.begin(8, grace=1.0)
@@ -302,7 +307,7 @@ def test_a_process_that_fits_no_group_is_left_out() -> None:
     store, (first, second, third) = met()
     third.dead = True
     again = Process(store, 2, 3, "again").begin(timeout=30.0)
-    passed(2)
+    store.time.run(2)
     for process in (first, second):
         process.begin(1, lost=[2], refused=["again"])
     assert first.end().slots == second.end().slots == (0, 1)

@@ -17,6 +17,7 @@ from tests.support.virtual_time import VirtualTime
 LONG_SECONDS = 1000.0
 """Longer than any process waits here."""
 
+
 class Died(Exception):
     """It says nothing more."""
 

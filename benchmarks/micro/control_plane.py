@@ -22,9 +22,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.view_agreement import View
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.view_agreement import View
 
 ADDRESS = "127.0.0.1"
 TOLD = struct.Struct("!id")

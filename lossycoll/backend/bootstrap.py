@@ -28,12 +28,12 @@ from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret, find_secret
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.probe import answers
-from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.p2p.messages import Messages
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.probe import answers
+from lossycoll.runtime.world.rendezvous import Rendezvous
 
 from .builder import GroupBuilder, GroupSpec, Met
 from .connected import connected

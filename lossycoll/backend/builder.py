@@ -17,11 +17,11 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.definition import Definition
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.net.interfaces import Interface
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.definition import Definition
+from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.rendezvous import Rendezvous
 
 from .rdma import Rdma, Reach
 from .sharing import Offer, Sharing

@@ -19,7 +19,7 @@ from torch import Tensor
 from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 from .reduction import Reduction
 from .work import EngineWork

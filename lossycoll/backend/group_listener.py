@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 
 class HealthListener:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lossycoll.errors import LossyError, RendezvousError
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.probe import answers
-from lossycoll.runtime.membership.reachability import (
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.probe import answers
+from lossycoll.runtime.world.reachability import (
     Side,
     heartbeat_of,
     said_trouble,

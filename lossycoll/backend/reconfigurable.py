@@ -21,7 +21,7 @@ from lossycoll.errors import (
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 from .bootstrap import Group
 from .builder import GroupSpec

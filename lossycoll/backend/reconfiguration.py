@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore
 from lossycoll.errors import ClosedError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
-from lossycoll.runtime.membership.polled_store import PolledStore
+from lossycoll.runtime.world.polled_store import PolledStore
 
 from .builder import GroupSpec
 

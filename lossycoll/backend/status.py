@@ -10,11 +10,11 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.membership import metrics
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.hang_log import HangLog
-from lossycoll.runtime.membership.status_query import ask_rank
+from lossycoll.runtime.world import metrics
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.hang_log import HangLog
+from lossycoll.runtime.world.status_query import ask_rank
 
 from .builder import GroupBuilder, GroupSpec, Met
 

@@ -19,8 +19,8 @@ from typing import Final
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.net.interfaces import Interface
+from lossycoll.runtime.world.control_plane import ControlPlane
 
 
 @dataclass(frozen=True, slots=True)

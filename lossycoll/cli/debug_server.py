@@ -17,7 +17,7 @@ from torch.distributed.debug import _debug_handlers, _frontend
 
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.membership import flight_recorder, job_status
+from lossycoll.runtime.world import flight_recorder, job_status
 
 from .status_text import as_text
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from lossycoll.runtime.membership.job_status import ALIVE, in_words
+from lossycoll.runtime.world.job_status import ALIVE, in_words
 
 from .launcher import EXIT_FAILED, Unwritable, must_be_writable
 from .plotting import drawn

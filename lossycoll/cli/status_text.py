@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lossycoll.runtime.membership.job_status import (
+from lossycoll.runtime.world.job_status import (
     ALIVE,
     DEAD,
     DIRECTIONS,

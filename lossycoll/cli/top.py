@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lossycoll.runtime.membership.job_status import ALIVE, STATES, in_words, is_over
+from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
 
 from .argtypes import real
 from .launcher import EXIT_FAILED

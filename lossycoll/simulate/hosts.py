@@ -24,7 +24,7 @@ from ..runtime.engine.binding import EngineGroup
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
-from ..runtime.membership.group_state import Health
+from ..runtime.world.group_state import Health
 
 GROUP: Final = 1
 SESSION: Final = 9

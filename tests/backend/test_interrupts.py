@@ -21,7 +21,7 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 from tests.support import harness
 from tests.support.network import Network
 from tests.support.waiting import until

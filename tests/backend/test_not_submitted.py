@@ -15,7 +15,7 @@ import lossycoll
 from lossycoll.backend import sparse, tensors
 from lossycoll.plan import registry
 from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 from tests.support.harness import EXACT, init, run_good
 
 QUIET = {"LOSSYCOLL_LOG": "off", **EXACT}

@@ -13,8 +13,8 @@ import pytest
 from lossycoll.cli.main import main
 from lossycoll.cli.report import charts_of, chosen, findings, read_files
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.membership import history, metrics
-from tests.runtime.membership.test_job_status import peer, record
+from lossycoll.runtime.world import history, metrics
+from tests.runtime.world.test_job_status import peer, record
 from tests.support.waiting import until
 
 STEPS = 40

@@ -10,7 +10,7 @@ MEMBERSHIP = (
         "lossycoll/options/fields.py",
         "if row(entry).agree}",
         'if row(entry).agree and entry.name != "repair"}',
-        "tests/runtime/membership/test_compared.py"
+        "tests/runtime/world/test_compared.py"
         "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
     ),
     mutation(
@@ -31,7 +31,7 @@ MEMBERSHIP = (
     ),
     mutation(
         "who hears another definition of a group keeps silent",
-        "lossycoll/runtime/membership/membership.py",
+        "lossycoll/runtime/world/membership.py",
         "            self._define(process)\n        elif",
         "            pass\n        elif",
         "tests/backend/test_connected.py"
@@ -104,37 +104,37 @@ MEMBERSHIP = (
     ),
     mutation(
         "silence counted for twice as long",
-        "lossycoll/runtime/membership/failure_detector.py",
+        "lossycoll/runtime/world/failure_detector.py",
         "self.silence = liveness * SILENT_SHARE",
         "self.silence = 2 * liveness * SILENT_SHARE",
         f"{PROTOCOL}::test_silence_is_death_within_the_liveness_and_not_long_before",
     ),
     mutation(
         "a rank that slept accuses the others",
-        "lossycoll/runtime/membership/failure_detector.py",
+        "lossycoll/runtime/world/failure_detector.py",
         "                self._heard[rank] = min(now, at + late)",
         "                pass",
         f"{PROTOCOL}::test_ranks_that_slept_themselves_accuse_nobody",
     ),
     mutation(
         "what is said once isn't repeated to the next coordinator",
-        "lossycoll/runtime/membership/world_protocol.py",
+        "lossycoll/runtime/world/world_protocol.py",
         "for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:",
         "for repeated in waiting:",
-        "tests/runtime/membership/test_failover.py"
+        "tests/runtime/world/test_failover.py"
         "::test_what_is_said_while_the_coordinator_dies_is_said_again",
     ),
     mutation(
         "a death after a goodbye is a loss",
-        "lossycoll/runtime/membership/membership.py",
+        "lossycoll/runtime/world/membership.py",
         "        elif not self._states.is_present(rank):\n            return\n",
         "",
-        "tests/runtime/membership/test_membership.py"
+        "tests/runtime/world/test_membership.py"
         "::test_a_rank_that_left_one_group_is_watched_for_the_others",
     ),
     mutation(
         "both halves of a network go on",
-        "lossycoll/runtime/membership/view_agreement.py",
+        "lossycoll/runtime/world/view_agreement.py",
         "len({*of}) > 0 and min(of) in mine)",
         "len({*of}))",
         f"{PROTOCOL}::test_a_half_with_the_lowest_rank_goes_on",
@@ -149,10 +149,10 @@ MEMBERSHIP = (
     ),
     mutation(
         "the engine of a rank that is late isn't asked",
-        "lossycoll/runtime/membership/world_protocol.py",
+        "lossycoll/runtime/world/world_protocol.py",
         "self._detector.lives(rank, self.pulse(rank))",
         "pass",
-        "tests/runtime/membership/test_world_protocol.py"
+        "tests/runtime/world/test_world_protocol.py"
         "::test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is",
     ),
 )

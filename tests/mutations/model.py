@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ENGINE = "tests/runtime/engine"
-PROTOCOL = "tests/runtime/membership/test_world_protocol.py"
+PROTOCOL = "tests/runtime/world/test_world_protocol.py"
 P2P = "tests/runtime/p2p/test_messages.py"
 LOSSY_P2P = "tests/backend/test_lossy_point_to_point.py"
 

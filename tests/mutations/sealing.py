@@ -123,11 +123,10 @@ SEALING = (
     ),
     mutation(
         "new keys for whoever asks in clear",
-        "lossycoll/runtime/membership/connections.py",
+        "lossycoll/runtime/world/connections.py",
         "return is_asked and link.rank < 0 and self._is_sealed",
         "return is_asked and link.rank < 0",
-        "tests/runtime/membership/test_connections.py"
-        "::test_a_plain_connection_cannot_ask_for_new_keys",
+        "tests/runtime/world/test_connections.py::test_a_plain_connection_cannot_ask_for_new_keys",
     ),
     mutation(
         "a caller that isn't in the roster",
@@ -205,9 +204,9 @@ SEALING = (
     ),
     mutation(
         "a differing secret that nobody hears of",
-        "lossycoll/runtime/membership/rendezvous.py",
+        "lossycoll/runtime/world/rendezvous.py",
         "                refusal = self._differing_secret(written, roster)\n",
         "                refusal = None\n",
-        "tests/runtime/membership/test_rendezvous.py::test_ranks_whose_secrets_differ_all_say_so",
+        "tests/runtime/world/test_rendezvous.py::test_ranks_whose_secrets_differ_all_say_so",
     ),
 )

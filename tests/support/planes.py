@@ -9,9 +9,9 @@ from typing import Any
 
 from lossycoll.runtime.engine.rank_states import RankState, RankStates
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.control_plane import ControlPlane
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.view_agreement import View
+from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.view_agreement import View
 from tests.support.waiting import until
 
 TOKEN = "secret"

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from lossycoll.runtime.engine.rank_states import RankStates
-from lossycoll.runtime.membership.connections import (
+from lossycoll.runtime.world.connections import (
     Alive,
     Broken,
     Connected,
@@ -21,10 +21,10 @@ from lossycoll.runtime.membership.connections import (
     Received,
     Refused,
 )
-from lossycoll.runtime.membership.definition import Definition
-from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.messages import unpack
-from lossycoll.runtime.membership.world_protocol import WorldProtocol
+from lossycoll.runtime.world.definition import Definition
+from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.messages import unpack
+from lossycoll.runtime.world.world_protocol import WorldProtocol
 
 from .planes import Notes
 

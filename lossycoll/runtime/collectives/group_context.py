@@ -8,8 +8,8 @@ from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.binding import EngineGroup
-from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.membership import Membership
 
 
 @dataclass(frozen=True, slots=True)

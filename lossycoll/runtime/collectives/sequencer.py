@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.membership.view_agreement import View
+from lossycoll.runtime.world.view_agreement import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 from .collective_endpoint import CollectiveEndpoint
 

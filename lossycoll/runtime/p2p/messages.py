@@ -16,7 +16,7 @@ from lossycoll.options.fields import Options
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import EngineGroup, Message
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 from .transfer import Transfer
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .directory_list import DirectoryList, Place
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport

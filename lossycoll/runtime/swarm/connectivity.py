@@ -17,7 +17,7 @@ from typing import Final
 
 from lossycoll.runtime.engine.out_of_band import MARK, Place
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .protocol import MOST_PEERS
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.engine.out_of_band import OutOfBand, Place
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
 from .ice_agent import IceAgent, IceAgentCounts, Route, Sends

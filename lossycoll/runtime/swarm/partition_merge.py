@@ -15,7 +15,7 @@ from typing import Final
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .directory import LEASE, Directory
 from .directory_list import Place

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.runtime.engine import processes, status_folder
-from lossycoll.runtime.membership.job_status import ALIVE, DEAD
+from lossycoll.runtime.world.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
 KEPT_SECONDS: Final = 60.0

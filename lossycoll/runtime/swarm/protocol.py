@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
-from lossycoll.runtime.membership.messages import Malformed, from_json
+from lossycoll.runtime.world.messages import Malformed, from_json
 
 VERSION: Final = 8
 MOST_PEERS: Final = 4096

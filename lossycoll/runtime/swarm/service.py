@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .directory import Directory
 from .directory_list import Place

@@ -21,7 +21,7 @@ from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTi
 from lossycoll.plan import copies, signature
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.membership.messages import Malformed
+from lossycoll.runtime.world.messages import Malformed
 
 from .paths import Paths, outcome
 from .protocol import Transfer

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossycoll.errors import PeerLostError
-from lossycoll.runtime.membership import history
+from lossycoll.runtime.world import history
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.replicas import (

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
-from lossycoll.runtime.membership.polled_store import PolledStore
-from lossycoll.runtime.membership.view_agreement import has_quorum
+from lossycoll.runtime.world.polled_store import PolledStore
+from lossycoll.runtime.world.view_agreement import has_quorum
 
 POLL_SECONDS: Final = 0.02
 HEARTBEAT_SECONDS: Final = 0.1

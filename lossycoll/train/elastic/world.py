@@ -31,7 +31,7 @@ from lossycoll.options.fields import Options
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
-from lossycoll.runtime.membership.polled_store import PolledStore
+from lossycoll.runtime.world.polled_store import PolledStore
 
 from .meeting import FRESH, Before, Generation, Meeting, Member
 from .sharing import Stateful, share

@@ -10,7 +10,7 @@ from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.collectives.group_stats import GroupStats
 from lossycoll.runtime.collectives.operations import Operations
 from lossycoll.runtime.engine.reports import EngineStats
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 
 def stats_of(options: Options, rank: int = 0) -> GroupStats:

@@ -8,7 +8,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.group_context import GroupContext
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 from tests.support.planes import planes
 from tests.support.waiting import until
 

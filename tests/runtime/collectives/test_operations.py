@@ -7,7 +7,7 @@ from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.group_context import GroupContext
 from lossycoll.runtime.collectives.operations import Operations
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 
 def test_a_partially_delivered_operation_names_those_that_took_part_in_it() -> None:

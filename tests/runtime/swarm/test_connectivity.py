@@ -8,7 +8,6 @@ import pytest
 
 from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.connectivity import (
     CONNECTIVITY_BYTES,
     DIRECTORY,
@@ -21,6 +20,7 @@ from lossycoll.runtime.swarm.connectivity import (
     unpack,
 )
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, START
+from lossycoll.runtime.world.messages import Malformed
 
 SECRET = Secret.of(b"a secret of tests")
 KEY = key_of(SECRET, "5" * 16)

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from lossycoll.runtime.control.transport import LONGEST
-from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.protocol import (
     LONGEST_NAME,
     MOST_MEMBERS,
@@ -42,6 +41,7 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
     unpack,
 )
+from lossycoll.runtime.world.messages import Malformed
 
 INCARNATION, SCHEMA = "0f" * 16, "5c" * 16
 MEMBERS = (

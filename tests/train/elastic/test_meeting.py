@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.membership.polled_store import PolledStore
+from lossycoll.runtime.world.polled_store import PolledStore
 from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member, Watch
 from tests.support.memory_store import MemoryStore
 from tests.support.virtual_time import VirtualTime

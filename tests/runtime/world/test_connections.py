@@ -15,7 +15,7 @@ from lossycoll.runtime.control.events import Closed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.connections import (
+from lossycoll.runtime.world.connections import (
     VERSION,
     Alive,
     Broken,
@@ -26,8 +26,8 @@ from lossycoll.runtime.membership.connections import (
     Refused,
     RekeyAsked,
 )
-from lossycoll.runtime.membership.messages import AllHeard, Heartbeat, Hello, Left, pack
-from lossycoll.runtime.membership.probe import answers, ask_for_rekey
+from lossycoll.runtime.world.messages import AllHeard, Heartbeat, Hello, Left, pack
+from lossycoll.runtime.world.probe import answers, ask_for_rekey
 from tests.support.waiting import until
 
 

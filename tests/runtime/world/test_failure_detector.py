@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lossycoll.runtime.membership.failure_detector import (
+from lossycoll.runtime.world.failure_detector import (
     ARRIVAL_SECONDS,
     PROBE_SECONDS,
     FailureDetector,

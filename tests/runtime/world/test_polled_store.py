@@ -15,8 +15,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership import polled_store
-from lossycoll.runtime.membership.polled_store import KEY_BYTES, PolledStore
+from lossycoll.runtime.world import polled_store
+from lossycoll.runtime.world.polled_store import KEY_BYTES, PolledStore
 from tests.support.memory_store import MemoryStore
 
 OURS = SealedValues(Secret.of(b"a secret of tests"))

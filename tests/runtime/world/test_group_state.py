@@ -8,7 +8,7 @@ import pytest
 
 from lossycoll.errors import LossyError
 from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.world.group_state import Health
 
 
 def health() -> Health:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.membership import group_messages
-from lossycoll.runtime.membership.group_messages import GroupMessages
-from lossycoll.runtime.membership.messages import Addressed, Malformed, Packed
+from lossycoll.runtime.world import group_messages
+from lossycoll.runtime.world.group_messages import GroupMessages
+from lossycoll.runtime.world.messages import Addressed, Malformed, Packed
 
 
 class Taker:

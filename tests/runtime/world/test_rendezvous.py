@@ -14,9 +14,9 @@ import pytest
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership import differing_secrets
-from lossycoll.runtime.membership.definition import compare_options
-from lossycoll.runtime.membership.rendezvous import Rendezvous
+from lossycoll.runtime.world import differing_secrets
+from lossycoll.runtime.world.definition import compare_options
+from lossycoll.runtime.world.rendezvous import Rendezvous
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 

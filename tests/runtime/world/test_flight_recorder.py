@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lossycoll.runtime.engine.status_record import CallRecord, Record
-from lossycoll.runtime.membership import flight_recorder
-from tests.runtime.membership.test_job_status import record
+from lossycoll.runtime.world import flight_recorder
+from tests.runtime.world.test_job_status import record
 
 WORLD = 4
 CALLS = (

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.membership import polled_store, rendezvous
-from lossycoll.runtime.membership.rendezvous import GRACE_SECONDS, Rendezvous
+from lossycoll.runtime.world import polled_store, rendezvous
+from lossycoll.runtime.world.rendezvous import GRACE_SECONDS, Rendezvous
 
 TIMEOUT = 60.0
 STARVED = 0.2

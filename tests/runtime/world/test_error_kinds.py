@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll import errors
-from lossycoll.runtime.membership import error_kinds as kinds
+from lossycoll.runtime.world import error_kinds as kinds
 
 TYPES = {
     thing

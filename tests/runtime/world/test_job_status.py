@@ -13,7 +13,7 @@ from lossycoll.runtime.engine.status_record import (
     PeerRecord,
     Record,
 )
-from lossycoll.runtime.membership.job_status import job_of, jobs_of
+from lossycoll.runtime.world.job_status import job_of, jobs_of
 
 WORLD = 4
 

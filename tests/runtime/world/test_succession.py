@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.membership import failover
-from lossycoll.runtime.membership.failover import ReplayLog, Succession
-from lossycoll.runtime.membership.messages import Addressed, Follow, Welcome
+from lossycoll.runtime.world import failover
+from lossycoll.runtime.world.failover import ReplayLog, Succession
+from lossycoll.runtime.world.messages import Addressed, Follow, Welcome
 
 
 def test_the_coordinator_is_the_lowest_that_is_here() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.membership.messages import Dead, State, ViewChange, pack, pack_list
-from lossycoll.runtime.membership.view_agreement import View
+from lossycoll.runtime.world.messages import Dead, State, ViewChange, pack, pack_list
+from lossycoll.runtime.world.view_agreement import View
 from tests.support.planes import Notes
 from tests.support.virtual_planes import VirtualNetwork, ready
 
@@ -265,7 +265,7 @@ def test_views_that_cannot_be_and_losses_of_nobody_are_dropped() -> None:
 
 
 def pack_addressed(body: list[object]) -> bytes:
-    from lossycoll.runtime.membership.messages import Addressed
+    from lossycoll.runtime.world.messages import Addressed
 
     return pack(Addressed(0, 2, GROUP, body))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.membership.reachability import (
+from lossycoll.runtime.world.reachability import (
     NO_ANSWER,
     Side,
     common_version,

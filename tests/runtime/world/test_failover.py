@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.connections import Alive
+from lossycoll.runtime.world.connections import Alive
 from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
 from tests.support.waiting import until
 

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lossycoll.runtime.engine import processes
-from lossycoll.runtime.membership import metrics
-from tests.runtime.membership.test_job_status import peer, record
+from lossycoll.runtime.world import metrics
+from tests.runtime.world.test_job_status import peer, record
 from tests.support.waiting import until
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lossycoll.runtime.membership import messages as m
-from lossycoll.runtime.membership.view_agreement import View
+from lossycoll.runtime.world import messages as m
+from lossycoll.runtime.world.view_agreement import View
 
 WORLD = 5
 VIEWS = (View(0, (0, 1, 2, 3, 4)), View(7, (0, 2, 4)), View(7, (2,)))

@@ -116,11 +116,7 @@ def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) 
 def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
     """The bytes of ``tensor`` for each rank.
 
-    Args:
-        where: Whose call it is.
-        name: Which.
-        tensor: Is split along its first dimension.
-        sizes: The rows for each rank; empty for equal parts.
+    ``sizes``: the rows for each rank; empty for equal parts.
     """
     if not tensor.dim():
         raise refusal(where, name, "a tensor without dimensions to split for")

@@ -38,9 +38,6 @@ def connected(
 
     None: they meet in the store. Either they have no parent here, or all of them ask for a host
     of their own; whether a rank does, the others hear from it.
-
-    Raises:
-        LossyError: This rank or another one can't take part; whoever doesn't know yet is told.
     """
     parent = spec.parent
     if parent is None or not parent.world.hold():
@@ -172,11 +169,7 @@ class _Askers(HealthListener):
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Returns when all have asked.
-
-        Raises:
-            LossyError: Another rank doesn't ask, can't take part, has died, or doesn't come.
-        """
+        """Returns when all have asked."""
         end = time.monotonic() + seconds
         while not self._changed.wait(min(1.0, max(0.0, end - time.monotonic()))):
             if time.monotonic() >= end:

@@ -53,13 +53,7 @@ NEWER: Final = {
 
 
 class Delegated(UnsupportedError):
-    """The call is another backend's. Who makes it by a method of torch's never sees this.
-
-    Args:
-        where: The group's rank.
-        name: The call.
-        backend: That backend.
-    """
+    """The call is another backend's. Who makes it by a method of torch's never sees this."""
 
     def __init__(self, where: Where, name: str, backend: Any) -> None:
         super().__init__(
@@ -70,13 +64,7 @@ class Delegated(UnsupportedError):
 
 
 class DelegateBackends:
-    """Backends to which one group delegates the tensors of other devices.
-
-    Args:
-        where: The group's rank.
-        store: The group's.
-        timeout: The group's timeout.
-    """
+    """Backends to which one group delegates the tensors of other devices."""
 
     def __init__(self, where: Where, store: Any, timeout: timedelta) -> None:
         self._where = where
@@ -88,25 +76,11 @@ class DelegateBackends:
         self._closed = False
 
     def made(self, backend: str) -> Any:
-        """A backend, if it was made by now; or None.
-
-        Args:
-            backend: Its name.
-        """
+        """A backend, if it was made by now; or None."""
         return self._made.get(backend)
 
     def of(self, backend: str, configured: str) -> Any:
-        """A backend, which all ranks make at the same call.
-
-        Args:
-            backend: Its name.
-            configured: What the group was asked for by, for the error.
-
-        Raises:
-            UnsupportedError: This torch doesn't have it, or it isn't one of torch's own.
-            ClosedError: The group has ended.
-            RuntimeError: Not all ranks made it in time; again at each later call.
-        """
+        """A backend, which all ranks make at the same call."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._where}: the group has ended, and its {backend!r} too")

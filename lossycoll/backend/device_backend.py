@@ -50,11 +50,7 @@ FORWARDED: Final = (
 
 
 class DeviceBackend:
-    """What torch asks of a backend alone; all else is the group's.
-
-    Args:
-        group: The group, which serves every collective.
-    """
+    """What torch asks of a backend alone; all else is the group's."""
 
     # Before torch 2.15 no group of the CPU is split, and new_group would hand this to C++.
     supports_splitting = torch.__version__ >= "2.15"
@@ -118,11 +114,7 @@ def _forwarding(name: str) -> Callable[..., Any]:
 if HAS_BACKENDS:
 
     class LossyBackend(DeviceBackend, _c10d.Backend):  # type: ignore[misc]
-        """The same as a backend of torch's, which C++ may call.
-
-        Args:
-            group: The group, which serves every collective.
-        """
+        """The same as a backend of torch's, which C++ may call."""
 
         def __init__(self, group: dist.ProcessGroup) -> None:
             _c10d.Backend.__init__(self, group.rank(), group.size())
@@ -133,9 +125,5 @@ if HAS_BACKENDS:
 
 
 def backend_of(group: dist.ProcessGroup) -> Any:
-    """The group as a backend.
-
-    Args:
-        group: A group, which has rank and size by now.
-    """
+    """The group as a backend."""
     return LossyBackend(group) if HAS_BACKENDS else DeviceBackend(group)

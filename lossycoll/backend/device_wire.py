@@ -83,12 +83,7 @@ class Parts(NamedTuple):
     def table(self, how: LowBit, parts: list[tuple[int, int, int]]) -> Tensor:
         """Descriptions of packets, as :meth:`LowBits.encode` takes them.
 
-        Args:
-            how: How they are encoded.
-            parts: The number of each part, where its elements begin, and where its bytes do.
-
-        Returns:
-            int64, shape (packets, 3).
+        ``parts``: the number of each part, where its elements begin, and where its bytes do.
         """
         rows = []
         for part, first, first_byte in parts:
@@ -126,15 +121,7 @@ class Tables:
 
 
 def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit], to: str) -> Tables:
-    """The tables, on a device, where the current stream is to use them.
-
-    Args:
-        elements: Of the tensor.
-        world: Number of ranks.
-        rank: This rank.
-        hows: How contributions are encoded, and how sums.
-        to: The device's name.
-    """
+    """The tables, on a device, where the current stream is to use them."""
     parts = Parts.of(elements, world)
     first, second = (parts.nbytes(how) for how in hows)
     others = [part for part in range(world) if part != rank]
@@ -148,13 +135,7 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
 
 
 class DeviceWork(ManyWork):
-    """Both exchanges of a call, and what is decoded after them.
-
-    Args:
-        works: The exchanges.
-        result: The tensors that the call fills.
-        after: Where the device is when they are filled.
-    """
+    """Both exchanges of a call, and what is decoded after them."""
 
     def __init__(self, works: list[dist.Work], result: list[Tensor], after: After) -> None:
         super().__init__(works, result)
@@ -182,13 +163,7 @@ class DeviceWork(ManyWork):
 
 
 class After:
-    """A place in a stream that isn't the caller's.
-
-    Args:
-        layer: The device.
-        lane: The group's.
-        end: The place.
-    """
+    """A place in a stream that isn't the caller's."""
 
     ahead = True
 
@@ -207,12 +182,7 @@ class After:
 
 
 class DeviceWire:
-    """Low-bit transport of one group's tensors on devices.
-
-    Args:
-        endpoint: The group's endpoint.
-        lanes: The group's lanes.
-    """
+    """Low-bit transport of one group's tensors on devices."""
 
     def __init__(self, endpoint: Endpoint, lanes: Lanes) -> None:
         self._endpoint = endpoint
@@ -230,13 +200,7 @@ class DeviceWire:
         return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
-        """Whether a reliable call is served here; alike on all ranks.
-
-        Args:
-            call: The call, whose tensors lie on a device.
-            encoding: Of both phases.
-            reduction: What it reduces by.
-        """
+        """Whether a reliable call is served here; alike on all ranks."""
         native = reduction is not None and reduction.native
         if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
             return False
@@ -268,16 +232,6 @@ class DeviceWire:
 
         It returns when all is queued; where the device's streams can't wait for the network, or the
         host encodes, when the result is nearly there.
-
-        Args:
-            call: The call.
-            encoding: Of both phases.
-            reduction: What it reduces by.
-            run: Serves a part of it.
-
-        Raises:
-            DeviceError: There is no memory on the device, or of the host.
-            LossyError: The group has failed.
         """
         tensor, endpoint = call.writes[0], self._endpoint
         device = device_of(tensor)

@@ -24,16 +24,7 @@ REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
 
 def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served.
-
-    Args:
-        store: What torch hands to a backend: below the device's name, as in ``cuda/``.
-        rank: This rank in the group, for the error.
-        size: The group's ranks, for the error.
-
-    Raises:
-        UnsupportedError: The group was asked for by ``xpu:lossy``, say.
-    """
+    """Refuses a group for tensors on devices that aren't served."""
     device = _device_of(store)
     if device is not None:
         raise UnsupportedError(
@@ -46,11 +37,8 @@ def check_device(store: Store, rank: int, size: int) -> None:
 class ServedDevices:
     """The devices of one group's calls.
 
-    Args:
-        where: The group's rank, for errors.
-        configured: What the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-            torch hasn't noted it.
-        others: The backends of other devices; None: there are none.
+    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
+    torch hasn't noted it. ``others``: the backends of other devices; None: there are none.
     """
 
     def __init__(
@@ -67,16 +55,7 @@ class ServedDevices:
         return self._configured()
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Refuses tensors that this group isn't for, and those of a stream that records a graph.
-
-        Args:
-            name: The call.
-            tensors: All of its tensors, on devices that are served at all.
-
-        Raises:
-            UnsupportedError: They lie on several devices, or on one of a backend that can't be had.
-            Delegated: They lie on a device of another backend, which is to serve the call.
-        """
+        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
         if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
             return
         devices = {tensor.device for tensor in tensors}
@@ -97,11 +76,7 @@ class ServedDevices:
                 )
 
     def known_backend_of(self, device: str) -> Any:
-        """Another backend that serves a type of device, if it was made by now; or None.
-
-        Args:
-            device: The type.
-        """
+        """Another backend that serves a type of device, if it was made by now; or None."""
         name = _other_of(device, self._configured())
         return None if name is None or self._others is None else self._others.made(name)
 

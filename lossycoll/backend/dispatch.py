@@ -52,9 +52,7 @@ class Recovered(NamedTuple):
 class Dispatcher:
     """The pipeline of one group.
 
-    Args:
-        endpoint: The group's endpoint.
-        devices: Which devices the group serves; None: all that are served at all.
+    ``devices``: which devices the group serves; None: all that are served at all.
     """
 
     def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
@@ -95,9 +93,6 @@ class Dispatcher:
         Whoever made the group goes first: rounds don't count where ``repair`` was set, a share
         doesn't where ``max_missing``, ``repair`` or ``fec`` was. All ranks must call this, and what
         it returns, between the same calls.
-
-        Returns:
-            A function that takes it back.
         """
         made = self._endpoint.options
         means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
@@ -119,17 +114,7 @@ class Dispatcher:
     # ---- the pipeline ----
 
     def run(self, call: Description, opts: Any) -> dist.Work:
-        """Serves one call.
-
-        Args:
-            call: What is asked for.
-            opts: torch's options of the call, of which ``timeout`` and ``asyncOp`` count here.
-
-        Raises:
-            UnsupportedError: The call can't be served; it has no number, the group continues.
-            LossyError: The group has failed, or fails by this call: also by what staging, a plan's
-                builder or the kind's functions raise.
-        """
+        """Serves one call."""
         return self.coalescing.add(self._serve(call, self.check(call), opts))
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
@@ -223,13 +208,7 @@ class Dispatcher:
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all.
 
-        Args:
-            calls: What is asked for. If one of them is refused, none is made.
-            opts: As in :meth:`run`.
-
-        Raises:
-            UnsupportedError: A call can't be served.
-            LossyError: The group has failed, or fails by these calls.
+        ``calls``: what is asked for. If one of them is refused, none is made.
         """
         checked = [(call, self.check(call)) for call in calls]
         works = [
@@ -260,13 +239,6 @@ class Dispatcher:
         An interrupted call of which nothing was submitted leaves no trace: it can be made again.
         One that was submitted continues. Any other call fails the group, and so reaches all ranks:
         with a hole in one rank's numbers, later calls would take the data of others.
-
-        Args:
-            call: The call; without a number if it wasn't issued yet.
-            error: What was raised. It is to be raised again if this returns.
-
-        Raises:
-            LossyError: The group's failure, by ``error``.
         """
         own = isinstance(error, DeviceError)
         if isinstance(error, LossyError) and not own and not is_memory(error):
@@ -292,9 +264,7 @@ class Dispatcher:
     def named(self, call: Description, choice: ChosenRoute | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.
 
-        Args:
-            call: The call.
-            choice: How it is served; None: exactly.
+        ``choice``: how it is served; None: exactly.
         """
         compared = call.compared
         if compared is None:
@@ -397,9 +367,6 @@ class Dispatcher:
     def issue(self, call: Collective) -> None:
         """Numbers a call that no operation serves. The engine may have failed by one that was done
         here.
-
-        Raises:
-            LossyError: The group has failed.
         """
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)

@@ -44,10 +44,6 @@ class GroupListener(HealthListener):
 class MeetingListener(GroupListener):
     """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
     loss, but one that can't be reached.
-
-    Args:
-        endpoint: The group's.
-        has_met: Whether all have been heard.
     """
 
     def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:

@@ -82,9 +82,6 @@ def read_options(
     """The options of a group whose ranks may meet in one of ``worlds``.
 
     ``sealed``: what it sends will be.
-
-    Raises:
-        OptionError: They can't be this group's.
     """
     options = with_liveness_of(Options.resolve(pg_options), worlds)
     check_links(options, spec.size)
@@ -368,12 +365,7 @@ def join(builder: GroupBuilder, met: Met, host: Host, membership: Membership) ->
 
 
 def enter(builder: GroupBuilder, met: Met, joined: Joined, endpoint: Endpoint) -> None:
-    """From now on the group hears of what happens. All ranks of a new world have met then.
-
-    Raises:
-        LossyError: The group's failure, where a rank died meanwhile.
-        RendezvousError: The ranks can't reach one another.
-    """
+    """From now on the group hears of what happens. All ranks of a new world have met then."""
     world = joined.founded
     if world is not None:
         listener = MeetingListener(endpoint, lambda: world.plane.has_met)

@@ -36,13 +36,8 @@ COORDINATOR: Final = 0
 class Meeting:
     """One rank's wait.
 
-    Args:
-        builder: The group's.
-        met: What the ranks have said.
-        plane: The new world's.
-        health: The group's.
-        lost_early: The ranks that the plane gave up before all had met: seconds of silence, and
-            whether connections are refused.
+    ``lost_early``: the ranks that the plane gave up before all had met: seconds of silence, and
+    whether connections are refused.
     """
 
     def __init__(
@@ -62,11 +57,7 @@ class Meeting:
         self._heartbeat = 0
 
     def wait(self) -> None:
-        """Returns when all have met.
-
-        Raises:
-            LossyError: They can't reach one another, one has died, or another one has failed.
-        """
+        """Returns when all have met."""
         seconds = self._builder.spec.timeout.total_seconds()
         end = time.monotonic() + seconds
         while not self._plane.meet(min(SLICE_SECONDS, seconds)):

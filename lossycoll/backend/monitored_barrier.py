@@ -35,15 +35,7 @@ def monitored_barrier(
 ) -> None:
     """Waits for all ranks.
 
-    Args:
-        dispatcher: The group's pipeline, which numbers the call.
-        messages: The group's; None in a group of one rank.
-        timeout: How long this rank waits for the others.
-        wait_all_ranks: Whether rank 0 names all ranks that are missing, rather than the first.
-
-    Raises:
-        OperationTimeout: Ranks are missing.
-        LossyError: The group has failed, or fails by this call.
+    ``messages``: the group's; None in a group of one rank.
     """
     call, health = dispatcher.named(Description(KIND, [], [])), dispatcher.health
     dispatcher.issue(call)

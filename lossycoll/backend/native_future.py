@@ -30,9 +30,6 @@ def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
     """Whether the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
     the tensors are what ``FP16_COMPRESS`` sends.
-
-    Args:
-        tensors: The call's result.
     """
     if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
         return False
@@ -43,10 +40,6 @@ def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
 def typed(future: Future, tensors: list[torch.Tensor]) -> Future:
     """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
     quotes it.
-
-    Args:
-        future: What completes it.
-        tensors: Its value.
     """
     typed: Future = _compiled().typed(future, tensors)
     return typed

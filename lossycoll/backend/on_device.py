@@ -39,15 +39,7 @@ class Lanes:
         self._lanes: dict[tuple[Device, str], Lane] = {}
 
     def on(self, device: Device, use: str) -> Lane:
-        """The group's lane.
-
-        Args:
-            device: Where.
-            use: "calls" or "messages", which have no order among each other.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """The group's lane."""
         key = device, use
         with self._lock:
             found = self._lanes.get(key)
@@ -64,16 +56,7 @@ class Lanes:
 
 
 class OnDevice:
-    """One call's, in this order: ``begin``, ``submit``, and ``submitted`` or ``give_up``.
-
-    Args:
-        endpoint: The group's endpoint.
-        lanes: The group's.
-        call: The call, whose tensors lie on one device.
-
-    Raises:
-        DeviceError: The device can't be used.
-    """
+    """One call's, in this order: ``begin``, ``submit``, and ``submitted`` or ``give_up``."""
 
     def __init__(self, endpoint: Endpoint, lanes: Lanes, call: Description) -> None:
         self._endpoint = endpoint
@@ -85,19 +68,7 @@ class OnDevice:
         self._submitted: list[Operation] = []
 
     def begin(self, staged: Staged, *, keeps: bool, divides: bool = False) -> Staged:
-        """Queues the copy of what the call reads.
-
-        Args:
-            staged: Its buffers on the device, and what brings the result from them to the tensors.
-            keeps: Whether elements of what is written may stay as they are.
-            divides: Whether the call may go in pieces.
-
-        Returns:
-            The buffers that the operations work on.
-
-        Raises:
-            DeviceError: There is no host memory that the device reaches, or no descriptor.
-        """
+        """Queues the copy of what the call reads."""
         device, endpoint = self._device, self._endpoint
         if endpoint.world == 1:
             _copy_alone(staged)
@@ -136,12 +107,7 @@ class OnDevice:
         return 1 if self._bounce is None else len(self._bounce.pieces)
 
     def submit(self, submit: Submit, s: Submission) -> Operation | tuple[Operation, ...]:
-        """Submits the call, each piece by itself: it starts when its input is there.
-
-        Args:
-            submit: The kind's.
-            s: As of an operation on host memory.
-        """
+        """Submits the call, each piece by itself: it starts when its input is there."""
         bounce = self._bounce
         if bounce is None:
             return submit(s._replace(call_options=s.call_options._replace(on_device=True)))
@@ -164,15 +130,7 @@ class OnDevice:
         return call_options._replace(epilogue=lambda: bounce.finish((), number))
 
     def submitted(self, works: Sequence[EngineWork], operations: Sequence[Operation]) -> dist.Work:
-        """Queues the way back.
-
-        Args:
-            works: Of the operations, on host memory.
-            operations: All that were submitted for the call, in their order.
-
-        Returns:
-            The call's, which orders streams.
-        """
+        """Queues the way back."""
         bounce, last = self._bounce, works[-1]
         if bounce is None:
             last.streams = _Settled(self._device.layer)
@@ -192,10 +150,8 @@ class OnDevice:
     def give_up(self, *, submitted: bool) -> None:
         """Ends what :meth:`begin` began, where a call raises before :meth:`submitted` is done.
 
-        Args:
-            submitted: Whether the engine has the operation all the same: Ctrl-C came after that. It
-                goes on then, and its memory, of which nobody hears the end, stays its own. So does
-                that of a call of which the engine has some pieces.
+        Where the engine has the operation all the same (``submitted``), or some pieces of it, the
+        operation goes on, and keeps its memory.
         """
         bounce = self._bounce
         if bounce is None:

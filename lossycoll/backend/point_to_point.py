@@ -34,12 +34,7 @@ MOST_TAG: Final = (1 << 63) - 1
 class PointToPoint:
     """The sends and receives of one group. They are posted at once, in the order of the calls.
 
-    Args:
-        endpoint: The group's endpoint.
-        messages: The group's; None in a group of one rank.
-        coalescing: Takes every work.
-        devices: Which of them the group serves.
-        lanes: The group's there.
+    ``messages``: the group's; None in a group of one rank.
     """
 
     def __init__(

@@ -740,11 +740,7 @@ def _parent(backend_options: Any) -> Parent | None:
 
 
 def stats_of_all() -> Stats:
-    """This rank's figures in all groups that were not destroyed (``lossycoll.stats``).
-
-    Raises:
-        UnsupportedError: There is none.
-    """
+    """This rank's figures in all groups that were not destroyed (``lossycoll.stats``)."""
     groups = list(_living.values())
     if not groups:
         of(None)  # which says so
@@ -763,11 +759,7 @@ def stats_of_all() -> Stats:
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
     """The lossy group behind torch's handle.
 
-    Args:
-        group: A process group; None: the default group.
-
-    Raises:
-        UnsupportedError: A group of another backend, or none.
+    ``group``: A process group; None: the default group.
     """
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):

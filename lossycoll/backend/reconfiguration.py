@@ -59,11 +59,7 @@ def parsed(text: object) -> Handle | None:
 
 
 class Reconfiguration:
-    """One process's way from group to group.
-
-    Args:
-        spec: The group as torch asks for it: this process, and the store in which all meet.
-    """
+    """One process's way from group to group."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.lock: Final = threading.Lock()
@@ -77,11 +73,7 @@ class Reconfiguration:
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
 
     def handle(self) -> str:
-        """This process's, which stays the same.
-
-        Raises:
-            RendezvousError: The store fails.
-        """
+        """This process's, which stays the same."""
         if self._handle is None:
             store = self._store("job")
             store.set_first("number", secrets.token_hex(8))
@@ -105,14 +97,7 @@ class Reconfiguration:
     def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
         """Where this process stands in the next group.
 
-        Args:
-            uuid: The group's number.
-            handles: Its members': a list in the order of ranks, or a set, which is sorted.
-            timeout: How long the members have to meet; None: the group's.
-
-        Raises:
-            OptionError: The number was used before; a handle is none, is another job's, or comes
-                twice; or this process's isn't there.
+        ``timeout``: how long the members have to meet; None: the group's.
         """
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")

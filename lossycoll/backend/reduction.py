@@ -61,13 +61,6 @@ class Reduction:
 
         A sum of floats stands for all ranks, as the engine's does: the mean over the members times
         the world. An average is over the members.
-
-        Args:
-            rows: The contributions, shape (world, ...).
-            members: The ranks whose contributions count; the rows of the others are ignored.
-
-        Returns:
-            The result, shape (...).
         """
         if len(members) == len(rows):
             return self.local(rows)
@@ -80,17 +73,7 @@ class Reduction:
 
 
 def resolve(where: Where, name: str, dtype: torch.dtype, op: Any) -> Reduction:
-    """What torch's ``op`` (a ReduceOp) asks for.
-
-    Args:
-        where: Whose call it is, for the error.
-        name: The collective, for the error.
-        dtype: The dtype of the contributions.
-        op: torch's ReduceOp.
-
-    Raises:
-        UnsupportedError: This dtype has no such reduction.
-    """
+    """What torch's ``op`` (a ReduceOp) asks for."""
     kind = op.op
     found = _plain(kind, dtype)
     if found is not None:
@@ -120,9 +103,8 @@ def local_reduction(op: object, dtype: torch.dtype) -> Local | None:
     Rows are taken in the order of the ranks, so that all ranks get the same bits; 16-bit floats are
     added in float32.
 
-    Returns:
-        A function of shape (ranks, ...) to (...); None for what has no meaning (bits of floats) or
-        isn't known here.
+    Returns a function of shape (ranks, ...) to (...); None for what has no meaning (bits of floats)
+    or isn't known here.
     """
     if dtype == torch.bool:
         return _BOOLEAN.get(op)

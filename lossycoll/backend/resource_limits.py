@@ -20,15 +20,7 @@ DESCRIPTORS: Final = (32, 4)
 
 
 def check_descriptors(rank: int, size: int) -> None:
-    """Looks whether this process can open what a group takes.
-
-    Args:
-        rank: This rank, for the error.
-        size: The group's ranks.
-
-    Raises:
-        EngineError: It can't.
-    """
+    """Looks whether this process can open what a group takes."""
     wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * size
     opened: list[int] = []
     try:
@@ -48,13 +40,7 @@ def check_descriptors(rank: int, size: int) -> None:
 
 
 def refused(rank: int, size: int, cause: Exception) -> EngineError:
-    """What the system refused while a group was made, as an error for all ranks.
-
-    Args:
-        rank: This rank.
-        size: The group's ranks.
-        cause: What was raised.
-    """
+    """What the system refused while a group was made, as an error for all ranks."""
     code = getattr(cause, "errno", None)
     error = EngineError(
         f"rank {rank}/{size}: this process was refused what a group needs: {_reason(cause)}; is "
@@ -77,14 +63,6 @@ def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> Los
     """Makes what keeps this rank from submitting a call the failure of all ranks.
 
     The others would wait in vain for this rank to take part.
-
-    Args:
-        endpoint: The group's.
-        call: The call.
-        error: What was raised: a lack of memory, or an exception of staging or of a builder.
-
-    Returns:
-        The group's failure, which is an earlier one if it has that.
     """
     health = endpoint.health
     text = f"{health.where}: {call.numbered}"

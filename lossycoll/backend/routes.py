@@ -74,12 +74,6 @@ def choose(
     3. reliable.
 
     From here on the options that are returned say so: their delivery is the call's.
-
-    Args:
-        call: The call.
-        reduction: What it reduces by, if it does.
-        options: Those in force for this call.
-        around: The innermost scope that the caller is in.
     """
     kind, native = call.kind, reduction is None or reduction.native
     lossy_scope = around is not None and around.lossy_copies

@@ -125,17 +125,8 @@ def share(
 ) -> Shared:
     """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
 
-    Args:
-        where: This rank.
-        meeting: The rendezvous. There are two more rounds if some ranks look as if they shared a
-            host, and none otherwise.
-        host: This process's, open and not started.
-        sharing: This rank's end.
-        offers: Every rank's.
-        token: The secret of those who have met.
-
-    Raises:
-        RendezvousError: A rank doesn't come to a round.
+    ``meeting``: the rendezvous. There are two more rounds if some ranks look as if they shared a
+    host, and none otherwise.
     """
     sites = [offer.labels[1] for offer in offers]
     sets = alike(offers)
@@ -206,13 +197,7 @@ def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
 
 
 def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
-    """Whether more ranks run on this one's machine than there are cores for them.
-
-    Args:
-        rank: This one.
-        offers: Every rank's.
-        limit: How many cores' time its control groups let it have.
-    """
+    """Whether more ranks run on this one's machine than there are cores for them."""
     mine = offers[rank].machine
     here = [offer for offer in offers if mine is not None and offer.machine == mine]
     cores = 0
@@ -222,12 +207,7 @@ def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
 
 
 def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:
-    """By rank the number of its host, of which each rank has every other one's memory.
-
-    Args:
-        sets: Ranks that may share one; each rank is in one set.
-        taken: By rank the ranks whose memory it has.
-    """
+    """By rank the number of its host, of which each rank has every other one's memory."""
     has = [frozenset(ranks) for ranks in taken]
     hosts: list[list[int]] = []
     for ranks in sets:

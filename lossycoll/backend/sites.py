@@ -61,18 +61,8 @@ def learn_sites(
     The lowest rank of each host measures to those of some others, and one round more tells all
     ranks what all have measured. There is none where there are fewer than three hosts.
 
-    Args:
-        where: This rank.
-        meeting: The rendezvous.
-        topology: Who shares a host.
-        places: Address and TCP port at which each rank listens, by rank.
-        measure: How; None: by :func:`round_trips`.
-
-    Returns:
-        The topology with the sites that were found.
-
-    Raises:
-        RendezvousError: A rank doesn't come to the round.
+    ``places``: address and TCP port at which each rank listens, by rank. ``measure``: how; None: by
+    :func:`round_trips`.
     """
     hosts = topology.n_hosts
     first = [ranks[0] for ranks in topology.members_of_hosts]

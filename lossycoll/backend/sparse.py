@@ -67,16 +67,6 @@ def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Descr
     """The call that reduces the ranks' ``tensor`` in its place, always reliable.
 
     Entries of one place are added in the order of the ranks, 16-bit floats in float32.
-
-    Args:
-        where: Whose call it is.
-        tensor: torch.sparse_coo, on all ranks of one shape and one number of sparse dimensions.
-        op: torch's ReduceOp: SUM, AVG, or PREMUL_SUM.
-        continues: Whether the group continues without lost ranks; the call then needs all of them,
-            and raises PeerLostError on all ranks if it lacks one.
-
-    Raises:
-        UnsupportedError: Another reduction, dtype or device.
     """
     kind = WITH_SURVIVORS if continues else ALL_REDUCE_SPARSE
     tensor = _whole(where, tensor)

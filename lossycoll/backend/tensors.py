@@ -75,13 +75,8 @@ def room(tensors: Sequence[Tensor], *, kept: bool) -> tuple[Tensor, Callable[[],
 
     Where they lie in one memory one behind the other it is that memory. Else it is new.
 
-    Args:
-        tensors: What is to be filled, in order.
-        kept: Whether some elements may stay as they are: a new tensor then begins as a copy.
-
-    Returns:
-        The tensor, shape (sum of numel,), and what brings its elements to ``tensors``; None if they
-        are there.
+    Returns the tensor, shape (sum of numel,), and what brings its elements to ``tensors``; None if
+    they are there.
     """
     elements = sum(tensor.numel() for tensor in tensors)
     if _in_a_row(tensors):
@@ -106,11 +101,8 @@ def _in_a_row(tensors: Sequence[Tensor]) -> bool:
 def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     """``source``, or a copy of it where filling ``target`` would change what has yet to be read.
 
-    Args:
-        source: Contiguous.
-        target: Contiguous.
-        own: Bytes from source to target at which an overlap is harmless, since each element is then
-            read before it is replaced.
+    ``own``: bytes from source to target at which an overlap is harmless, since each element is then
+    read before it is replaced.
     """
     begin, other = source.data_ptr(), target.data_ptr()
     if begin + nbytes(source) <= other or other + nbytes(target) <= begin:

@@ -41,17 +41,7 @@ class Counted(NamedTuple):
 
 
 def total(counted: Sequence[Counted], rank: int, world: int) -> Stats:
-    """The sums of all groups.
-
-    Args:
-        counted: One or more groups.
-        rank: This rank in the job.
-        world: The job's ranks.
-
-    Returns:
-        Figures whose ``groups`` has each group's. What belongs to a socket is the most that one of
-        its groups has counted.
-    """
+    """The sums of all groups."""
     sums: dict[str, Any] = {
         name: sum(getattr(each.stats, name) for each in counted) for name in SUMMED
     }

@@ -16,11 +16,7 @@ from .tensors import WIDER, contiguous, spread
 
 
 def widened(call: Description) -> tuple[Description, Callable[[], None]]:
-    """The same call on float32 (complex64) copies, and what brings its results back.
-
-    Args:
-        call: A call on tensors of a dtype in ``WIDER``.
-    """
+    """The same call on float32 (complex64) copies, and what brings its results back."""
     made: dict[int, Tensor] = {}
 
     def wide(tensor: Tensor) -> Tensor:

@@ -56,11 +56,7 @@ class OnStreams(Protocol):
 
 @opaque
 class LossyWork(dist.Work):
-    """Base of all works.
-
-    Args:
-        result: The tensors that the call fills.
-    """
+    """Base of all works."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
@@ -87,9 +83,6 @@ class LossyWork(dist.Work):
     def wait_on_host(self) -> None:
         """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
         and for its error.
-
-        Raises:
-            LossyError: The call has failed.
         """
         self.wait()
 
@@ -97,9 +90,6 @@ class LossyWork(dist.Work):
         """Returns when what the call gives can be read, perhaps before :meth:`wait` would: what
         this rank sends may still be asked for, so no tensor of the call may be written until
         :meth:`wait` has returned.
-
-        Raises:
-            LossyError: The call has failed before.
         """
         self.wait()
 
@@ -152,12 +142,7 @@ class EngineWork(LossyWork):
         will wait for it, perhaps before it is done. It raises what is known by then; the next call
         raises the rest.
 
-        Args:
-            timeout: How long to wait; None or zero: until the call ends by itself.
-
-        Raises:
-            OperationTimeout: The time is over; the operation continues.
-            LossyError: The call has failed.
+        ``timeout``: how long to wait; None or zero: until the call ends by itself.
         """
         streams = self.streams
         if streams is None:
@@ -236,12 +221,7 @@ class MessageWork(EngineWork):
 
 
 class ManyWork(LossyWork):
-    """Several works that count as one.
-
-    Args:
-        works: In the order in which they are waited for.
-        result: The tensors that they fill.
-    """
+    """Several works that count as one."""
 
     def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
         super().__init__(result)
@@ -323,12 +303,6 @@ def value_or_raise(source: Future) -> Any:
     """What a future was set to, for its ``then``.
 
     DDP sees an error that is raised there; one that is set would look like success.
-
-    Args:
-        source: A future that is done; its value is the result, or an exception.
-
-    Raises:
-        BaseException: The value, if it is an exception.
     """
     value = source.value()
     if isinstance(value, BaseException):

@@ -135,9 +135,6 @@ def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
     """``options`` of a group whose process belongs to ``worlds`` already.
 
     The liveness is the process's: it was read when the world was made.
-
-    Raises:
-        OptionError: The group asks for another one, of its own.
     """
     if not worlds:
         return options

@@ -24,13 +24,7 @@ from .layer import DeviceError, Event, Lane, LowBits, Stream
 
 
 class CudaEvent:
-    """An event of the driver's, which is used again when nobody refers to it any more.
-
-    Args:
-        driver: Its calls.
-        stream: The stream that is to come to it.
-        foreign: Whether the stream is the caller's.
-    """
+    """An event of the driver's, which is used again when nobody refers to it any more."""
 
     def __init__(self, driver: Driver, stream: int, *, foreign: bool = False) -> None:
         self._driver = driver
@@ -51,14 +45,7 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A stream by its handle.
-
-    Args:
-        driver: Its calls.
-        handle: The driver's.
-        device: Where it is.
-        foreign: Whether it is the caller's, so that it may be full of kernels.
-    """
+    """A stream by its handle."""
 
     def __init__(
         self, driver: Driver, handle: int, device: torch.device, *, foreign: bool = False
@@ -142,14 +129,7 @@ class WatchedStream(CudaStream):
 
 
 class CudaLayer:
-    """One GPU.
-
-    Args:
-        device: Which.
-
-    Raises:
-        DeviceError: The driver lacks what it takes.
-    """
+    """One GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = str(device)

@@ -48,11 +48,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Driver:
-    """The library's calls in one context.
-
-    Args:
-        context: That of a device, by :func:`current_context`.
-    """
+    """The library's calls in one context."""
 
     def __init__(self, context: int) -> None:
         self._lib = _library()
@@ -136,11 +132,7 @@ class Driver:
 
 
 def current_context() -> int:
-    """The context of the device that this thread uses, which it has used before.
-
-    Raises:
-        DeviceError: There is none, or no driver.
-    """
+    """The context of the device that this thread uses, which it has used before."""
     found = ctypes.c_void_p()
     code = _library().cuCtxGetCurrent(found)
     if code:

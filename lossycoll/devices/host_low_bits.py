@@ -23,19 +23,7 @@ class HostLowBits:
         most_elements: int,
         key: int = 0,
     ) -> Tensor:
-        """As :meth:`lossycoll.devices.layer.LowBits.encode`, done when it returns.
-
-        Args:
-            values: As there.
-            packets: As there.
-            to_bytes: As there; bytes between packets stay as they are.
-            how: As there.
-            most_elements: As there.
-            key: As there.
-
-        Returns:
-            How many groups are NaN; int32, shape (1,), on the device.
-        """
+        """As :meth:`lossycoll.devices.layer.LowBits.encode`, done when it returns."""
         del most_elements
         x, data = values.detach().cpu().numpy(), to_bytes.cpu()
         found = 0
@@ -55,15 +43,7 @@ class HostLowBits:
         *,
         most_elements: int,
     ) -> None:
-        """As :meth:`lossycoll.devices.layer.LowBits.decode`, done when it returns.
-
-        Args:
-            from_bytes: As there.
-            packets: As there.
-            to_values: As there; elements between packets stay as they are.
-            how: As there.
-            most_elements: As there.
-        """
+        """As :meth:`lossycoll.devices.layer.LowBits.decode`, done when it returns."""
         del most_elements
         data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
         for first, n, at in packets.tolist():

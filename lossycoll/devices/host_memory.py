@@ -20,8 +20,7 @@ LEAST: Final = 4096
 class HostMemory:
     """Pieces of a few sizes, each a power of two or one and a half times that.
 
-    Args:
-        make: Makes a piece of so many bytes, a uint8 tensor.
+    ``make``: makes a piece of so many bytes, a uint8 tensor.
     """
 
     def __init__(self, make: Callable[[int], Tensor]) -> None:
@@ -32,11 +31,7 @@ class HostMemory:
         """How many were made."""
 
     def take(self, nbytes: int) -> Tensor:
-        """A piece of ``nbytes`` or more, until :meth:`give_back`; its contents are anything.
-
-        Raises:
-            DeviceError: There is no memory for another one.
-        """
+        """A piece of ``nbytes`` or more, until :meth:`give_back`; its contents are anything."""
         size = size_of(nbytes)
         with self._lock:
             if self._free[size]:

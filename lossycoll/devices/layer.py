@@ -35,44 +35,25 @@ class Stream(Protocol):
     """Does what it is given, in order."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Does what ``work`` asks torch for. It is called at once, or when the stream is there.
-
-        Args:
-            work: Gets no argument; it mustn't wait.
-        """
+        """Does what ``work`` asks torch for. It is called at once, or when the stream is there."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies elements, in order, between host and device.
-
-        Args:
-            to: Contiguous.
-            source: Contiguous, of the same dtype and number of elements.
-        """
+        """Copies elements, in order, between host and device."""
 
     def record(self) -> Event:
         """The place after all that the stream was given until now."""
 
     def wait_for(self, event: Any) -> None:
-        """Goes on when another stream has come to its event.
-
-        Args:
-            event: That stream's.
-        """
+        """Goes on when another stream has come to its event."""
 
     def call(self, function: int, argument: int) -> None:
         """Calls a C function, in a thread of the device's.
 
-        Args:
-            function: Its address: ``void function(void *)``.
-            argument: What it is called with.
+        ``function``: its address: ``void function(void *)``.
         """
 
     def wait_for_word(self, address: int) -> None:
-        """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``.
-
-        Args:
-            address: Of memory that the layer has made.
-        """
+        """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
 
 
 class LowBits(Protocol):
@@ -135,27 +116,13 @@ class Layer(Protocol):
     waits_by_stream: bool
 
     def new_lane(self) -> Lane:
-        """Streams that nobody else has.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """Streams that nobody else has."""
 
     def current(self) -> Any:
         """The stream on which the caller's kernels are queued."""
 
     def memory(self, nbytes: int) -> Tensor:
-        """Host memory that the device reaches by itself.
-
-        Args:
-            nbytes: How much.
-
-        Returns:
-            A new uint8 tensor, shape (nbytes,), that isn't given back while it is referred to.
-
-        Raises:
-            DeviceError: There is none.
-        """
+        """Host memory that the device reaches by itself."""
 
     def low_bits(self) -> LowBits | None:
         """What encodes floats in few bits there; None, and a line of the log: nothing does."""
@@ -164,10 +131,6 @@ class Layer(Protocol):
         """Kernels that are queued inside don't hold back what the caller queues later.
 
         They come after what the caller has queued before.
-
-        Args:
-            lane: The group's.
-            tensor: The caller's, which they read and write: its memory is kept until they are done.
         """
 
     def future(self) -> torch.futures.Future[Any]:
@@ -176,7 +139,5 @@ class Layer(Protocol):
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
         """What a future is set to inside is ready for whoever waits for it after ``event``.
 
-        Args:
-            lane: The group's.
-            event: One of the layer's; None: it is ready.
+        ``event``: one of the layer's; None: it is ready.
         """

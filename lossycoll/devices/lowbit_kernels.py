@@ -80,25 +80,11 @@ def encode(
     What the descriptions of packets say isn't checked: they lie on the device. A packet that goes
     beyond a tensor reads or writes beyond it.
 
-    Args:
-        values: Elements of all packets; float32, contiguous.
-        packets: By packet: its first element in ``values``, how many it has, and its first byte in
-            ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A
-            first byte may lie anywhere.
-        to_bytes: Where ``how.wire_bytes(elements)`` of each packet are written, and nothing else;
-            uint8, contiguous.
-        how: The encoding.
-        most_elements: The largest packet's; of a larger one the rest isn't written.
-        key: 32 bits of what is drawn, rounding at random: the upper half of the seed of
-            :meth:`~lossycoll.plan.lowbit.LowBit.encode`.
-        counter: The counter of the first of ``values``. Others count from there, in 32 bits.
-
-    Returns:
-        How many groups had a NaN or an infinity, and are NaN in their packet; int32, shape (1,), on
-        the device, when the stream is there.
-
-    Raises:
-        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    ``packets``: by packet: its first element in ``values``, how many it has, and its first byte in
+    ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A first
+    byte may lie anywhere. ``key``: 32 bits of what is drawn, rounding at random: the upper half of
+    the seed of :meth:`~lossycoll.plan.lowbit.LowBit.encode`. ``counter``: the counter of the first
+    of ``values``. Others count from there, in 32 bits.
     """
     _check(values, packets, to_bytes, how)
     nan_groups = torch.zeros(1, dtype=torch.int32, device=values.device)
@@ -127,16 +113,7 @@ def decode(
     Whatever stands in the bytes, only the elements of packets are written. What ``packets`` says
     isn't checked, as in :func:`encode`.
 
-    Args:
-        from_bytes: Bytes of all packets; uint8, contiguous.
-        packets: By packet: its first element in ``to_values``, how many it has, and its first byte
-            in ``from_bytes``; int64, shape (packets, 3), contiguous. Elements don't overlap.
-        to_values: Where elements are written; float32, contiguous.
-        how: The encoding; whether it rounds at random makes no difference.
-        most_elements: The largest packet's; of a larger one the rest isn't written.
-
-    Raises:
-        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    ``from_bytes``: bytes of all packets; uint8, contiguous.
     """
     _check(to_values, packets, from_bytes, how)
     chunk = DECODED_AT_ONCE[how.group]
@@ -164,11 +141,7 @@ def _check(values: Tensor, packets: Tensor, data: Tensor, how: LowBit) -> None:
 
 
 def _launch_of(packets: Tensor, most_elements: int, chunk: int) -> tuple[int, int] | None:
-    """A program for each chunk that a packet may have; None: there is none.
-
-    Raises:
-        ValueError: They are too many.
-    """
+    """A program for each chunk that a packet may have; None: there is none."""
     most = chunk * MOST_CHUNKS
     if not 0 <= most_elements <= most:
         raise ValueError(

@@ -28,9 +28,6 @@ factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
 class Device:
     """One device of this process.
 
-    Args:
-        layer: Its layer.
-
     Attributes:
         layer: The same.
         pool: Host memory that it reaches.
@@ -46,22 +43,14 @@ class Device:
         self._free: list[Lane] = []
 
     def take_lane(self) -> Lane:
-        """A lane that no other group has, until :meth:`give_back`.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """A lane that no other group has, until :meth:`give_back`."""
         with _lock:
             if self._free:
                 return self._free.pop()
         return self.layer.new_lane()
 
     def give_back(self, lane: Lane) -> None:
-        """Has a lane used again, by calls that come after those that it was given.
-
-        Args:
-            lane: That of a group whose calls have all ended.
-        """
+        """Has a lane used again, by calls that come after those that it was given."""
         with _lock:
             self._free.append(lane)
 
@@ -77,11 +66,7 @@ def is_served(tensor: Tensor) -> bool:
 
 
 def device_of(tensor: Tensor) -> Device:
-    """The device that a tensor lies on, for which :func:`is_served` holds.
-
-    Raises:
-        DeviceError: The device's driver, or memory that it reaches, can't be had.
-    """
+    """The device that a tensor lies on, for which :func:`is_served` holds."""
     key = tensor.device
     found = _devices.get(key)
     if found is None:

@@ -47,21 +47,12 @@ class Retirement:
         """The interpreter is about to end: nothing is given back any more."""
 
     def wait_for_room(self, lane: Lane) -> None:
-        """Returns when the lane may be given another call; others have the GIL meanwhile.
-
-        Args:
-            lane: A group's.
-        """
+        """Returns when the lane may be given another call; others have the GIL meanwhile."""
         while self._under_way[id(lane)] >= LANE_PIECES and not self._stopped:
             time.sleep(SWEEP_SECONDS)
 
     def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
-        """Waits for the end of a call.
-
-        Args:
-            bounce: Its way.
-            operations: Those that were submitted for it, which end in this order.
-        """
+        """Waits for the end of a call."""
         with self._lock:
             self._entries.append((bounce, operations))
             self._under_way[id(bounce.lane)] += len(bounce.pieces)

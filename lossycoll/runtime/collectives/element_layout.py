@@ -48,14 +48,7 @@ def sum_layout_of(
     A packet there has room for ``host_packets`` of the network's, whose elements take more bytes
     there. So those of the network have no more elements than fit.
 
-    Args:
-        layout: Of a flat plan.
-        payload: Bytes that a packet of the network has room for.
-        encoding: A name of plan.codec's.
-        topology: Of the members.
-
-    Returns:
-        The same where there is nothing to tell apart, or packets are too small to.
+    ``payload``: bytes that a packet of the network has room for.
     """
     if encoding == "same" or not topology.shares_hosts:
         return SumLayout(layout.per_packet, topology)
@@ -70,10 +63,8 @@ def sum_layout_of(
 def layout_of(payload: int, dtype: DType, encoding: str) -> ElementLayout:
     """The elements of a call's plan.
 
-    Args:
-        payload: Bytes that a packet has room for.
-        dtype: The type that the call adds; BYTES for copies, unless they are encoded.
-        encoding: How packets carry the elements, a name of plan.codec's.
+    ``payload``: bytes that a packet has room for. ``dtype``: the type that the call adds; BYTES for
+    copies, unless they are encoded.
     """
     if encoding != "same":
         dtype = DType[ENCODED.upper()]

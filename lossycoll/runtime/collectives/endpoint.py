@@ -38,9 +38,7 @@ from .watcher import Watcher
 class Endpoint(CollectiveEndpoint):
     """The engine's. What the control plane says of other ranks comes here, too.
 
-    Args:
-        context: The rank's context of the group.
-        timeout: Seconds for ranks that never take part.
+    ``timeout``: seconds for ranks that never take part.
 
     Attributes:
         health: The group's, as in ``context``.
@@ -212,14 +210,7 @@ class Endpoint(CollectiveEndpoint):
         return self._payload
 
     def block_elements(self, encoding: str) -> int:
-        """The float32 elements that one packet carries.
-
-        Args:
-            encoding: How, a name of plan.codec's.
-
-        Returns:
-            Their number.
-        """
+        """The float32 elements that one packet carries."""
         encoding = "same" if self._topology.one_host else encoding
         layout = layout_of(self._payload, DType.F32, encoding)
         return sum_layout_of(layout, self._payload, encoding, self._topology).per_packet
@@ -227,12 +218,7 @@ class Endpoint(CollectiveEndpoint):
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """Counts packets.
 
-        Args:
-            nbytes: What they carry, in bytes.
-            encoding: How, a name of plan.codec's; of float32, if they are encoded.
-
-        Returns:
-            Their number.
+        ``nbytes``: what they carry, in bytes.
         """
         if encoding == "same":
             return packet_count(nbytes, self._payload)
@@ -392,14 +378,7 @@ class Endpoint(CollectiveEndpoint):
     # ---- what the control plane says of other ranks, in its thread ----
 
     def lose(self, rank: int) -> int:
-        """Stops submitting until :meth:`go_on`, and gives a rank up.
-
-        Args:
-            rank: The rank that is lost.
-
-        Returns:
-            The number of the next operation.
-        """
+        """Stops submitting until :meth:`go_on`, and gives a rank up."""
         assert self._engine is not None
         # First: who waited for the rank could otherwise submit another operation of the old view.
         following = self._sequencer.stop()
@@ -412,9 +391,6 @@ class Endpoint(CollectiveEndpoint):
 
         Nor does it need what was done here before its last call. If it never took part in something
         that is still sent, the group fails by that.
-
-        Args:
-            rank: The rank.
         """
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
@@ -423,12 +399,7 @@ class Endpoint(CollectiveEndpoint):
                 self._engine.peer_left(rank)
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
-        """Takes views over, and submits again if the last one is agreed.
-
-        Args:
-            views: All of the group's, oldest first.
-            agreed: Whether the survivors have agreed on the last one.
-        """
+        """Takes views over, and submits again if the last one is agreed."""
         before = self._sequencer.latest
         self._sequencer.resume(views, agreed=agreed)
         after = self._sequencer.latest
@@ -442,12 +413,7 @@ class Endpoint(CollectiveEndpoint):
             )
 
     def lost_alike(self) -> tuple[int, ...]:
-        """Lost ranks, as of the last operation submitted here.
-
-        Returns:
-            The ranks. Nothing later changes them, so they are the same on all ranks that have
-            submitted as many operations.
-        """
+        """Lost ranks, as of the last operation submitted here."""
         return self._sequencer.at(self._sequencer.next - 1).lost
 
     def look(self) -> None:
@@ -467,10 +433,6 @@ class Endpoint(CollectiveEndpoint):
 
         It doesn't overtake calls that were done here: other ranks get what they need of them
         first, within a second.
-
-        Args:
-            call: The call that fails by it.
-            error: The failure, unless the group has one.
         """
         try:
             self._leaving.finish_delivery(call)

@@ -34,12 +34,7 @@ class GroupContext:
     topology: Topology
 
     def check_sound(self) -> None:
-        """Returns if the group neither failed nor was destroyed.
-
-        Raises:
-            LossyError: It has failed.
-            ClosedError: It was destroyed.
-        """
+        """Returns if the group neither failed nor was destroyed."""
         if self.health.failure is not None:
             raise self.health.failure.again()
         if self.health.closed:

@@ -46,12 +46,7 @@ MAKES_UP: Final = (
 
 
 class GroupStats:
-    """Counters and warnings of one group.
-
-    Args:
-        context: The rank's context of the group.
-        operations: Those that were submitted, which know who took part in which.
-    """
+    """Counters and warnings of one group."""
 
     def __init__(self, context: GroupContext, operations: Operations) -> None:
         self._health = context.health
@@ -190,12 +185,7 @@ class GroupStats:
             )
 
     def promise(self, options: Options, by: str) -> None:
-        """A lossy call with these options is to give the same bits in each run.
-
-        Args:
-            options: The call's.
-            by: Who asks for it.
-        """
+        """A lossy call with these options is to give the same bits in each run."""
         if options in self._promised or self._engine is None:
             return
         if self._at_promise is None:

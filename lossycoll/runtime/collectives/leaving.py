@@ -25,14 +25,7 @@ end first, and the others can't leave before it does."""
 
 
 class Leaving:
-    """End of one group at this rank.
-
-    Args:
-        context: The rank's context of the group, of which engine and control plane are closed.
-        operations: Those that may be unfinished.
-        watcher: Is ended.
-        stats: Are logged where loss was injected.
-    """
+    """End of one group at this rank."""
 
     def __init__(
         self, context: GroupContext, operations: Operations, watcher: Watcher, stats: GroupStats

@@ -28,9 +28,7 @@ REAP_FROM: Final = 8
 class Operations:
     """Operations that were submitted and aren't released yet.
 
-    Args:
-        context: The rank's context of the group. Without an engine nothing can be submitted.
-        timeout: Seconds for ranks that never take part.
+    ``timeout``: seconds for ranks that never take part.
 
     Attributes:
         timeout: The same; it may change.
@@ -70,21 +68,7 @@ class Operations:
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
     ) -> Operation:
-        """Hands the engine operation ``sequencer.next``; in ``submitting()``.
-
-        Args:
-            encoded: This rank's plan.
-            call: The call that it serves.
-            buffers: Addresses of input and output.
-            dtype: The elements' type.
-            call_options: How it is to be done.
-            means: How contributions are averaged; reductions only. Those of a rank that dies
-                meanwhile then count as lost, instead of failing it.
-            blocks: What becomes of single packets, for calls that are to know.
-
-        Raises:
-            LossyError: The group has failed, or the engine refused the operation.
-        """
+        """Hands the engine operation ``sequencer.next``; in ``submitting()``."""
         assert self._engine is not None
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         reliable = call_options.options.delivery == "reliable"

@@ -26,12 +26,7 @@ ASK_SECONDS: Final = 0.1
 
 
 class Watcher:
-    """Work of the watcher thread for one group.
-
-    Args:
-        context: The rank's context of the group.
-        operations: Those that it completes.
-    """
+    """Work of the watcher thread for one group."""
 
     def __init__(self, context: GroupContext, operations: Operations) -> None:
         self._health = context.health
@@ -107,11 +102,7 @@ class Watcher:
 
 
 class Watching:
-    """The thread.
-
-    Args:
-        completions: Names what has ended, in groups by their numbers there.
-    """
+    """The thread."""
 
     def __init__(self, completions: Completions) -> None:
         self._completions = completions

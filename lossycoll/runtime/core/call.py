@@ -121,13 +121,7 @@ class CallOptions(NamedTuple):
 
 
 class LongWait:
-    """A wait for a call, which asks the other ranks about it from time to time.
-
-    Args:
-        ask: Asks them.
-        call: The call.
-        since: When the wait began, by time.monotonic().
-    """
+    """A wait for a call, which asks the other ranks about it from time to time."""
 
     __slots__ = ("_ask", "_call", "_due")
 

@@ -194,18 +194,10 @@ class EngineGroup:
     Methods may be called from any thread. ``close`` first ends what is pending.
     Raises the errors of :func:`lossycoll.errors.error_of`.
 
-    Args:
-        host: The process's, started.
-        rank: Of this process in the group.
-        world: The group's size.
-        number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
-            2**32 - 1.
-        fault_group: Keys injected faults and random rounding; equal on all ranks.
-        definition: 64 bits, equal on ranks that mean the same group: part of every signature.
-        name: Of the status page.
-        options: Those that belong to a group.
-        members: The host's processes, by rank; empty: those of the same numbers.
-        met: Every member is known to have the group by now, so packets may go ahead at once.
+    ``number``: the group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
+    2**32 - 1. ``fault_group``: keys injected faults and random rounding; equal on all ranks.
+    ``definition``: 64 bits, equal on ranks that mean the same group: part of every signature.
+    ``members``: the host's processes, by rank; empty: those of the same numbers.
     """
 
     def __init__(

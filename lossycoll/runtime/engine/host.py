@@ -67,18 +67,9 @@ class Host:
     (:class:`lossycoll.runtime.engine.binding.EngineGroup`) are made after that. Its users count
     themselves (:meth:`hold`, :meth:`release`; who opens it is the first): the last one closes it.
 
-    Args:
-        process: The number of this process among ``processes``.
-        processes: How many there are.
-        address: The numeric address to bind.
-        payload_bytes: Data bytes per packet; equal everywhere.
-        options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
-            ``eager``, ``pace``, ``pacing``, ``keepalive``.
-        setting: Address of the links and the time that it has (an lc_setting) instead of the
-            system's: then it has no thread, and nothing may wait for it. 0: the system's.
-
-    Raises:
-        EngineError: The socket can't be opened; no port of the range is free.
+    ``address``: the numeric address to bind. ``payload_bytes``: data bytes per packet; equal
+    everywhere. ``setting``: address of the links and the time that it has (an lc_setting) instead
+    of the system's: then it has no thread, and nothing may wait for it. 0: the system's.
     """
 
     def __init__(
@@ -138,18 +129,7 @@ class Host:
         raise error_of(found, self._where)
 
     def share(self, processes: Sequence[int]) -> tuple[int, int]:
-        """Opens memory that other processes of this machine can read; before ``start``.
-
-        Args:
-            processes: Those that may, in rising order, this one among them.
-
-        Returns:
-            Descriptors of the memory, and of the pipe's end that others write to when they wake
-            this process. They are the host's.
-
-        Raises:
-            EngineError: There is no memory for it, or the kernel lacks what it takes.
-        """
+        """Opens memory that other processes of this machine can read; before ``start``."""
         numbers = ffi.new("uint16_t[]", list(processes))
         descriptors, failure = ffi.new("int[2]"), ffi.new("lc_failure *")
         code = lib.lc_host_share(self.handle, numbers, len(processes), descriptors, failure)
@@ -158,11 +138,7 @@ class Host:
         return descriptors[0], descriptors[1]
 
     def take_port(self, port: VerbsPort) -> None:
-        """Adds a port of RDMA, which is the host's from then on; after ``share``, before ``start``.
-
-        Raises:
-            EngineError: It can't carry the host's packets, or there is no memory for it.
-        """
+        """Adds a port of RDMA, which is the host's from then on; after ``share``, before ``start``."""
         failure = ffi.new("lc_failure *")
         number = lib.lc_host_verbs(self.handle, port.handle, failure)
         if number < 0:
@@ -171,11 +147,7 @@ class Host:
         self._verbs_link = number
 
     def out_of_band(self) -> OutOfBand:
-        """Take out-of-band datagrams from now on; before ``start``, once.
-
-        Raises:
-            EngineError: There is no memory for them, or no descriptor.
-        """
+        """Take out-of-band datagrams from now on; before ``start``, once."""
         descriptor = lib.lc_host_oob_open(self.handle)
         if descriptor < 0:
             raise error_of(Failure(descriptor), self._where)
@@ -185,13 +157,8 @@ class Host:
     def seal(self, secrets: bytes, filter_bits: int) -> None:
         """Seals all that leaves this machine; before ``start``.
 
-        Args:
-            secrets: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`; empty: those of
-                each process come with it (:meth:`admit`).
-            filter_bits: 16 bits, equal in all processes.
-
-        Raises:
-            EngineError: There is no memory for it, or no libcrypto.
+        ``secrets``: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`; empty: those of each
+        process come with it (:meth:`admit`). ``filter_bits``: 16 bits, equal in all processes.
         """
         table = ffi.from_buffer("uint8_t[]", secrets) if secrets else ffi.NULL
         config = ffi.new("lc_seal_config *")
@@ -206,11 +173,7 @@ class Host:
         self.is_sealed = True
 
     def show(self, job: Job) -> None:
-        """Has the engine write a status page from now on; before ``start``.
-
-        Raises:
-            OSError: There can be none.
-        """
+        """Has the engine write a status page from now on; before ``start``."""
         page = StatusPage(self.process, job)
         code = lib.lc_host_page(self.handle, page.file)
         page.handed_over()
@@ -227,10 +190,7 @@ class Host:
     def note_peer(self, process: int, state: int, heard: float) -> None:
         """Has the status page say what is known of another process.
 
-        Args:
-            process: Its number.
-            state: One of status_record.py's.
-            heard: When it last said something, by time.monotonic(); 0: as known.
+        ``heard``: when it last said something, by time.monotonic(); 0: as known.
         """
         with self._lock:
             if self.handle != ffi.NULL and self._page is not None:
@@ -246,8 +206,7 @@ class Host:
         """Asks another process's engine for a sign of life, which it gives whatever Python does
         there: a call into C may hold the GIL for long.
 
-        Returns:
-            When one last came, as of the call before, by time.monotonic(); 0: never.
+        Returns when one last came, as of the call before, by time.monotonic(); 0: never.
         """
         with self._lock:
             if self.handle == ffi.NULL:
@@ -266,19 +225,9 @@ class Host:
     ) -> None:
         """Makes the other processes known and starts the thread.
 
-        Args:
-            session: 64 bits, equal in all processes.
-            peers: (numeric host, port) of each process, this one included; None: it is to come
-                (:meth:`admit`).
-            topology: Which processes share a machine; None: none do.
-            shared: Memory and pipe of those that share this one's, by number, as ``share``
-                returned them there. They stay the caller's.
-            verbs: Addresses of those that are reached by the port of RDMA (:meth:`take_port`), but
-                for those that share memory.
-            crowded: More processes of the job run here than there are cores.
-
-        Raises:
-            EngineError: An address can't be used, or the thread can't be started.
+        ``session``: 64 bits, equal in all processes. ``peers``: (numeric host, port) of each
+        process, this one included; None: it is to come (:meth:`admit`). ``topology``: which
+        processes share a machine; None: none do.
         """
         nowhere = ffi.new("char[]", b"")  # one for all: of thousands of numbers, few are anybody's
         hosts = [ffi.new("char[]", peer[0].encode()) if peer else nowhere for peer in peers]
@@ -309,14 +258,7 @@ class Host:
         """Makes another process known by its number: one that comes, or comes back, or takes the
         place of one that has gone. At the other end the same must be done with this one.
 
-        Args:
-            process: The number.
-            peer: (numeric host, port); None: nobody has the number now.
-            secrets: Where packets are sealed, the key of what goes there and that of what comes.
-
-        Raises:
-            EngineError: The address can't be used, some group has the process as a member, or
-                there is no memory.
+        ``peer``: (numeric host, port); None: nobody has the number now.
         """
         address = ffi.NULL
         if peer is not None:
@@ -366,12 +308,7 @@ class Host:
 
     @property
     def wakers(self) -> Wakers:
-        """What gates of operations on this host are made with.
-
-        Raises:
-            ClosedError: The host is closed.
-            EngineError: The process has no descriptor left.
-        """
+        """What gates of operations on this host are made with."""
         with self._lock:
             if self.handle == ffi.NULL:
                 raise ClosedError(f"{self._where}: the group was destroyed")

@@ -33,17 +33,7 @@ def start_of(pid: int) -> int:
 
 
 def state_of(pid: int, start: int, of_space: int) -> str:
-    """What the kernel says of a process.
-
-    Args:
-        pid: Its number.
-        start: :func:`start_of` it.
-        of_space: :func:`space` of it.
-
-    Returns:
-        DEAD (another one with its number is not it), STOPPED (by a signal or a debugger) or RUNS;
-        ELSEWHERE if its number means nothing here.
-    """
+    """What the kernel says of a process."""
     if of_space != space():
         return ELSEWHERE
     try:

@@ -54,8 +54,7 @@ def _times(rounds: int) -> str:
 class RecoveryLog:
     """Logs the means of each peer once they are other ones, and not too often.
 
-    Args:
-        clock: Seconds.
+    ``clock``: seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -30,12 +30,7 @@ def folder() -> Path:
 
 
 def make_folder() -> Path:
-    """Makes the folder, unless it is there.
-
-    Raises:
-        UnsafeFolder: It is another user's, or others may enter it.
-        OSError: It can't be made.
-    """
+    """Makes the folder, unless it is there."""
     path = folder()
     try:
         path.mkdir(0o700)
@@ -57,11 +52,7 @@ def check_folder(path: Path) -> None:
 
 
 def open_page(path: Path) -> int:
-    """Opens a page to read it; returns the descriptor.
-
-    Raises:
-        OSError: It isn't there any more, or is no file of this user's.
-    """
+    """Opens a page to read it; returns the descriptor."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():

@@ -53,13 +53,6 @@ class Job:
 class StatusPage:
     """This process's page as a file, for the engine to map. ``close`` removes it.
 
-    Args:
-        process: The number of this process.
-        job: The job's.
-
-    Raises:
-        OSError: There is no folder for it, or no room in it.
-
     Attributes:
         path: Of the page.
         file: Its descriptor; CLOSED once the engine has mapped it.
@@ -142,12 +135,7 @@ def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
     Pages that are damaged or unreadable are left out; those of jobs that ended long ago are
     removed.
 
-    Args:
-        session: The job's; None: of all.
-        calls: Whether records have all calls of each group that a page has.
-
-    Raises:
-        UnsafeFolder: The folder isn't this user's alone.
+    ``session``: the job's; None: of all.
     """
     where = status_folder.folder()
     try:
@@ -172,12 +160,7 @@ def _is_old(record: Record) -> bool:
 
 
 def read_page(path: Path, *, calls: bool = False) -> Record:
-    """What a page says, with times as seconds before now.
-
-    Raises:
-        OSError: It isn't there any more, or is no file of this user's.
-        ValueError: It isn't a page of this version.
-    """
+    """What a page says, with times as seconds before now."""
     file = status_folder.open_page(path)
     try:
         size = os.fstat(file).st_size

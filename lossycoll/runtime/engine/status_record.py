@@ -155,11 +155,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """A record that another process has sent.
-
-        Raises:
-            ValueError: It isn't one.
-        """
+        """A record that another process has sent."""
         found: Record = _read(cls, value)
         if not 0 <= found.process < found.world == len(found.peers):
             raise ValueError("process, world and peers don't fit together")
@@ -168,13 +164,7 @@ class Record:
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     """How long a step takes: the time between the same call of two steps, where the latest calls
-    repeat one sequence.
-
-    Args:
-        calls: What was called, and when: the oldest first.
-
-    Returns:
-        Seconds; -1 where nothing is repeated.
+    repeat one sequence. In seconds; -1 where nothing is repeated.
     """
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
     names = [name for name, _ in latest]

@@ -25,8 +25,7 @@ _MOST_BYTES: Final = 1 << 20
 def library(path: str = "") -> tuple[str, str]:
     """(version, "") of the libcrypto that seals, or ("", why there is none).
 
-    Args:
-        path: Its file; empty: any.
+    ``path``: its file; empty: any.
     """
     _find_pythons_own()
     why = lib.lc_crypto_load(path.encode())
@@ -51,12 +50,7 @@ def has_cipher(cipher: str) -> bool:
 
 
 def check_library(path: str = "", cipher: str = TEXT_CIPHER) -> None:
-    """Raises OptionError if nothing can be sealed here, though there is a secret.
-
-    Args:
-        path: As the option ``libcrypto`` names it.
-        cipher: What is to seal packets.
-    """
+    """Raises OptionError if nothing can be sealed here, though there is a secret."""
     _, why = library(path)
     if why and path:
         raise OptionError(f"libcrypto={path!r} can't be used: {why}")
@@ -73,15 +67,7 @@ def check_library(path: str = "", cipher: str = TEXT_CIPHER) -> None:
 def seal(
     key: bytes, iv: bytes, text: bytes, known: bytes = b"", cipher: str = TEXT_CIPHER
 ) -> bytes:
-    """``text`` sealed, its tag behind it.
-
-    Args:
-        key: ``KEY_BYTES``.
-        iv: ``IV_BYTES`` that no other text under this key has.
-        text: What nobody else may read or change.
-        known: What the reader knows, and nobody may change.
-        cipher: One of ``CIPHERS``.
-    """
+    """``text`` sealed, its tag behind it."""
     number = CIPHERS[cipher]
     out = ffi.new("uint8_t[]", len(text) + TAG_BYTES)
     if lib.lc_text_seal(number, key, iv, known, len(known), text, len(text), out) != lib.LC_OK:

@@ -47,16 +47,7 @@ class Secret:
         return hmac.digest(self.root, info + b"\1", hashlib.sha256)
 
     def path_secrets(self, meeting: str, process: int, processes: int) -> bytes:
-        """What a process seals with, and opens with.
-
-        Args:
-            meeting: What tells this meeting of the ranks from all others (:func:`transcript`).
-            process: This one's number.
-            processes: How many there are.
-
-        Returns:
-            For each process, by its number, the key of what goes there and that of what comes.
-        """
+        """What a process seals with, and opens with."""
         return b"".join(
             self.derived("link", meeting, sender, receiver)
             for other in range(processes)
@@ -82,11 +73,7 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
     """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither
     is set.
 
-    Args:
-        environ: The variables; None: this process's.
-
-    Raises:
-        OptionError: The file can't be read, others than its owner can, or the secret is too short.
+    ``environ``: the variables; None: this process's.
     """
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
@@ -98,11 +85,7 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
 
 
 def secret_of(text: str) -> Secret:
-    """The secret that a text is.
-
-    Raises:
-        OptionError: It is too short, or too long.
-    """
+    """The secret that a text is."""
     return _checked(text.encode(errors="surrogateescape"), "the secret")
 
 

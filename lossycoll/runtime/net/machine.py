@@ -50,11 +50,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This process's.
-
-    Raises:
-        OSError: The kernel doesn't say (no /proc).
-    """
+    """This process's."""
     boot = BOOT_ID.read_text(encoding="ascii").strip()
     network, users = ((NAMESPACES / name).stat().st_ino for name in ("net", "user"))
     return Machine(boot, network, users, os.geteuid())

@@ -37,13 +37,7 @@ def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
 
 
 class _Room:
-    """Free memory of a control group, by its files.
-
-    Args:
-        limit: The file with its limit.
-        used: The file with what it uses.
-        cache: The rows of memory.stat that the kernel can drop.
-    """
+    """Free memory of a control group, by its files."""
 
     def __init__(self, limit: str, used: str, cache: tuple[str, ...]) -> None:
         self._limit = limit

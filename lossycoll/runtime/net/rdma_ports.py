@@ -92,8 +92,7 @@ class ChosenPort:
 def ports(root: Path | None = None) -> list[Port]:
     """All ports of all devices; none where there is no RDMA.
 
-    Args:
-        root: Where sysfs shows devices; None: :data:`ROOT`.
+    ``root``: where sysfs shows devices; None: :data:`ROOT`.
     """
     folder = root or ROOT
     if not folder.is_dir():
@@ -146,17 +145,9 @@ def choose_port(
     Of an Ethernet's ports only those are taken by themselves that stand for the interface, for
     others may lead elsewhere; of InfiniBand's the first that is active.
 
-    Args:
-        wanted: Option ``verbs_device``: a device's name, with or without a port; empty: any.
-        gid: Option ``verbs_gid``: an index; -1: the one that has the interface's address.
-        interface: What packets go through otherwise.
-        have: The machine's ports.
-
-    Returns:
-        The port, and ""; or None, and the reason, which is "" on a machine without ports.
-
-    Raises:
-        InterfaceError: The port or the GID that was asked for can't be used.
+    ``wanted``: option ``verbs_device``: a device's name, with or without a port; empty: any.
+    ``gid``: option ``verbs_gid``: an index; -1: the one that has the interface's address. Returns
+    the port, and ""; or None, and the reason, which is "" on a machine without ports.
     """
     asked = [port for port in have if wanted in (port.device, str(port))] if wanted else have
     if not asked:

@@ -36,13 +36,8 @@ def round_trips(
 ) -> dict[int, float]:
     """Measures all of them at once. Takes the longest of the round trips and a little more.
 
-    Args:
-        places: Numeric address and TCP port of each host, by its number.
-        tries: Connections with each.
-        seconds: How long it may take at most.
-
-    Returns:
-        Seconds there and back, by number, of those that have answered.
+    ``places``: numeric address and TCP port of each host, by its number. Returns seconds there and
+    back, by number, of those that have answered.
     """
     best: dict[int, float] = {}
     answers = dict.fromkeys(places, 0)

@@ -41,11 +41,7 @@ class Tolerance(NamedTuple):
 class Messages:
     """One rank's end. Sends and receives, then ``flush`` and ``close``.
 
-    Args:
-        engine: The group's.
-        health: The group's.
-        options: The group's.
-        group_failure: The group's failure as the given call meets it; None if it has none.
+    ``group_failure``: the group's failure as the given call meets it; None if it has none.
     """
 
     def __init__(

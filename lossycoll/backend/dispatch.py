@@ -15,9 +15,7 @@ from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import scope, within
-from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
 from lossycoll.runtime.core.logfmt import log
 
@@ -65,9 +63,6 @@ class Dispatcher:
         self._says_lossy = endpoint.options.is_given("delivery")
         self._told_of_activations = self._told_of_one_host = False
         self._asked: list[Recovered] = []
-        self._collectives: Final[CollectiveEndpoint] = (
-            endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
-        )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
@@ -331,7 +326,7 @@ class Dispatcher:
                 observe=None if span is None else span.observe,
             )
             s = Submission(
-                *(self._collectives, numbered, carried, staged.source, staged.target, call_options),
+                *(self._endpoint, numbered, carried, staged.source, staged.target, call_options),
                 self.health,
             )
             if on_device is not None:

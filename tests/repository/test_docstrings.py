@@ -25,7 +25,6 @@ import lossycoll.plan
 import lossycoll.simulate
 from lossycoll.cli.demo import methods
 from lossycoll.options import schema
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.simulate import Noise
 from tools.api_page import BEYOND, attributes, function_of, is_property
 
@@ -67,7 +66,6 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield name, thing
                 if inspect.isclass(thing):
                     yield from members(name, thing)
-    yield from members("Endpoint", Endpoint)
     for package in PACKAGES:
         short = package.__name__.removeprefix("lossycoll.")
         for name in package.__all__:

@@ -20,8 +20,7 @@ class GroupContext:
         health: Which calls were issued, and what has failed; the control plane's listener.
         options: The group's.
         number: The group's number on the wire.
-        engine: The group on the engine; None in a world of one, where ``SingleRank`` runs the
-            collectives.
+        engine: The group on the engine; None in a world of one, where data is copied.
         control: The group on the control plane; None in a world of one.
         topology: Which ranks share a host and a site; flat where nothing is shared.
     """

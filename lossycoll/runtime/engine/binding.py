@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lossycoll._native import ffi, lib
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, encode, faults, sets
+from lossycoll.plan import Delivery, Plan, encode, faults
 from lossycoll.plan.codec import number_of, phases
 
 from .completions import completions
@@ -81,8 +81,7 @@ class EngineCall:
     """Parameters of one operation besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
-    are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
-    ``choose_rounds``, ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for
+    are equal on ranks that mean the same. ``delivery``, ``selective`` and ``feedback`` are for
     those levels of the plan that name no delivery. ``notify``: the group's completions name the
     ticket. ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does
     the engine's work, as long as packets come; not with ``notify``.
@@ -103,9 +102,8 @@ class EngineCall:
     scale: float
     signature: int
     timeout: float
-    reliable: bool
-    repair: int
-    notify: bool
+    delivery: Delivery
+    notify: bool = False
     waits: bool = False
     lingers: bool = False
     weights: Sequence[float] = ()
@@ -113,10 +111,6 @@ class EngineCall:
     selective: bool = False
     feedback: bool = False
     needed: bytes = b""
-    code: sets.Code = sets.NO_PARITY
-    most_parity: int = 0
-    choose_rounds: bool = False
-    max_missing: float = -1.0
     encoding: str = "same"
     keeps_sums: bool = False
     deterministic: bool = False
@@ -147,7 +141,7 @@ class Ready:
         for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
             to.selective = level.delivery is None and call.selective
             to.feedback = level.delivery is None and call.feedback
-            how = level.delivery or call
+            how = level.delivery or call.delivery
             to.reliable, to.repair = how.reliable, how.repair
             to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
             to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY

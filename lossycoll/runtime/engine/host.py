@@ -138,7 +138,7 @@ class Host:
         return descriptors[0], descriptors[1]
 
     def take_port(self, port: VerbsPort) -> None:
-        """Adds a port of RDMA, which is the host's from then on; after ``share``, before ``start``."""
+        """Adds a port of RDMA, then the host's own; after ``share``, before ``start``."""
         failure = ffi.new("lc_failure *")
         number = lib.lc_host_verbs(self.handle, port.handle, failure)
         if number < 0:

@@ -43,7 +43,7 @@ F_SEAL_FUTURE_WRITE: Final = 0x10
 
 
 class DescriptorExchange:
-    """This process's end. Listens from the start; ``close`` ends that, and closes what was taken."""
+    """This process's end, which listens from the start; ``close`` also closes what was taken."""
 
     def __init__(self, most: int) -> None:
         self.name = PREFIX + secrets.token_hex(16)

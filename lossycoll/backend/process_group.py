@@ -59,12 +59,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route. What
     torch's interface doesn't have is in :class:`Extensions`, and how members change in
-    :class:`Reconfigurable`. Every collective
-    returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
-    be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
-    What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
-    CUDA device, and all tensors of a call have one dtype; ranks agree on it and on the number of
-    elements. The methods also take torch's short forms, such as ``allreduce(tensor, op)``.
+    :class:`Reconfigurable`. Every collective returns a work that owns its tensors until it is done.
+    It raises UnsupportedError for what can't be served, before the call gets a number, and
+    LossyError where the group has failed, or fails by this call. What fails after that, the work's
+    ``wait`` raises. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
+    call have one dtype; ranks agree on it and on the number of elements. The methods also take
+    torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.
@@ -203,10 +203,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllreduceOptions() if opts is None else opts
         return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
@@ -227,10 +223,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         one = _c10d.AllreduceOptions()
         if opts is not None:
@@ -249,10 +241,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``, reduced at the root and as they were elsewhere.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         call = describe.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -267,10 +255,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
@@ -290,10 +274,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
@@ -317,10 +297,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = describe.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
@@ -337,10 +313,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         call = describe.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -355,10 +327,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_gather_single(self._where, output, input), opts)
@@ -377,10 +345,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
@@ -399,10 +363,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_gather(self._where, outputs, inputs), opts)
@@ -419,10 +379,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs``, rank after rank.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
@@ -444,10 +400,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs`` at the root, and empty elsewhere.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         call = describe.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -462,10 +414,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         call = describe.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -491,10 +439,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
         call = describe.all_to_all_single(
@@ -514,10 +458,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_to_all(self._where, outputs, inputs), opts)
@@ -534,10 +474,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; done when the receiver has the tensor, or its data is copied.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.send(tensors, dst, tag)
 
@@ -551,10 +487,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, src, tag)
 
@@ -567,10 +499,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, None, tag)
 
@@ -596,10 +524,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; it has no result.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.BarrierOptions() if opts is None else opts
         return self._dispatcher.run(describe.barrier(), opts)

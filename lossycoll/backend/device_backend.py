@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from lossycoll.errors import ClosedError
 
-from .delegates import DELEGATED, NEWER
+from .devices import DELEGATED, NEWER
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 

@@ -20,7 +20,6 @@ from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observ
 from lossycoll.runtime.core.logfmt import log
 
 from . import checks, spans
-from .coalescing import Coalescing
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import Description, Loss, Staged, Submission
 from .device_wire import DeviceWire
@@ -29,10 +28,9 @@ from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .routes import ChosenRoute, Route, adds_activations, choose, determined, reliable_version
-from .staging import NOTHING, gathered
+from .staging import NOTHING, gathered, then, widened
 from .tensors import WIDER
-from .widening import then, widened
-from .work import EngineWork, ManyWork
+from .work import Coalescing, EngineWork, ManyWork
 
 NONE: Final = timedelta(0)
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"

@@ -21,7 +21,7 @@ from . import block_collectives
 from .block_collectives import BlockWork, ContributionWork
 from .description import Description
 from .dispatch import Dispatcher, Recovered
-from .dynamo_skip import opaque
+from .overloads import opaque
 from .tensors import nbytes
 
 _c10d: Any = c10d  # its stub has overloads that aren't served

@@ -20,13 +20,12 @@ from lossycoll.runtime.p2p.messages import Messages, Tolerance
 from lossycoll.runtime.p2p.transfer import Transfer
 
 from . import checks, spans
-from .coalescing import Coalescing
 from .devices import ServedDevices
 from .on_device import Lanes
 from .resource_limits import not_submitted
 from .spans import Span
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
-from .work import MessageWork
+from .work import Coalescing, MessageWork
 
 MOST_TAG: Final = (1 << 63) - 1
 

@@ -5,7 +5,7 @@ runs an inherited one, and who then waits for a thread that needs the GIL waits 
 docs/backend.md says which call takes which route; ``routes.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
-``describe.py`` make the description.
+``collectives.py`` make the description.
 """
 
 from __future__ import annotations
@@ -27,21 +27,18 @@ from lossycoll.options.scopes import carry_by
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
-from . import checks, describe, sparse
+from . import checks, collectives, sparse
 from .bootstrap import Group
 from .builder import GroupSpec
-from .delegates import DelegateBackends, delegating
 from .description import Description
 from .device_backend import HAS_BACKENDS, backend_of
-from .devices import SERVED, ServedDevices
+from .devices import SERVED, DelegateBackends, ServedDevices, delegating
 from .dispatch import Dispatcher
-from .dynamo_skip import opaque
 from .extensions import Extensions
 from .monitored_barrier import monitored_barrier
-from .overloads import overloaded
+from .overloads import opaque, overloaded
 from .point_to_point import PointToPoint
-from .reconfigurable import Reconfigurable
-from .reconfiguration import Reconfiguration
+from .reconfiguration import Reconfigurable, Reconfiguration
 from .thread_scopes import ByTorch
 from .totals import Counted, total
 from .work import ManyWork
@@ -212,7 +209,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return describe.all_reduce(tensors, op)
+        return collectives.all_reduce(tensors, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
@@ -242,7 +239,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         Returns:
             The work; its result is ``tensors``, reduced at the root and as they were elsewhere.
         """
-        call = describe.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
+        call = collectives.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -257,7 +254,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``output``.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        call = describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+        call = collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -278,7 +275,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [
-            describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+            collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
             for output, input in pairs
         ]
         return self._dispatcher.run_all(calls, opts)
@@ -299,7 +296,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``outputs``.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        call = describe.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
+        call = collectives.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     # ---- copies ----
@@ -314,7 +311,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         Returns:
             The work; its result is ``tensors``.
         """
-        call = describe.broadcast(self._where, tensors, opts.rootRank)
+        call = collectives.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -329,7 +326,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``output``.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_gather_single(self._where, output, input), opts)
+        return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 
     _allgather_base = all_gather_single
 
@@ -348,7 +345,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
-        calls = [describe.all_gather_single(self._where, output, input) for output, input in pairs]
+        calls = [
+            collectives.all_gather_single(self._where, output, input) for output, input in pairs
+        ]
         return self._dispatcher.run_all(calls, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -365,7 +364,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is the tensors in ``outputs``.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_gather(self._where, outputs, inputs), opts)
+        return self._dispatcher.run(collectives.all_gather(self._where, outputs, inputs), opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
@@ -384,7 +383,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
-            describe.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
+            collectives.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
             for i, tensor in enumerate(inputs)
         ]
         work = self._dispatcher.run_all(calls, opts)
@@ -401,7 +400,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         Returns:
             The work; its result is the tensors in ``outputs`` at the root, and empty elsewhere.
         """
-        call = describe.gather(self._where, outputs, inputs, opts.rootRank)
+        call = collectives.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
@@ -415,7 +414,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         Returns:
             The work; its result is ``outputs``.
         """
-        call = describe.scatter(self._where, outputs, inputs, opts.rootRank)
+        call = collectives.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     # ---- exchanges ----
@@ -441,7 +440,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``output``.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        call = describe.all_to_all_single(
+        call = collectives.all_to_all_single(
             self._where, output, input, output_split_sizes, input_split_sizes
         )
         return self._dispatcher.run(call, opts)
@@ -460,7 +459,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``outputs``.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_to_all(self._where, outputs, inputs), opts)
+        return self._dispatcher.run(collectives.all_to_all(self._where, outputs, inputs), opts)
 
     # ---- point to point ----
 
@@ -526,7 +525,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; it has no result.
         """
         opts = _c10d.BarrierOptions() if opts is None else opts
-        return self._dispatcher.run(describe.barrier(), opts)
+        return self._dispatcher.run(collectives.barrier(), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks, and names those that are missing.

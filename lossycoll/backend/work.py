@@ -7,9 +7,12 @@ C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look l
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, Final, Protocol
 
 import torch
@@ -21,10 +24,48 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.p2p.transfer import Transfer
 
-from . import native_future
-from .dynamo_skip import opaque
+from .overloads import opaque
 
 Future = torch.futures.Future[Any]
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+
+# A future that Python makes holds an object; FP16_COMPRESS reads a list of tensors from it and
+# fails. Only TorchScript makes a future of that type that something else completes. It compiles
+# these by their source, with names that it knows.
+SOURCE: Final = """
+def given(future: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(future)
+    return tensors
+
+def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(given, future, tensors)
+"""
+
+
+def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
+    """Whether the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
+    the tensors are what ``FP16_COMPRESS`` sends.
+    """
+    if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
+        return False
+    asking = sys._getframe(1).f_back  # None: torch's thread for a device
+    return asking is None or asking.f_code is BACKWARD
+
+
+def typed(future: Future, tensors: list[torch.Tensor]) -> Future:
+    """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
+    quotes it.
+    """
+    typed: Future = _compiled().typed(future, tensors)
+    return typed
+
+
+@cache
+def _compiled() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.CompilationUnit(SOURCE)
+
 
 _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
@@ -69,8 +110,8 @@ class LossyWork(dist.Work):
     def get_future(self) -> Future:
         """A future with the result; it completes without a wait, and raises the call's error."""
         future, tensors = self._make_future(), self._result
-        if native_future.asked_by_hook(tensors):
-            return native_future.typed(future, tensors)
+        if asked_by_hook(tensors):
+            return typed(future, tensors)
         return future
 
     def _make_future(self) -> Future:
@@ -308,3 +349,31 @@ def value_or_raise(source: Future) -> Any:
     if isinstance(value, BaseException):
         raise value
     return value
+
+
+class Coalescing(threading.local):
+    """The works since the manager was opened, for each thread by itself.
+
+    What another thread posts meanwhile isn't the manager's: leaving the manager would wait for it,
+    and it might need what comes after.
+    """
+
+    def __init__(self) -> None:
+        self._works: list[dist.Work] | None = None
+
+    def begin(self) -> None:
+        """From now on this thread's works are kept."""
+        self._works = []
+
+    def end(self) -> dist.Work:
+        """One work for all of this thread since ``begin``."""
+        works, self._works = self._works or [], None
+        # Another backend's work tells its result when it is done.
+        own = [work for work in works if isinstance(work, LossyWork)]
+        return ManyWork(works, [tensor for work in own for tensor in work.result()])
+
+    def add(self, work: dist.Work) -> dist.Work:
+        """Every work goes through here; returns it."""
+        if self._works is not None:
+            self._works.append(work)
+        return work

@@ -67,9 +67,9 @@ class Group:
         self._host: Host | None = None
         self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
-        """What groups of some of this one's ranks are made by; None in a world of one."""
+        """Parent for groups of some of this one's ranks; None in a world of one."""
         self.abort_hooks: Mapping[int, Callable[[], object]] = {}
-        """What is called when the group fails; it may change."""
+        """Functions that are called when the group fails; they may change."""
         try:
             if failure is not None:
                 self._stay_alone(spec, pg_options)
@@ -181,7 +181,7 @@ class Group:
 
     @property
     def socket(self) -> object:
-        """What groups that send by one socket have in common; None in a world of one."""
+        """The object that groups which send by one socket share; None in a world of one."""
         return self._host
 
     def rekey(self) -> None:

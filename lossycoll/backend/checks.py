@@ -130,7 +130,7 @@ def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -
 
 
 def check_own_split(where: Where, name: str, send: Sequence[int], receive: Sequence[int]) -> None:
-    """What this rank sends itself must be what it expects from itself, in bytes."""
+    """Refuses a rank that sends itself other bytes than it expects from itself."""
     own = where.rank
     if send[own] != receive[own]:
         what = f"{send[own]} bytes to itself where it expects {receive[own]}, in"

@@ -50,7 +50,7 @@ FORWARDED: Final = (
 
 
 class DeviceBackend:
-    """What torch asks of a backend alone; all else is the group's."""
+    """Methods that torch asks of a backend alone; all else is the group's."""
 
     # Before torch 2.15 no group of the CPU is split, and new_group would hand this to C++.
     supports_splitting = torch.__version__ >= "2.15"

@@ -43,7 +43,7 @@ from .tensors import contiguous, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
-"""Of smaller calls two exchanges take longer than one, whatever is encoded where."""
+"""Smallest call that is served here: of smaller ones two exchanges take longer than one."""
 PACKET: Final = 8192
 """Elements that are encoded together; whole groups."""
 KEPT: Final = 64
@@ -68,7 +68,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, elements: int, world: int) -> Parts:
-        """Of one size but for the last; whole groups of any size."""
+        """Cuts elements into parts of one size but for the last, each of whole groups."""
         unit = max(GROUPS)
         return cls(-(-elements // (world * unit)) * unit, elements, world)
 
@@ -142,13 +142,12 @@ class DeviceWork(ManyWork):
         self._after = after
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
+        """Waits like :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
         super().wait(timeout)
         self._after.order_current()
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`."""
         super().wait_on_host()
         self._after.end.wait()
 
@@ -173,11 +172,11 @@ class After:
         self._lane = lane
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after it."""
+        """Orders whatever the caller queues from now on after it."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """What a future is set to inside is ready after it."""
+        """Context in which a future's value becomes ready after it."""
         return self.layer.after(self._lane, self.end)
 
 
@@ -208,7 +207,7 @@ class DeviceWire:
         return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
 
     def _codec_of(self, device: Device) -> LowBits:
-        """What encodes on a device. Where it can't, this host does, by the same exchanges."""
+        """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
         if device not in self._codecs:
             disabled = DEVICE_WIRE in self._endpoint.options.disabled
             found = None if disabled else device.layer.low_bits()
@@ -276,7 +275,7 @@ class DeviceWire:
         return DeviceWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:
-        """Of what is drawn, rounding at random: of the group, the call, the rank and the phase."""
+        """Key for rounding at random: of the group, the call, the rank and the phase."""
         text = f"{self._endpoint.group} {count} {self._endpoint.rank} {phase}"
         return zlib.crc32(text.encode())
 

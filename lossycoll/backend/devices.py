@@ -177,7 +177,7 @@ class ServedDevices:
 
     @property
     def configured(self) -> str:
-        """What the group was asked for by, as far as it is known."""
+        """Text by which the group was asked for, as far as it is known."""
         return self._configured()
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:

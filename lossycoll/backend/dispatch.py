@@ -35,7 +35,7 @@ from .work import Coalescing, EngineWork, ManyWork
 NONE: Final = timedelta(0)
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
 BY_OPTION: Final = "deterministic=1"
-"""Who asks for the same bits in each run."""
+"""Sources of the wish for the same bits in each run."""
 
 
 class Recovered(NamedTuple):
@@ -184,8 +184,8 @@ class Dispatcher:
             raise
 
     def _recover_from_halves(self, call: Description, error: BaseException, before: int) -> None:
-        """As :meth:`_recover`, of a call that is two: what was raised in one of them has been seen
-        to, but not what was raised between them."""
+        """Like :meth:`_recover`, for a call that is two: errors raised in one are handled by
+        now, but not what was raised between them."""
         if isinstance(error, LossyError) and not isinstance(error, DeviceError):
             return
         is_error = isinstance(error, Exception)
@@ -346,7 +346,7 @@ class Dispatcher:
         submitted: Operation | tuple[Operation, ...],
         on_device: OnDevice | None,
     ) -> dist.Work:
-        """What torch gets for the operations of a call."""
+        """The work that torch gets for the operations of a call."""
         if isinstance(submitted, Operation):
             work = call.kind.work(self._endpoint, submitted, call.filled)
             return work if on_device is None else on_device.submitted([work], (submitted,))
@@ -375,7 +375,7 @@ class Dispatcher:
         encoding: str = "same",
         observe: Observer | None = None,
     ) -> CallOptions:
-        """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
+        """Options of an operation on ``staged`` buffers; ``opts`` as in :meth:`run`."""
         timeout = opts.timeout
         return CallOptions(
             options=options,

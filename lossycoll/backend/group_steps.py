@@ -25,7 +25,7 @@ from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
-from lossycoll.runtime.net.cores import core_limit
+from lossycoll.runtime.net.control_groups import core_limit
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.definition import (

@@ -67,7 +67,7 @@ class MeetingListener(GroupListener):
         super().__init__(endpoint)
         self._has_met = has_met
         self.lost_early: dict[int, tuple[float, bool]] = {}
-        """How long each such rank was silent, and whether its host refuses connections."""
+        """Seconds of silence of each such rank, and whether its host refuses connections."""
         self.on_dead = self._on_dead
 
     def _on_dead(self, rank: int, silent: float, ended: bool) -> None:
@@ -78,11 +78,11 @@ class MeetingListener(GroupListener):
 
 
 SLICE_SECONDS: Final = 0.5
-"""How often a rank that waits says that it lives, and looks what the others say."""
+"""Period at which a waiting rank says that it lives, and reads what the others say."""
 SIGN_SHARE: Final = 0.3
-"""Of the liveness time: how long a rank that can't be reached has for a sign of life."""
+"""Share of the liveness time that an unreachable rank has for a sign of life."""
 PROBE_SECONDS: Final = 3.0
-"""How long a rank whose address seems to be translated has to answer."""
+"""Time to answer for a rank whose address seems to be translated."""
 COORDINATOR: Final = 0
 
 
@@ -149,7 +149,7 @@ class Meeting:
         return unreached(self._builder.who, self._far(far, found), self._coordinator(far), ports)
 
     def _sign_of(self, rank: int) -> Any:
-        """What ``rank`` says in the store from now on, or the error by which another one has ended
+        """The next words of ``rank`` in the store, or the error by which another one has ended
         the rendezvous; None: nothing."""
         rendezvous = self._builder.rendezvous
         before = heartbeat_of(rendezvous.told("alive", rank))

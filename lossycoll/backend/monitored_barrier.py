@@ -15,8 +15,7 @@ import torch
 
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.runtime.core.call import LONGEST, Collective
-from lossycoll.runtime.p2p.messages import Messages
-from lossycoll.runtime.p2p.transfer import Transfer
+from lossycoll.runtime.p2p.messages import Messages, Transfer
 
 from .description import CollectiveKind, Description, Loss
 from .dispatch import Dispatcher
@@ -25,9 +24,9 @@ from .staging import two_buffers
 
 KIND: Final = CollectiveKind("monitored_barrier", Loss.NEVER, two_buffers)
 SLICE_SECONDS: Final = 0.2
-"""How often a wait looks after the group."""
+"""Period at which a wait looks after the group."""
 GRACE_SECONDS: Final = 2.0
-"""How much longer other ranks wait than rank 0, whose error says who is missing."""
+"""Time by which other ranks wait longer than rank 0, whose error says who is missing."""
 
 
 def monitored_barrier(

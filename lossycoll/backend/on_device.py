@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import DeviceError, Lane, Layer
-from lossycoll.devices.registry import Device, device_of
-from lossycoll.devices.retirement import abandon
+from lossycoll.devices.registry import Device, abandon, device_of
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -25,7 +24,7 @@ from .tensors import address
 from .work import EngineWork, ManyWork
 
 PIECE_BYTES: Final = 8 << 20
-"""Of a call that goes in pieces: long enough for the network to be busy meanwhile."""
+"""Bytes of a piece of a divided call: enough for the network to be busy meanwhile."""
 RANK_BYTES: Final = 1 << 18
 """A rank's share of a piece at least: in streams of few packets more is lost that parity can't
 bring back."""
@@ -103,7 +102,7 @@ class OnDevice:
 
     @property
     def pieces(self) -> int:
-        """How often :meth:`submit` submits."""
+        """Number of operations that :meth:`submit` submits."""
         return 1 if self._bounce is None else len(self._bounce.pieces)
 
     def submit(self, submit: Submit, s: Submission) -> Operation | tuple[Operation, ...]:
@@ -183,23 +182,22 @@ class _Settled:
         self.end = layer.current().record()
 
     def order_current(self) -> None:
-        """As :meth:`Bounce.order_current`."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> AbstractContextManager[None]:
-        """As :meth:`Bounce.after_end`: who sets the future is on that stream."""
+        """Nothing to wait for: whoever sets the future is on that stream."""
         return nullcontext()
 
 
 def _cuts(tensor: Tensor, world: int) -> Sequence[int]:
-    """Where the pieces of a call end; alike on all ranks."""
+    """Ends of a call's pieces, in elements; alike on all ranks."""
     each = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
     elements = tensor.numel()
     return range(each, elements - each // 2, each)
 
 
 def _copy_alone(staged: Staged) -> None:
-    """What a group of one rank does with its buffers: every collective is a copy there."""
+    """Copies source to target: every collective of a group of one rank does that."""
     source, target = staged.source, staged.target
     if address(source) != address(target):
         with torch.inference_mode():

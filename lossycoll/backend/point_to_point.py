@@ -16,8 +16,7 @@ from lossycoll.errors import UnsupportedError
 from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.p2p.messages import Messages, Tolerance
-from lossycoll.runtime.p2p.transfer import Transfer
+from lossycoll.runtime.p2p.messages import Messages, Tolerance, Transfer
 
 from . import checks, spans
 from .devices import ServedDevices
@@ -143,7 +142,7 @@ class PointToPoint:
         return self._coalescing.add(work)
 
     def _tolerance(self, tensor: Tensor) -> Tolerance | None:
-        """What this end puts up with: something in a scope of ``lossy()`` alone."""
+        """This end's tolerance of loss: none outside a scope of ``lossy()``."""
         around = scope()
         if around is None or not around.lossy_copies or tensor.dtype not in LOSSY_DTYPES:
             return None

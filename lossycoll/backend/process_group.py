@@ -164,7 +164,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """What torch says the group is for."""
+        """Purpose of the group in torch's words."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
@@ -176,7 +176,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._description = description
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What serves tensors on ``device``, for parts of torch that ask a group."""
+        """The backend of tensors on ``device``, for parts of torch that ask a group."""
         kind = torch.device(device).type
         if kind in SERVED:
             other = self._dispatcher.devices.known_backend_of(kind)
@@ -639,7 +639,7 @@ carry_by(ByTorch())
 
 
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
-    """What tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy".
+    """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy".
 
     It doesn't keep the group, which is to be freed when its last user forgets it.
     """
@@ -657,7 +657,7 @@ def _configured(group: LossyProcessGroup) -> Callable[[], str]:
 
 
 def _parent(backend_options: Any) -> Parent | None:
-    """What a new group's ranks are all of: the group that is split, or torch's default group."""
+    """The parent of a new group: the group that is split, or torch's default group."""
     group = getattr(backend_options, "parent", dist.group.WORLD)
     return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
 

@@ -25,7 +25,7 @@ from lossycoll.runtime.net.rdma_ports import choose_port, ports
 from .sharing import Offer, alike
 
 GREETING_SECONDS: Final = 2.0
-"""How long ranks wait for each other's greetings; they have just met."""
+"""Time that ranks wait for each other's greetings; they have just met."""
 
 LEAST_MTU: Final = 256
 MOST_MTU: Final = 4096
@@ -52,7 +52,7 @@ class Rdma:
     mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
-        """As a hello has it: the datagram's bytes and the address."""
+        """JSON for a hello: the datagram's bytes and the address."""
         return None if self.port is None else [self.mtu, *self.port.address]
 
     def hand_over(self, host: Host, *, is_used: bool) -> None:

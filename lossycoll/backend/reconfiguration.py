@@ -1,4 +1,4 @@
-"""Which processes are in a group from now on, by torch's contract: handles, and their order.
+"""Groups whose members change, by torch's contract: handles, and their order.
 
 Each process has a handle. Whoever steers the job hands all members of the next group the same list
 of handles and a number (uuid) that no group had before; a process's rank is its handle's place in
@@ -113,7 +113,7 @@ class Reconfiguration:
         )
 
     def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
-        """Where this process stands in the next group.
+        """Specification of the next group at this process.
 
         ``timeout``: how long the members have to meet; None: the group's.
         """
@@ -259,7 +259,7 @@ class Reconfigurable:
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:
-        """What this process is called in the list of a next group's members.
+        """This process's name in the list of a next group's members.
 
         Returns:
             The same text in every group, which no other process has.

@@ -73,7 +73,7 @@ class Reduction:
 
 
 def resolve(where: Where, name: str, dtype: torch.dtype, op: Any) -> Reduction:
-    """What torch's ``op`` (a ReduceOp) asks for."""
+    """The reduction that torch's ``op`` (a ReduceOp) asks for."""
     kind = op.op
     found = _plain(kind, dtype)
     if found is not None:
@@ -98,7 +98,7 @@ def _plain(kind: object, dtype: torch.dtype) -> Reduction | None:
 
 
 def local_reduction(op: object, dtype: torch.dtype) -> Local | None:
-    """How contributions are reduced where the engine can't.
+    """A reduction of contributions by torch, for what the engine can't add.
 
     Rows are taken in the order of the ranks, so that all ranks get the same bits; 16-bit floats are
     added in float32.

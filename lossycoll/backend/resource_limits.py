@@ -16,7 +16,7 @@ from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code
 
 DESCRIPTORS: Final = (32, 4)
-"""What a group may take, with room to spare: in any case, and for each rank."""
+"""Descriptors that a group may take, with room to spare: in any case, and for each rank."""
 
 
 def check_descriptors(rank: int, size: int) -> None:
@@ -40,7 +40,7 @@ def check_descriptors(rank: int, size: int) -> None:
 
 
 def refused(rank: int, size: int, cause: Exception) -> EngineError:
-    """What the system refused while a group was made, as an error for all ranks."""
+    """An error for all ranks, of what the system refused while a group was made."""
     code = getattr(cause, "errno", None)
     error = EngineError(
         f"rank {rank}/{size}: this process was refused what a group needs: {_reason(cause)}; is "

@@ -26,7 +26,7 @@ OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-"""Where frames of the two passes are to be seen."""
+"""Code of the frames by which the two passes are recognized."""
 
 
 class Route(Enum):
@@ -106,7 +106,7 @@ def adds_activations() -> bool:
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
-    """How packets carry the call's floats."""
+    """Encoding of the call's floats in packets."""
     when = call.kind.rounding
     if when is Rounding.CALL:
         return call.encoding

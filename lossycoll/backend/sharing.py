@@ -20,10 +20,9 @@ from lossycoll.plan.sites import Sites, find_sites, measured_by
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, shared_bytes
-from lossycoll.runtime.net.cores import core_mask
+from lossycoll.runtime.net.control_groups import core_mask, memory_room
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import Machine, this_machine
-from lossycoll.runtime.net.memory_room import memory_room
 from lossycoll.runtime.net.round_trips import round_trips
 
 FLAT: Final = "inject is set, so that each rank counts as a host of its own"
@@ -54,7 +53,7 @@ class Offer:
     cores: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a hello has it."""
+        """JSON for a hello."""
         machine = self.machine.to_json() if self.machine else None
         return {
             "machine": machine,
@@ -66,7 +65,7 @@ class Offer:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:
-        """What another rank says."""
+        """Reads what another rank says."""
         host, site = said["labels"]
         machine = Machine.from_json(said["machine"])
         labels = (str(host), str(site))
@@ -96,7 +95,7 @@ class Shared:
 
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
-    """What this process offers to others of its machine: before it meets them."""
+    """Opens what this process offers to others of its machine, before it meets them."""
     labels, cores = (options.host, options.site), core_mask()
     try:
         machine = this_machine()
@@ -227,7 +226,7 @@ def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> l
 
 
 def topology_of(where: Where, host: Host, members: Sequence[int], options: Options) -> Topology:
-    """That of a group of some of a host's processes. ``where``: this rank in the group."""
+    """Topology of a group of some of a host's processes. ``where``: this rank in the group."""
     found = host.topology.of_members(members)
     if options.inject and found.shares_hosts:
         here = found.members_of_hosts[found.hosts[where.rank]]

@@ -28,7 +28,7 @@ DTYPES: Final = frozenset(
     {*FLOATS, torch.complex64, torch.complex128}
     | {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
 )
-"""What torch can coalesce, and what a sum means something for."""
+"""Dtypes that torch can coalesce, and whose sums have a meaning."""
 
 
 class SparseSum(NamedTuple):
@@ -44,12 +44,12 @@ class SparseSum(NamedTuple):
 
     @property
     def index_bytes(self) -> int:
-        """Of one entry, its place."""
+        """Bytes of one entry's place."""
         return self.tensor.sparse_dim() * torch.int64.itemsize
 
     @property
     def entry_bytes(self) -> int:
-        """Of one entry, place and value."""
+        """Bytes of one entry, place and value."""
         dense = self.tensor.shape[self.tensor.sparse_dim() :]
         return self.index_bytes + dense.numel() * self.tensor.itemsize
 

@@ -69,7 +69,7 @@ def watch(builder: GroupBuilder, health: Health) -> None:
     as_in_world = builder.shares or world is None
 
     def ask(process: int) -> tuple[Record | None, str | None]:
-        """Of a host that groups share, processes are numbered as in the world."""
+        """Asks a process, numbered as in the world on a host that groups share."""
         rank = process if as_in_world else members[process]
         return ask_rank(plane.place_of(rank), secret)
 

@@ -14,7 +14,7 @@ OF_THE_SOCKET: Final = (
     *("socket_overflow", "fast_path_refusals", "send_failures", "send_calls", "receive_calls"),
     *("control_sent", "control_received", "control_foreign"),
 )
-"""What each group of a socket counts, though it belongs to all of them."""
+"""Counters that each group of a socket has, though they belong to all of them."""
 SUMMED: Final = (
     *(each.name for each in fields(EngineStats) if each.name not in OF_THE_SOCKET),
     "calls",
@@ -23,7 +23,7 @@ OF_A_PEER: Final = (
     *("packets_sent", "packets_received", "packets_missing"),
     *("offered", "delivered"),
 )
-"""What passed between this rank and a peer; the rest is what the path is like."""
+"""Counters of what passed between this rank and a peer; the rest describes the path."""
 
 
 class Counted(NamedTuple):

@@ -22,7 +22,7 @@ from lossycoll.devices.layer import Layer
 from lossycoll.errors import LossyError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
-from lossycoll.runtime.p2p.transfer import Transfer
+from lossycoll.runtime.p2p.messages import Transfer
 
 from .overloads import opaque
 
@@ -89,10 +89,10 @@ class OnStreams(Protocol):
         """Whether the streams can be ordered before the call is done."""
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after the result."""
+        """Orders whatever the caller queues from now on after the result."""
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """What a future is set to inside is ready after the result."""
+        """Context in which a future's value becomes ready after the result."""
 
 
 @opaque
@@ -171,7 +171,7 @@ class EngineWork(LossyWork):
         self._operation = operation
         self._future: Future | None = None
         self.streams: OnStreams | None = None
-        """Where the tensors lie on a device: what orders its streams after the result."""
+        """Order of a device's streams after the result, if the tensors lie on one."""
 
     @property
     def operation(self) -> Operation:
@@ -198,12 +198,10 @@ class EngineWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`."""
         self.wait()
         self._operation.wait()
 
     def wait_result(self) -> None:
-        """As :meth:`LossyWork.wait_result`."""
         if self.streams is None:
             self._operation.wait_result()
         else:
@@ -284,12 +282,12 @@ class ManyWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`, for each."""
+        """Waits for each; :meth:`LossyWork.wait_on_host`."""
         for work in self._works:
             work.wait_on_host() if isinstance(work, LossyWork) else work.wait()
 
     def wait_result(self) -> None:
-        """As :meth:`LossyWork.wait_result`, for each."""
+        """Waits for each; :meth:`LossyWork.wait_result`."""
         for work in self._works:
             work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
@@ -317,7 +315,7 @@ class ManyWork(LossyWork):
 
     @property
     def streams(self) -> list[OnStreams]:
-        """Those of works whose tensors lie on a device."""
+        """Streams of works whose tensors lie on a device."""
         found: list[OnStreams] = []
         for work in self._works:
             if isinstance(work, ManyWork):
@@ -341,7 +339,7 @@ def _seconds(timeout: timedelta | None) -> float | None:
 
 
 def value_or_raise(source: Future) -> Any:
-    """What a future was set to, for its ``then``.
+    """The value that a future was set to, for its ``then``.
 
     DDP sees an error that is raised there; one that is set would look like success.
     """

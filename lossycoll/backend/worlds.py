@@ -110,7 +110,7 @@ class Worlds:
             self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
 
     def use(self, world: World, name: str) -> int:
-        """How many groups of this name the world has had here before, this one not counted.
+        """Number of groups of this name that the world has had here before, without this one.
 
         The same on all ranks of the group, as torch has them make groups in the same order.
         """

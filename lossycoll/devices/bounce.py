@@ -22,14 +22,13 @@ from torch import Tensor
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine import gates
 
-from .host_memory import HostMemory
-from .layer import Lane, Layer
+from .layer import HostMemory, Lane, Layer
 
 Among = Callable[[Sequence[int]], None]
 
 
 class Piece(NamedTuple):
-    """What one operation works on.
+    """Buffers of one operation.
 
     Attributes:
         source: What it reads, in host memory.
@@ -177,11 +176,11 @@ class Bounce:
                 self.end = stream.record()
 
     def after_end(self) -> AbstractContextManager[None]:
-        """What a future is set to inside is ready after the result."""
+        """Context in which a future's value becomes ready after the result."""
         return self.layer.after(self.lane, self.end)
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after the result."""
+        """Orders whatever the caller queues from now on after the result."""
         if self.end is not None:
             self.layer.current().wait_for(self.end)
 

@@ -36,11 +36,9 @@ class CudaEvent:
             self._driver.give_back(self.handle)
 
     def wait(self) -> None:
-        """As :meth:`lossycoll.devices.layer.Event.wait`."""
         self._driver.synchronize(self.handle)
 
     def is_done(self) -> bool:
-        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
         return self._driver.has_happened(self.handle)
 
 
@@ -67,25 +65,20 @@ class CudaStream:
             work()
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
         nbytes = source.numel() * source.element_size()
         if nbytes:
             self._driver.copy(to.data_ptr(), source.data_ptr(), nbytes, self._handle)
 
     def record(self) -> CudaEvent:
-        """As :meth:`lossycoll.devices.layer.Stream.record`."""
         return CudaEvent(self._driver, self._handle, foreign=self._foreign)
 
     def wait_for(self, event: CudaEvent) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
         self._driver.wait_event(self._handle, event.handle, foreign=self._foreign)
 
     def call(self, function: int, argument: int) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.call`."""
         self._driver.call_on_host(self._handle, function, argument)
 
     def wait_for_word(self, address: int) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for_word`."""
         self._driver.wait_value(self._handle, address)
 
 
@@ -96,11 +89,9 @@ class WatchedEvent:
         self.event: Final = event
 
     def wait(self) -> None:
-        """As :meth:`lossycoll.devices.layer.Event.wait`."""
         self.event.synchronize()
 
     def is_done(self) -> bool:
-        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
         return bool(self.event.query())
 
 
@@ -108,7 +99,6 @@ class WatchedStream(CudaStream):
     """The same, by torch's calls where the sanitizer is to see them."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
 
         def copy() -> None:
             with torch.inference_mode():
@@ -117,14 +107,12 @@ class WatchedStream(CudaStream):
         self.run(copy)
 
     def record(self) -> Any:
-        """As :meth:`lossycoll.devices.layer.Stream.record`."""
         event: Any = torch.cuda.Event
         made = event(blocking=True)
         made.record(self.external)
         return WatchedEvent(made)
 
     def wait_for(self, event: Any) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
         self.external.wait_event(event.event)
 
 
@@ -157,11 +145,9 @@ class CudaLayer:
         return True
 
     def new_lane(self) -> Lane:
-        """As :meth:`lossycoll.devices.layer.Layer.new_lane`."""
         return Lane(*(self._new_stream() for _ in Lane._fields))
 
     def current(self) -> Stream:
-        """As :meth:`lossycoll.devices.layer.Layer.current`."""
         handle = torch._C._cuda_getCurrentRawStream(self._index)
         found = self._stream_type(self._driver, handle, self._device, foreign=True)
         if self._watched:
@@ -169,7 +155,7 @@ class CudaLayer:
         return found
 
     def memory(self, nbytes: int) -> Tensor:
-        """As :meth:`lossycoll.devices.layer.Layer.memory`: pinned."""
+        """Pinned memory."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -180,7 +166,7 @@ class CudaLayer:
             ) from error
 
     def low_bits(self) -> LowBits | None:
-        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's, which are tried once."""
+        """Triton's kernels, which are tried once."""
         return self._kernels
 
     @cached_property
@@ -197,7 +183,6 @@ class CudaLayer:
 
     @contextlib.contextmanager
     def aside(self, lane: Lane, tensor: Tensor) -> Iterator[None]:
-        """As :meth:`lossycoll.devices.layer.Layer.aside`."""
         # Not that of futures, which mustn't stand behind a later call's wait for the network.
         stream = lane.at_end
         stream.wait_for(self.current().record())
@@ -206,12 +191,10 @@ class CudaLayer:
             yield
 
     def future(self) -> torch.futures.Future[Any]:
-        """As :meth:`lossycoll.devices.layer.Layer.future`."""
         return torch.futures.Future(devices=[self._device])
 
     @contextlib.contextmanager
     def after(self, lane: Lane, event: Event | None) -> Iterator[None]:
-        """As :meth:`lossycoll.devices.layer.Layer.after`."""
         if event is not None:
             lane.futures.wait_for(event)
         with torch.cuda.stream(lane.futures.external):

@@ -11,7 +11,7 @@ from lossycoll.runtime.engine import codecs
 
 
 class HostLowBits:
-    """As :class:`lossycoll.devices.layer.LowBits`. It waits for the device, and copies all."""
+    """Low-bit codec (layer.LowBits) by the host: it waits for the device, and copies all."""
 
     def encode(
         self,
@@ -23,7 +23,7 @@ class HostLowBits:
         most_elements: int,
         key: int = 0,
     ) -> Tensor:
-        """As :meth:`lossycoll.devices.layer.LowBits.encode`, done when it returns."""
+        """Encodes, and is done when it returns."""
         del most_elements
         x, data = values.detach().cpu().numpy(), to_bytes.cpu()
         found = 0
@@ -43,7 +43,7 @@ class HostLowBits:
         *,
         most_elements: int,
     ) -> None:
-        """As :meth:`lossycoll.devices.layer.LowBits.decode`, done when it returns."""
+        """Decodes, and is done when it returns."""
         del most_elements
         data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
         for first, n, at in packets.tolist():

@@ -1,4 +1,4 @@
-"""What the way of a call to host memory and back needs of a device: streams, events, memory.
+"""Interface of a device to a call's way to host memory and back: streams, events, memory.
 
 A stream does what it is given in order, some time later; an event is a place in a stream. All of
 these return at once, unless they say that they wait.
@@ -6,9 +6,11 @@ these return at once, unless they say that they wait.
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -125,7 +127,7 @@ class Layer(Protocol):
         """Host memory that the device reaches by itself."""
 
     def low_bits(self) -> LowBits | None:
-        """What encodes floats in few bits there; None, and a line of the log: nothing does."""
+        """Codec of floats in few bits there; None, with a line of the log, if there is none."""
 
     def aside(self, lane: Lane, tensor: Tensor) -> AbstractContextManager[None]:
         """Kernels that are queued inside don't hold back what the caller queues later.
@@ -137,7 +139,53 @@ class Layer(Protocol):
         """A future whose value may lie on the device."""
 
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
-        """What a future is set to inside is ready for whoever waits for it after ``event``.
+        """Context in which a future's value becomes ready after ``event``.
 
         ``event``: one of the layer's; None: it is ready.
         """
+
+
+LEAST: Final = 4096
+"""Bytes of the smallest piece."""
+
+
+class HostMemory:
+    """A pool of host memory that a device reaches: taken once, used again, never given back.
+
+    Pieces have a few sizes, each a power of two or one and a half times that. What is given back to
+    the driver while copies are under way may wait for all of them (NCCL's issue 48), and what is
+    taken anew at every call costs more than the copy.
+
+    ``make``: makes a piece of so many bytes, a uint8 tensor.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self.pieces = 0
+        """Number of pieces that were made."""
+
+    def take(self, nbytes: int) -> Tensor:
+        """A piece of ``nbytes`` or more, until :meth:`give_back`; its contents are anything."""
+        size = size_of(nbytes)
+        with self._lock:
+            if self._free[size]:
+                return self._free[size].pop()
+            self.pieces += 1
+        return self._make(size)
+
+    def give_back(self, piece: Tensor) -> None:
+        """Has the piece used again; nothing may read or write it any more."""
+        with self._lock:
+            self._free[piece.numel()].append(piece)
+
+
+def size_of(nbytes: int) -> int:
+    """The size of the piece that ``nbytes`` bytes get."""
+    size = LEAST
+    while size < nbytes:
+        if size * 3 // 2 >= nbytes:
+            return size * 3 // 2
+        size *= 2
+    return size

@@ -54,7 +54,7 @@ class Enters(Enum):
     PLAN = "the plan"
     """The plan of an operation: ``runtime/collectives/plan_cache.py`` and ``endpoint.py``."""
     PYTHON = "nothing of C"
-    """What Python decides by itself: a call's way, which ranks are alive, what is shown."""
+    """Decided by Python alone: a call's route, which ranks are alive, what is shown."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ REORDER: Final = 2
 
 NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
 READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
-"""Of what is no share."""
+"""Error for what is no share."""
 
 FORM: Final = (
     f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1], or as 1%; "
@@ -185,7 +185,7 @@ def _begin(loss: float, end: float) -> float:
 
 
 def losses(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are lost; bool, shape (n_packets,). ``key`` is :func:`stream_key`'s.
+    """Mask of lost packets; bool, shape (n_packets,). ``key`` is :func:`stream_key`'s.
 
     Bursts are the two-state chain of Gilbert, "Capacity of a burst-noise channel", Bell Syst.
     Tech. J. 39 (1960), with every packet lost in the bad state and none in the good one, started
@@ -209,12 +209,12 @@ def losses(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
 
 
 def duplicates(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are delivered twice; bool, shape (n_packets,)."""
+    """Mask of packets that are delivered twice; bool, shape (n_packets,)."""
     return draw(key, DUPLICATE, n_packets) < inject.dup
 
 
 def reorders(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are delivered after their successor; bool, shape (n_packets,)."""
+    """Mask of packets that are delivered after their successor; bool, shape (n_packets,)."""
     return draw(key, REORDER, n_packets) < inject.reorder
 
 

@@ -244,7 +244,7 @@ class _Own(NamedTuple):
 
     slot: int
     offset: int
-    """Of the buffer: where the slot's range begins."""
+    """First element of the slot's range in the buffer."""
 
 
 class _Rank:
@@ -258,7 +258,7 @@ class _Rank:
         self.missing, self.finish = missing, finish
         self.scratch = 0
         self.sent: list[Slot] = []
-        """Those that wait for nothing."""
+        """Slots that wait for nothing."""
         self.waiting: list[Slot] = []
         self.reduced: dict[int, int] = {}
         """Numbers of the slots that reduce pieces of all ranks, by piece."""
@@ -285,7 +285,7 @@ class _Rank:
         return [*self.sent, *self.waiting]
 
     def _sums(self, t: int, below: dict[int, _Own]) -> dict[int, _Own]:
-        """What the rank adds up or sends on in a tier.
+        """Slots by which the rank adds up or sends on in a tier.
 
         ``below``: the sums that it holds of its part's pieces; its own input if there is none.
         Returns those that it holds of its unit's.

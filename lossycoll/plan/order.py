@@ -1,4 +1,4 @@
-"""Who owns what: a seeded order of the ranks, and a tensor cut into segments."""
+"""Ownership: a seeded order of the ranks, and a tensor cut into segments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
 
 
 def owner_count(world: int, packets: int, stream_packets: int) -> int:
-    """How many of the ranks own a part of a buffer of so many packets.
+    """Number of ranks that own a part of a buffer of so many packets.
 
     As many as leave each stream ``stream_packets``, so that a burst can't take a stream as a whole
     with its parity; but so many that none is more than ``LONGER_MOST`` times as long as if all

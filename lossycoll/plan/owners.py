@@ -118,7 +118,7 @@ def collect(
 
 
 def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: int) -> Plan:
-    """What each rank owns, on all ranks and in place.
+    """Plan that spreads what each rank owns to all ranks, in place.
 
     Arguments are as of :func:`all_reduce`. Slot ``world + s`` gets what rank ``s`` owns.
     """

@@ -26,7 +26,7 @@ ENTRY_POINTS: Final = "lossycoll.algorithms"
 
 
 class Arguments(NamedTuple):
-    """What a collective's builders take; docs/extending.md says what each argument means.
+    """Arguments of a collective's builders; docs/extending.md says what each means.
 
     They are called as ``build(world, rank, *sizes, elements_per_packet, **options)``.
     """

@@ -1,4 +1,4 @@
-"""Who shares a host and who shares a site: what plans with levels are made from."""
+"""Topology: the ranks' hosts and sites, from which plans with levels are made."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Topology:
         return Topology(_numbered(hosts), _numbered(sites), host_packets)
 
     def of_members(self, ranks: Sequence[int]) -> Topology:
-        """That of some of the ranks.
+        """The topology of some of the ranks.
 
         Args:
             ranks: Those; ``ranks[i]`` becomes rank ``i``.
@@ -170,7 +170,7 @@ class Topology:
 
     @property
     def fields(self) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-        """What goes into a plan's signature."""
+        """Integers for a plan's signature."""
         return self.hosts, self.sites, self.host_packets, self.sum_packets
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What every plan builder asks of its arguments. All refusals are ValueErrors with both values."""
+"""Checks of plan builders' arguments. All refusals are ValueErrors with both values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_finish(finish: Finish, *allowed: Finish) -> None:
 
 
 def starts(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Where each of several ranges begins when they lie one after another, in elements."""
+    """First element of each of several ranges that lie one after another."""
     return tuple(accumulate(counts[:-1], initial=0)) if counts else ()
 
 

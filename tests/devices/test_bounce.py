@@ -12,8 +12,7 @@ import torch
 
 from lossycoll.devices import registry
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.host_memory import HostMemory
-from lossycoll.devices.layer import DeviceError
+from lossycoll.devices.layer import DeviceError, HostMemory
 from lossycoll.devices.registry import Device
 from lossycoll.runtime.engine import gates
 from tests.support.fake_device import POISON, FakeLayer, PoisonedMemory

@@ -13,7 +13,7 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, sets
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host

@@ -21,7 +21,7 @@ from lossycoll._native import ffi, lib
 from lossycoll.errors import LinkError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import (
     DType,
     Encoded,

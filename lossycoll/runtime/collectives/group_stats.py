@@ -10,10 +10,8 @@ from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.options.ranges import is_whole
 from lossycoll.runtime.core.logfmt import log
-from lossycoll.runtime.engine.link_events import LinkLog
-from lossycoll.runtime.engine.recovery_log import RecoveryLog
+from lossycoll.runtime.engine.link_events import LinkLog, RecoveryLog, SilenceLog
 from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
-from lossycoll.runtime.engine.silence_log import SilenceLog
 
 from .group_context import GroupContext
 from .operations import Operations
@@ -86,12 +84,12 @@ class GroupStats:
         )
 
     def peer(self, rank: int) -> PeerStats:
-        """What was sent to and received from ``rank``."""
+        """Counters of what was sent to and received from ``rank``."""
         assert self._engine is not None
         return self._engine.peer_stats(rank)
 
     def last_report(self) -> Report | None:
-        """Of the last operation that the engine ended here; None before the first."""
+        """Report of the last operation that the engine ended here; None before the first."""
         if self._engine is None or not self._operations.any_ended:
             return None
         return self._with_lost(self._engine.last_report())
@@ -147,7 +145,7 @@ class GroupStats:
             log.info("%s: %s", self._where, text)
 
     def _missing(self, at: str, missing: int, received: int) -> str:
-        """What is said of so many packets; empty: nothing."""
+        """A sentence on so many missing packets; empty: none."""
         expected = missing + received
         few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
         if few or self._asked or self.made_up_for:

@@ -18,7 +18,7 @@ from .operations import Operations
 from .watcher import Watcher
 
 LINGER_SECONDS: Final = 1.0
-"""How long a rank that leaves waits for the others to leave, too."""
+"""Time that a leaving rank waits for the others to leave, too."""
 INTERRUPTED_SECONDS: Final = 0.1
 """The same, where a signal's handler leaves on top of a call that waits: that call would have to
 end first, and the others can't leave before it does."""

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 import time
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
-from lossycoll.runtime.engine.binding import DType, Encoded
+from lossycoll.runtime.core.logfmt import event, log
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import Report
 
-from . import engine_call, trace
+from . import engine_call
 from .estimators import BY_COUNT, Means
 from .group_context import GroupContext
 from .sequencer import Sequencer
 
 VERDICT_SECONDS: Final = 5.0
-"""How long a mismatch that the engine found waits for the control plane to name both calls: an
+"""Time that a mismatch found by the engine waits for the control plane to name both calls: an
 answer takes milliseconds, but on a starved machine two threads must get their turn for it."""
 REAP_FROM: Final = 8
 """Unfinished operations from which on submitting looks for some that nobody waits for."""
@@ -43,7 +46,7 @@ class Operations:
         self._health = context.health
         self._engine = context.engine
         self._where = context.health.where
-        self._tracing = trace.wanted()
+        self._tracing = _is_traced()
         self._watched = False
         self.timeout = timeout
         self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
@@ -103,7 +106,7 @@ class Operations:
                 call.submitted += 1
                 self.unfinished[operation.ticket] = operation
         if self._tracing:
-            trace.begin(self._where, operation, call.last_op, buffers)
+            _trace_begin(self._where, operation, call.last_op, buffers)
         return operation
 
     def _submit_alone(
@@ -163,7 +166,7 @@ class Operations:
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
-                trace.end(
+                _trace_end(
                     self._where, self._engine, operation, *self._engine.result(operation.ticket)
                 )
             if operation.observe is not None:
@@ -200,7 +203,7 @@ class Operations:
         self._health.waiting(call)
 
     def where(self, operation: Operation | None = None) -> Where:
-        """What errors say about this rank, or about one of its operations."""
+        """This rank as errors name it, or one of its operations."""
         if operation is None:
             return self._where
         return self._where_of(operation.call, operation.timeout)
@@ -258,3 +261,49 @@ class Operations:
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
                 self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
+
+
+def _is_traced() -> bool:
+    """Whether anybody reads it."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
+def _trace_begin(where: Where, operation: Operation, number: int, buffers: tuple[int, int]) -> None:
+    """Logs that operation ``number`` was submitted."""
+    event(
+        logging.DEBUG,
+        where,
+        "begin",
+        seq=operation.call.seq,
+        op=number,
+        call=operation.call,
+        ranks=len(operation.members),
+        in_place=buffers[0] == buffers[1],
+    )
+
+
+def _trace_end(
+    where: Where, engine: EngineGroup, operation: Operation, report: Report, failure: Failure
+) -> None:
+    """Logs what became of it, and when its streams began and ended."""
+    with contextlib.suppress(ClosedError):
+        for stream in engine.streams(operation.ticket):
+            event(logging.DEBUG, where, "stream", op=report.op, **stream.in_seconds())
+    event(
+        logging.DEBUG,
+        where,
+        "end",
+        seq=operation.call.seq,
+        op=report.op,
+        call=operation.call,
+        code=Code(failure.code).name,
+        cause=report.cause.name,
+        seconds=report.elapsed,
+        sent=report.packets_sent,
+        resent=report.packets_resent,
+        received=report.packets_received,
+        recovered=report.packets_recovered,
+        missing=report.packets_missing,
+        contributions=report.contributions_mean,
+        own_filled=report.own_filled,
+    )

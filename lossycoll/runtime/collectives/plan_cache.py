@@ -102,7 +102,7 @@ class ElementLayout(NamedTuple):
 def sum_layout_of(
     layout: ElementLayout, payload: int, encoding: str, topology: Topology
 ) -> tuple[int, Topology]:
-    """What is encoded is what leaves a host: within one, contributions are added up as they are.
+    """Sizes of packets where only what leaves a host is encoded: within one, sums are exact.
 
     A packet there has room for ``host_packets`` of the network's, whose elements take more bytes
     there. So those of the network have no more elements than fit.
@@ -141,7 +141,7 @@ KEPT: Final = {
     "gather": 64,
     "scatter": 64,
 }
-"""How many plans of a collective are kept."""
+"""Number of plans that are kept of each collective."""
 
 
 def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:

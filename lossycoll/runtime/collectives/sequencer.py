@@ -29,7 +29,7 @@ class Members:
 
 
 POLL_SECONDS: Final = 0.005
-"""How often a caller looks whether the view change is over."""
+"""Period at which a caller looks whether the view change is over."""
 
 
 class Sequencer:
@@ -51,7 +51,7 @@ class Sequencer:
         self._views: list[tuple[int, Members]] = [(0, everyone)]
 
     def members(self) -> Members:
-        """Who operation ``next`` is for. The caller holds ``lock``; a view change is waited for."""
+        """Members of operation ``next``. The caller holds ``lock``; a view change is waited for."""
         while self._stopped:
             try:
                 self.lock.release()  # in here: whatever interrupts the sleep takes it back
@@ -62,7 +62,7 @@ class Sequencer:
         return self.at(self.next)
 
     def at(self, number: int) -> Members:
-        """Who operation ``number`` is for."""
+        """Members of operation ``number``."""
         views = self._views
         if number >= views[-1][0]:  # nearly always, and this is asked for each operation
             return views[-1][1]

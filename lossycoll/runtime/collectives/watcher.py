@@ -22,7 +22,7 @@ from .group_context import GroupContext
 from .operations import Operations
 
 ASK_SECONDS: Final = 0.1
-"""How often calls are looked at that may have taken long."""
+"""Period at which calls are looked at that may have taken long."""
 
 
 class Watcher:
@@ -82,7 +82,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """What fails here fails this group, whose futures would never complete, and no other."""
+        """Errors in here fail this group, whose futures would never complete, and no other."""
         with self._at_work:
             try:
                 yield

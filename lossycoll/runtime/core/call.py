@@ -200,12 +200,12 @@ class Operation:
         self.timeout = timeout
         self.ticket = 0
         self.code: int = Code.PENDING
-        """What a wait has said; PENDING too where nobody has waited."""
+        """Code of the last wait; PENDING too where nobody has waited."""
         self.notify = False
         self.exact = False
         """Whether data that a rank's death left out makes it fail."""
         self.blocks: Blocks | Contributions | None = None
-        """What becomes of single packets, for calls that are to know."""
+        """Fate of single packets, for calls that are to know."""
         self.members: Sequence[int] = (0,)
         self.shown = False
         """Whether the result is there, though the operation need not be done."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 JOIN_SECONDS: Final = 5.0
-"""How long the interpreter's end waits for all of them."""
+"""Time that the interpreter's end waits for all of them."""
 
 _running: Final[dict[threading.Thread, Callable[[], object]]] = {}
 

@@ -290,7 +290,7 @@ class EngineGroup:
     def submit_ready(
         self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0, seq: int = -1
     ) -> int:
-        """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
+        """Submits what was prepared, with the addresses of the buffers; see :meth:`submit`."""
         own = ffi.new("lc_call_case *", (input, output, gate, seq))
         try:
             with self._use:
@@ -340,12 +340,12 @@ class EngineGroup:
 
     @property
     def address(self) -> int:
-        """Where the engine's group is, for who takes its host's turns."""
+        """Address of the engine's group, for code that takes its host's turns."""
         return int(ffi.cast("uintptr_t", self._handle))
 
     @property
     def wakers(self) -> Wakers:
-        """What gates of its operations are made with."""
+        """Wakers for gates of its operations."""
         return self._host.wakers
 
     def source(self, ticket: int) -> int:
@@ -354,7 +354,7 @@ class EngineGroup:
             return int(lib.lc_group_source(self._handle, ticket))
 
     def unheard(self) -> int:
-        """How many messages that count as sent may not have reached their receivers yet."""
+        """Number of messages that count as sent and may not have reached their receivers yet."""
         with self._use:
             return int(lib.lc_group_unheard(self._handle))
 
@@ -370,7 +370,7 @@ class EngineGroup:
             return int(lib.lc_group_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
 
     def wait_result(self, ticket: int, seconds: float) -> int:
-        """As :meth:`wait`, but Code.OK as soon as the result is there, whatever becomes of the
+        """Waits like :meth:`wait`, but until the result is there (Code.OK), whatever becomes of the
         operation later. The buffers may be read then, and not be written before it is done."""
         slice_ns = _ns(min(seconds, SLICE_SECONDS))
         with self._use:
@@ -384,7 +384,7 @@ class EngineGroup:
         return code, report.kept
 
     def result(self, ticket: int) -> tuple[Report, Failure]:
-        """What a finished operation did, and why it failed (code 0: it didn't)."""
+        """Report of a finished operation, and its failure (code 0: none)."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
         with self._use:
             code = lib.lc_group_result(self._handle, ticket, report, failure)
@@ -401,7 +401,7 @@ class EngineGroup:
         return failure_of(failure)
 
     def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
-        """Which packets of a stream arrived, by its slot number here, of an operation that is
+        """Mask of a stream's packets that arrived, by its slot number here, of an operation that is
         finished or has its result.
 
         Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
@@ -409,7 +409,7 @@ class EngineGroup:
         return self._packets(lib.lc_group_arrived, ticket, slot, peer, n_packets)
 
     def given_up(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
-        """Which packets of a stream to ``peer`` (by its slot number there) it has given up, of a
+        """Mask of a stream's packets that ``peer`` has given up, by its slot number there, of a
         finished operation with feedback. Otherwise as :meth:`arrived`."""
         return self._packets(lib.lc_group_given_up, ticket, slot, peer, n_packets)
 
@@ -442,7 +442,7 @@ class EngineGroup:
             lib.lc_group_release(self._handle, ticket)
 
     def lingering(self) -> tuple[int, int]:
-        """How many operations are done here whose packets some rank may still need, and the number
+        """Number of operations done here whose packets some rank may still need, and the number
         of the first of them."""
         oldest = ffi.new("uint32_t *")
         with self._use:
@@ -492,7 +492,7 @@ class EngineGroup:
         return replace(found, peer=self._ranks.get(found.peer, -1))
 
     def link(self) -> LinkInfo:
-        """What the host's socket is like; payloads are such as all links to members carry."""
+        """Facts of the host's socket; its payload is one that all links to members carry."""
         with self._use:
             return self._host.link_to(list(self._ranks))
 

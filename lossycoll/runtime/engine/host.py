@@ -92,7 +92,7 @@ class Host:
         self.process = process
         self.processes = processes
         self.topology = Topology.flat(processes)
-        """Which processes share a machine; as ``start`` is told."""
+        """Topology of the processes, as ``start`` is told."""
         self.addresses: list[str] = [address] * processes
         self._where = Where(process, processes, addresses=self.addresses)
         config = ffi.new("lc_host_config *")
@@ -184,7 +184,7 @@ class Host:
 
     @property
     def page(self) -> Path | None:
-        """Where its status page is; None: it has none."""
+        """Path of its status page; None: it has none."""
         return None if self._page is None else self._page.path
 
     def note_peer(self, process: int, state: int, heard: float) -> None:
@@ -271,7 +271,7 @@ class Host:
         self.addresses[process] = f"{peer[0]}:{peer[1]}" if peer else "unknown"
 
     def link(self, number: int = 0) -> LinkInfo:
-        """What the socket is like; 1: the memory that is shared. Not after ``close``."""
+        """Facts of a link: 0 is the socket, 1 the memory that is shared. Not after ``close``."""
         c = ffi.new("lc_link_info *")
         lib.lc_host_link(self.handle, number, c)
         return LinkInfo(
@@ -283,7 +283,7 @@ class Host:
         )
 
     def link_to(self, processes: Sequence[int]) -> LinkInfo:
-        """What the socket is like, with payloads that the links between ``processes`` carry: those
+        """Facts of the socket, with payloads that the links between ``processes`` carry: those
         that share memory use it whatever the plans of their group are."""
         found = self.link()
         if self.topology.of_members(processes).shares_hosts:
@@ -308,7 +308,7 @@ class Host:
 
     @property
     def wakers(self) -> Wakers:
-        """What gates of operations on this host are made with."""
+        """Wakers for gates of operations on this host."""
         with self._lock:
             if self.handle == ffi.NULL:
                 raise ClosedError(f"{self._where}: the group was destroyed")
@@ -336,7 +336,7 @@ class Host:
 
     @property
     def address(self) -> int:
-        """Where the engine's host is, for who takes its turns."""
+        """Address of the engine's host, for code that takes its turns."""
         return int(ffi.cast("uintptr_t", self.handle))
 
     @property
@@ -372,7 +372,7 @@ def step_functions() -> tuple[int, int, int]:
 
 
 def host_options(options: Options) -> tuple[object, ...]:
-    """What a host is made with: equal for groups that can share one."""
+    """Values of the options that make a host: equal for groups that can share one."""
     return tuple(getattr(options, name) for name in HOST_OPTIONS)
 
 
@@ -414,7 +414,7 @@ def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
 
 
 def shared_bytes(processes: int) -> int:
-    """What a process may take of memory that it shares with the others of ``processes``.
+    """Bytes of memory that a process may share with the others of ``processes``.
 
     No less than docs/shared-memory.md says; it is reserved when the memory is made.
     """
@@ -422,7 +422,7 @@ def shared_bytes(processes: int) -> int:
 
 
 def wire_version() -> int:
-    """Of the packets' form; ranks that differ in it can't hear each other."""
+    """Version of the packets' form; ranks that differ in it can't hear each other."""
     return int(lib.lc_wire_version())
 
 

@@ -14,7 +14,7 @@ from lossycoll._native import ffi, lib
 
 MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
 MARK: Final = b"OOBD"
-"""What each begins with."""
+"""First bytes of each."""
 Place: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
@@ -49,7 +49,7 @@ class OutOfBand:
 
     @property
     def dropped(self) -> int:
-        """How many were too long, or found no room."""
+        """Number of datagrams that were too long, or found no room."""
         with self._lock:
             return 0 if self._handle == ffi.NULL else int(lib.lc_host_oob_dropped(self._handle))
 

@@ -127,7 +127,7 @@ class Record:
         control: Where its control plane listens.
         sealed: Whether what leaves the machine is sealed.
         liveness: Seconds within which a silent rank is named.
-        state: Of the process, as the kernel of its machine says (engine/processes.py).
+        state: Of the process, as the kernel of its machine says (``state_of`` in status_page.py).
         written: When the engine last wrote its figures.
         groups: Its groups.
         peers: By process.
@@ -150,7 +150,7 @@ class Record:
     stats: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can carry."""
+        """The record as JSON can carry it."""
         return asdict(self)
 
     @classmethod
@@ -163,7 +163,7 @@ class Record:
 
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
-    """How long a step takes: the time between the same call of two steps, where the latest calls
+    """Duration of a step: the time between the same call of two steps, where the latest calls
     repeat one sequence. In seconds; -1 where nothing is repeated.
     """
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest

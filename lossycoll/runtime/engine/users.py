@@ -13,7 +13,7 @@ from lossycoll.errors import ClosedError
 from .failures import Where
 
 POLL_SECONDS: Final = 0.001
-"""How often who closes looks whether the others have left."""
+"""Period at which the closing thread looks whether the others have left."""
 
 
 class Users:
@@ -29,7 +29,7 @@ class Users:
         self._where = where
         self._pid = os.getpid()
         self._inside: dict[int, int] = {}
-        """How often each thread is inside."""
+        """Depth at which each thread is inside."""
         self._closing = False
         self._first, self._freeing = threading.Lock(), threading.Lock()
         """Never waited for: who gets one is the one who closes, or frees."""

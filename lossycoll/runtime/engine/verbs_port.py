@@ -30,7 +30,7 @@ class VerbsAddress(NamedTuple):
 
     @classmethod
     def from_json(cls, said: Sequence[Any]) -> VerbsAddress:
-        """What another process says of itself."""
+        """Reads what another process says of itself."""
         gid, *numbers = said
         if len(bytes.fromhex(gid)) != 16:
             raise ValueError(f"a GID has 16 bytes, not {gid!r}")
@@ -94,7 +94,7 @@ class VerbsPort:
             raise EngineError(f"{self.name}: no memory for the ways to {len(addresses)} others")
 
     def greet(self, token: int, own: int, size: int, seconds: float) -> set[int]:
-        """Which of those that are known are reached, while they ask the same.
+        """The known processes that are reached, while they ask the same.
 
         ``token``: 64 bits, of this meeting alone. ``size``: bytes of a greeting: as many as packets
         will have. Greetings of others count if they have as many.
@@ -124,7 +124,7 @@ class VerbsPort:
 
 
 def memory_limit() -> str:
-    """How much this process may lock, as a person reads it."""
+    """Memory that this process may lock, as a person reads it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return "no limit" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
 

@@ -19,7 +19,7 @@ IV_BYTES: Final = 12
 TAG_BYTES: Final[int] = lib.LC_TAG_BYTES
 _SALT_BYTES: Final = 16
 _MOST_BYTES: Final = 1 << 20
-"""Of a value in the store, which a stranger may have written."""
+"""Longest value in the store that is opened; a stranger may have written it."""
 
 
 def library(path: str = "") -> tuple[str, str]:

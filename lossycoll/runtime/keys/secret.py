@@ -19,7 +19,7 @@ VARIABLE, FILE_VARIABLE = SECRET_VARIABLES
 LEAST_BYTES: Final = 16
 MOST_BYTES: Final = 4096
 KEY_BYTES: Final = 32
-"""Of everything that is derived."""
+"""Bytes of everything that is derived."""
 _SALT: Final = b"lossycoll 1"
 
 
@@ -35,7 +35,7 @@ class Secret:
 
     @classmethod
     def of(cls, secret: bytes) -> Secret:
-        """Of the bytes that all ranks share."""
+        """The secret made of the bytes that all ranks share."""
         return cls(hmac.digest(_SALT, secret, hashlib.sha256))
 
     def derived(self, *purpose: str | int) -> bytes:
@@ -47,7 +47,7 @@ class Secret:
         return hmac.digest(self.root, info + b"\1", hashlib.sha256)
 
     def path_secrets(self, meeting: str, process: int, processes: int) -> bytes:
-        """What a process seals with, and opens with."""
+        """Keys with which a process seals, and opens."""
         return b"".join(
             self.derived("link", meeting, sender, receiver)
             for other in range(processes)

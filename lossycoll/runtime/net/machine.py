@@ -35,12 +35,12 @@ class Machine:
     user: int
 
     def to_json(self) -> list[Any]:
-        """As a hello has it."""
+        """JSON for a hello."""
         return list(astuple(self))
 
     @classmethod
     def from_json(cls, said: Any) -> Machine | None:
-        """What another rank says; None where that isn't a machine."""
+        """Reads what another rank says; None where that isn't a machine."""
         kinds = (str, int, int, int)
         if not isinstance(said, Sequence) or len(said) != len(kinds):
             return None

@@ -17,9 +17,9 @@ ROOT: Final = Path("/sys/class/infiniband")
 ACTIVE: Final = "ACTIVE"
 ETHERNET: Final = "Ethernet"
 LAYERS: Final = (ETHERNET, "InfiniBand")
-"""Those whose devices say where a datagram comes from."""
+"""Link layers whose devices say where a datagram comes from."""
 ROUTABLE: Final = "RoCE v2"
-"""What sysfs calls GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
+"""Name in sysfs of GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
 AUTO_GID: Final = -1
 
 
@@ -130,7 +130,7 @@ def _gids(folder: Path, layer: str) -> Iterator[Gid]:
 
 
 def _text(path: Path) -> str:
-    """What a file says; empty if it can't be read, as those of entries without an address."""
+    """Text of a file; empty if it can't be read, like those of entries without an address."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -27,7 +27,7 @@ SECONDS: Final = 0.9
 """For all of it: less than the second after which the kernel sends a lost packet again."""
 RTT: Final = struct.Struct("@I")
 RTT_AT: Final = 68
-"""Where struct tcp_info of linux/tcp.h has tcpi_rtt, in microseconds: its last field that all
+"""Offset of tcpi_rtt, in microseconds, in struct tcp_info of linux/tcp.h: its last field that all
 kernels have is further on."""
 
 

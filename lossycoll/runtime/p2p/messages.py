@@ -13,15 +13,34 @@ from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
 from lossycoll.runtime.engine.binding import EngineGroup, Message
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
 
-from .transfer import Transfer
+
+class Transfer(Operation):
+    """``peer``: the other rank; None as long as a receive from any rank has none."""
+
+    __slots__ = ("is_send", "peer")
+
+    def __init__(
+        self,
+        messages: Submitter,
+        call: Collective,
+        call_options: CallOptions,
+        timeout: float,
+        *,
+        is_send: bool,
+        peer: int | None,
+    ) -> None:
+        super().__init__(messages, call, call_options, timeout)
+        self.is_send = is_send
+        self.peer = peer
+
 
 FLUSH_SECONDS: Final = 5.0
-"""How long a rank that leaves waits until the others have what it has sent."""
+"""Time that a leaving rank waits until the others have what it has sent."""
 REAP_FROM: Final = 8
 """Unfinished transfers from which on posting looks for some that nobody waits for."""
 
@@ -57,7 +76,7 @@ class Messages:
         self._group_failure = group_failure
         self._pid = os.getpid()
         self._transfers: dict[int, Transfer] = {}
-        """Those whose tickets the engine still holds."""
+        """Transfers whose tickets the engine still holds."""
 
     # ---- sends and receives ----
 
@@ -214,7 +233,7 @@ class Messages:
         self._health.on_long_wait()
 
     def where(self, operation: Operation | None = None) -> Where:
-        """What errors say about this rank, or about one of its transfers."""
+        """This rank as errors name it, or one of its transfers."""
         here = self._health.where
         if operation is None:
             return here

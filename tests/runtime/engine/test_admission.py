@@ -10,7 +10,7 @@ import pytest
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host

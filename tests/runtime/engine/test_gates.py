@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Delivery, hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 from lossycoll.runtime.engine.failures import Code

@@ -248,8 +248,8 @@ class CollectiveEndpoint:
             members = self._sequencer.members()
             choice = self._block_choice("all_gather", members)
             layout, same = self._layout(DType.BYTES, call_options), call_options.encoding == "same"
-            per_packet = layout.per_packet if same else self.block_elements(call_options.encoding)
-            encoded = self._plan(members, choice, layout.count(nbytes), per_packet)
+            per_packet = layout.per_packet if same else self._block_elements(call_options.encoding)
+            encoded = self._plan(members, choice, layout.elements(nbytes), per_packet)
             blocks = Blocks(encoded.plan, needed)
             return self._submit(encoded, call, buffers, layout.dtype, call_options, blocks=blocks)
 
@@ -372,38 +372,9 @@ class CollectiveEndpoint:
                 self._need(call, members, call_options, options.get("root"), of_all)
             choice = self._algorithm(collective, members, call_options)
             layout = self._layout(DType.BYTES, call_options)
-            sizes = map(layout.count, nbytes)
+            sizes = map(layout.elements, nbytes)
             encoded = self._plan(members, choice, *sizes, layout.per_packet, **options)
             return self._submit(encoded, call, buffers, layout.dtype, call_options)
-
-    # ---- blocks ----
-
-    def block_elements(self, encoding: str) -> int:
-        """The float32 elements that one packet carries.
-
-        Args:
-            encoding: The encoding, a name of plan.codec's.
-
-        Returns:
-            Their number.
-        """
-        encoding = "same" if self._topology.one_host else encoding
-        layout = layout_of(self._payload, DType.F32, encoding)
-        return sum_layout_of(layout, self._payload, encoding, self._topology)[0]
-
-    def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """Counts packets.
-
-        Args:
-            nbytes: The bytes that they carry.
-            encoding: The encoding of float32, a name of plan.codec's.
-
-        Returns:
-            Their number.
-        """
-        if encoding == "same":
-            return packet_count(nbytes, self._payload)
-        return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))
 
     # ---- plans ----
 
@@ -437,6 +408,12 @@ class CollectiveEndpoint:
                 layout, self._payload, call_options.encoding, topology
             )
         return self._plan(members, (by, topology), elements, per_packet, **how)
+
+    def _block_elements(self, encoding: str) -> int:
+        """The float32 elements of a block: what one packet carries, encoded so."""
+        encoding = "same" if self._topology.one_host else encoding
+        layout = layout_of(self._payload, DType.F32, encoding)
+        return sum_layout_of(layout, self._payload, encoding, self._topology)[0]
 
     def _layout(self, dtype: DType, call_options: CallOptions) -> ElementLayout:
         return layout_of(self._payload, dtype, call_options.encoding)

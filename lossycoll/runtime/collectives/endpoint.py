@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError
+from lossycoll.plan import packet_count
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.gates import Wakers
 from lossycoll.runtime.world.view_agreement import View
@@ -69,6 +71,16 @@ class Endpoint(CollectiveEndpoint):
     def block_bytes(self) -> int:
         """Bytes of one packet's data, without an encoding."""
         return self._payload
+
+    def block_elements(self, encoding: str) -> int:
+        """The float32 elements that one packet carries. ``encoding``: a name of plan.codec's."""
+        return self._block_elements(encoding)
+
+    def blocks(self, nbytes: int, encoding: str = "same") -> int:
+        """The number of packets that carry so many bytes, of float32 if they are encoded."""
+        if encoding == "same":
+            return packet_count(nbytes, self._payload)
+        return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))
 
     # ---- what the control plane says of other ranks, in its thread ----
 

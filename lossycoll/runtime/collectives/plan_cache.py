@@ -92,7 +92,7 @@ class ElementLayout(NamedTuple):
     dtype: DType
     per_packet: int
 
-    def count(self, nbytes: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def elements(self, nbytes: int | tuple[int, ...]) -> int | tuple[int, ...]:
         """Elements in so many bytes of a buffer, or of each of several."""
         size = self.dtype.itemsize
         return nbytes // size if isinstance(nbytes, int) else tuple([n // size for n in nbytes])

@@ -27,8 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.devices.host_low_bits import HostLowBits
-from lossycoll.devices.layer import Lane, Layer, LowBits
+from lossycoll.devices.layer import HostLowBits, Lane, Layer, LowBits
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec

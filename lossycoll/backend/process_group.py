@@ -24,6 +24,7 @@ from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.options.scopes import carry_by
+from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
@@ -31,16 +32,13 @@ from . import checks, collectives, sparse
 from .bootstrap import Group
 from .builder import GroupSpec
 from .description import Description
-from .device_backend import HAS_BACKENDS, backend_of
-from .devices import SERVED, DelegateBackends, ServedDevices, delegating
+from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of, delegating
 from .dispatch import Dispatcher
 from .extensions import Extensions
-from .monitored_barrier import monitored_barrier
 from .overloads import opaque, overloaded
-from .point_to_point import PointToPoint
+from .point_to_point import PointToPoint, monitored_barrier
 from .reconfiguration import Reconfigurable, Reconfiguration
 from .thread_scopes import ByTorch
-from .totals import Counted, total
 from .work import ManyWork
 from .worlds import Parent
 

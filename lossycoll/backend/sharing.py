@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
-from lossycoll.plan.sites import Sites, find_sites, measured_by
+from lossycoll.plan.topology import Sites, find_sites, measured_by
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, shared_bytes

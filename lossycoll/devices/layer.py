@@ -12,11 +12,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.lowbit import Floats, LowBit
+from lossycoll.runtime.engine import codecs
 
 
 class DeviceError(EngineError):
@@ -189,3 +191,52 @@ def size_of(nbytes: int) -> int:
             return size * 3 // 2
         size *= 2
     return size
+
+
+class HostLowBits:
+    """Low-bit codec (layer.LowBits) by the host: it waits for the device, and copies all."""
+
+    def encode(
+        self,
+        values: Tensor,
+        packets: Tensor,
+        to_bytes: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+        key: int = 0,
+    ) -> Tensor:
+        """Encodes, and is done when it returns."""
+        del most_elements
+        x, data = values.detach().cpu().numpy(), to_bytes.cpu()
+        found = 0
+        for first, n, at in packets.tolist():
+            part = x[first : first + n]
+            codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
+            found += _groups_of_none(how, part)
+        to_bytes.copy_(data)
+        return torch.tensor([found], dtype=torch.int32, device=values.device)
+
+    def decode(
+        self,
+        from_bytes: Tensor,
+        packets: Tensor,
+        to_values: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+    ) -> None:
+        """Decodes, and is done when it returns."""
+        del most_elements
+        data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
+        for first, n, at in packets.tolist():
+            codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
+        with torch.inference_mode():
+            to_values.copy_(x)
+
+
+def _groups_of_none(how: LowBit, x: Floats) -> int:
+    if np.isfinite(x).all():
+        return 0
+    starts = range(0, len(x), how.group)
+    return sum(not np.isfinite(x[at : at + how.group]).all() for at in starts)

@@ -140,19 +140,7 @@ def assemble(
 
 
 def rename(plan: Plan, members: Sequence[int], world: int) -> Plan:
-    """``plan``, made for ``len(members)`` ranks, with rank ``i``'s part done by ``members[i]``.
-
-    Args:
-        plan: One of ``len(members)`` ranks, whose buffers have no part per rank.
-        members: The ranks that are left, distinct, ascending.
-        world: Number of ranks of the group.
-
-    Returns:
-        A plan of ``world`` ranks, in which only ``members`` take part.
-
-    Raises:
-        ValueError: For members that are not as above, or a plan of another number of ranks.
-    """
+    """``plan``, made for ``len(members)`` ranks, with rank ``i``'s part done by ``members[i]``."""
     _check(members, world)
     if plan.world != len(members):
         raise ValueError(f"the plan is for {plan.world} ranks, wanted {len(members)}: {members}")
@@ -178,16 +166,6 @@ def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
 
     A range that only such a rank could have filled is left as it was; a sum is that of the
     contributions that are left. The plan must be direct: no rank passes on another one's data.
-
-    Args:
-        plan: One of the whole group.
-        members: The ranks that are left, distinct, ascending, the plan's own among them.
-
-    Returns:
-        A plan of the same world and buffers.
-
-    Raises:
-        ValueError: For members that are not as above.
     """
     _check(members, plan.world)
     if plan.rank not in members:

@@ -230,13 +230,5 @@ class Plan:
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:
-    """The number of packets of a range.
-
-    Args:
-        length: Elements of the range; 0 or more.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        The least number that carries them all.
-    """
+    """The number of packets of a range."""
     return -(-length // elements_per_packet)

@@ -247,7 +247,7 @@ def read(entry: Field[Any], text: str) -> Any:
 
 
 def check(entry: Field[Any], value: Any, what: str) -> Any:
-    """Returns the value of an option in its final type, or raises OptionError; ``what`` names it."""
+    """Returns an option's value in its final type, or raises OptionError; ``what`` names it."""
     values = row(entry).values
     try:
         return values.check(value)

@@ -172,7 +172,7 @@ def default_algorithm(collective: str) -> Algorithm:
 
 
 def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
-    """The algorithm ``name`` of a collective, if it has that and it serves the world; else the default.
+    """The algorithm ``name`` of a collective, if it exists and serves the world; or the default.
 
     One option names the algorithm of every collective. ValueError: no collective has that name.
     """

@@ -48,8 +48,8 @@ MEMBERSHIP = (
     mutation(
         "liveness doubled in the group",
         "lossycoll/backend/group_steps.py",
-        "spec.rank, spec.size, mine.options.liveness, secret=builder.secret",
-        "spec.rank, spec.size, 2 * mine.options.liveness, secret=builder.secret",
+        "spec.rank, spec.size, options.liveness, secret=builder.secret",
+        "spec.rank, spec.size, 2 * options.liveness, secret=builder.secret",
         "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(

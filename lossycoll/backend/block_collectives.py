@@ -40,10 +40,8 @@ class BlockWork(EngineWork):
 
     @property
     def arrived(self) -> NDArray[np.bool_]:
-        """The blocks that came, bool (world, blocks), by owner; waits for the work.
-
-        This rank's own row is True, a lost rank's False.
-        """
+        """The blocks that came, bool (world, blocks), by owner; waits for the work. This rank's own
+        row is True, a lost rank's False."""
         self.wait_on_host()
         return self._arrived
 
@@ -80,10 +78,8 @@ def all_gather_blocks(
     blocks: int,
     encoding: str = "same",
 ) -> Description:
-    """Describes ``LossyProcessGroup.all_gather_blocks``.
-
-    ``needed``: bool (world, blocks), or None.
-    """
+    """Describes ``LossyProcessGroup.all_gather_blocks``. ``needed``: bool (world, blocks), or
+    None."""
     name = ALL_GATHER_BLOCKS.name
     _check_chunked(where, name, output)
     _check_encoding(where, name, output, encoding)

@@ -94,10 +94,8 @@ def _own_host(options: Options, pg_options: object, world: World) -> dict[str, A
 def _await_others_that_ask(
     spec: GroupSpec, world: World, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
 ) -> None:
-    """Returns when all ranks have said that they ask for a host of the group's own.
-
-    A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of this one.
-    """
+    """Returns when all ranks have said that they ask for a host of the group's own. A rank that
+    doesn't ask wouldn't come to the store; it ends the group when it hears of this one."""
     with contextlib.ExitStack() as stack:
         membership = member_of(stack, world.plane, session, members)
         listener = _Askers(spec, world, members)
@@ -107,10 +105,8 @@ def _await_others_that_ask(
 
 
 class _Askers(HealthListener):
-    """Listener for ranks that ask for a host of their own.
-
-    The group has no calls yet, and doesn't outlive a rank.
-    """
+    """Listener for ranks that ask for a host of their own. The group has no calls yet, and doesn't
+    outlive a rank."""
 
     def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()

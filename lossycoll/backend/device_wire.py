@@ -80,10 +80,8 @@ class Parts(NamedTuple):
         return sum(how.wire_bytes(n) for _, n in _packets(self.each))
 
     def table(self, how: LowBit, parts: list[tuple[int, int, int]]) -> Tensor:
-        """Descriptions of packets, as :meth:`LowBits.encode` takes them.
-
-        ``parts``: the number of each part, where its elements begin, and where its bytes do.
-        """
+        """Descriptions of packets, as :meth:`LowBits.encode` takes them. ``parts``: the number of
+        each part, where its elements begin, and where its bytes do."""
         rows = []
         for part, first, first_byte in parts:
             at = first_byte

@@ -46,10 +46,8 @@ class Recovered(NamedTuple):
 
 
 class Dispatcher:
-    """The pipeline of one group.
-
-    ``devices``: which devices the group serves; None: all that are served at all.
-    """
+    """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
+    served at all."""
 
     def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
         self._endpoint = endpoint
@@ -199,10 +197,8 @@ class Dispatcher:
         self.fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
-        """Serves several calls; one work for all.
-
-        ``calls``: what is asked for. If one of them is refused, none is made.
-        """
+        """Serves several calls; one work for all. ``calls``: what is asked for. If one of them is
+        refused, none is made."""
         checked = [(call, self.check(call)) for call in calls]
         works = [
             self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
@@ -255,10 +251,8 @@ class Dispatcher:
         self.fail(call, AbortedError(text, peer=self.where.rank))
 
     def named(self, call: Description, choice: ChosenRoute | None = None) -> Collective:
-        """A checked call as other ranks must issue it, without a number yet.
-
-        ``choice``: how it is served; None: exactly.
-        """
+        """A checked call as other ranks must issue it, without a number yet. ``choice``: how it is
+        served; None: exactly."""
         compared = call.compared
         if compared is None:
             named = Collective(call.kind.name, detail=call.detail)
@@ -359,8 +353,7 @@ class Dispatcher:
 
     def issue(self, call: Collective) -> None:
         """Numbers a call that no operation serves. The engine may have failed by one that was done
-        here.
-        """
+        here."""
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)

@@ -61,10 +61,8 @@ log: Final = logging.getLogger("lossycoll")
 
 
 def prepare(builder: GroupBuilder, pg_options: object) -> None:
-    """Opens what this rank needs before the ranks meet.
-
-    Errors of this rank alone are found here, so that the others hear of them.
-    """
+    """Opens what this rank needs before the ranks meet. Errors of this rank alone are found here,
+    so that the others hear of them."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
@@ -85,10 +83,8 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
 
 
 def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
-    """The options of a group whose ranks may meet in one of ``worlds``.
-
-    ``sealed``: what it sends will be.
-    """
+    """The options of a group whose ranks may meet in one of ``worlds``. ``sealed``: what it sends
+    will be."""
     options = with_liveness_of(Options.resolve(pg_options), worlds)
     check_links(options, spec.size)
     logfmt.show(options)
@@ -299,9 +295,7 @@ def _wire_number(session: str) -> int:
 
 def become_member(builder: GroupBuilder) -> None:
     """Makes a membership of the world's plane. It tells the others if this rank fails from now on.
-
-    They have met this rank, so nothing in the store would keep them from waiting for it.
-    """
+    They have met this rank, so nothing in the store would keep them from waiting for it."""
     builder.membership = member_of(
         *(builder.undo, builder.plane, builder.session, builder.members),
         outlive=builder.options.continues,

@@ -60,8 +60,7 @@ class GroupListener(HealthListener):
 
 class MeetingListener(GroupListener):
     """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
-    loss, but one that can't be reached.
-    """
+    loss, but one that can't be reached."""
 
     def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
         super().__init__(endpoint)
@@ -87,11 +86,8 @@ COORDINATOR: Final = 0
 
 
 class Meeting:
-    """One rank's wait.
-
-    ``lost_early``: the ranks that the plane gave up before all had met: seconds of silence, and
-    whether connections are refused.
-    """
+    """One rank's wait. ``lost_early``: the ranks that the plane gave up before all had met: seconds
+    of silence, and whether connections are refused."""
 
     def __init__(
         self,

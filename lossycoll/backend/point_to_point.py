@@ -42,9 +42,7 @@ MOST_TAG: Final = (1 << 63) - 1
 
 class PointToPoint:
     """The sends and receives of one group. They are posted at once, in the order of the calls.
-
-    ``messages``: the group's; None in a group of one rank.
-    """
+    ``messages``: the group's; None in a group of one rank."""
 
     def __init__(
         self,
@@ -196,10 +194,7 @@ GRACE_SECONDS: Final = 2.0
 def monitored_barrier(
     dispatcher: Dispatcher, messages: Messages | None, timeout: timedelta, wait_all_ranks: bool
 ) -> None:
-    """Waits for all ranks.
-
-    ``messages``: the group's; None in a group of one rank.
-    """
+    """Waits for all ranks. ``messages``: the group's; None in a group of one rank."""
     call, health = dispatcher.named(Description(KIND, [], [])), dispatcher.health
     dispatcher.issue(call)
     try:

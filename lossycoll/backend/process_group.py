@@ -637,10 +637,8 @@ carry_by(ByTorch())
 
 
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
-    """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy".
-
-    It doesn't keep the group, which is to be freed when its last user forgets it.
-    """
+    """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy". It
+    doesn't keep the group, which is to be freed when its last user forgets it."""
     known = weakref.ref(group)
 
     def configured() -> str:
@@ -678,10 +676,8 @@ def stats_of_all() -> Stats:
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
-    """The lossy group behind torch's handle.
-
-    ``group``: A process group; None: the default group.
-    """
+    """The lossy group behind torch's handle. ``group``: A process group; None: the default
+    group."""
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):
         backend = found.name() if isinstance(found, dist.ProcessGroup) else "none"

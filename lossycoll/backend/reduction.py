@@ -57,11 +57,8 @@ class Reduction:
     mean: bool = False
 
     def over(self, rows: Tensor, members: Sequence[int]) -> Tensor:
-        """Reduces one contribution per rank.
-
-        A sum of floats stands for all ranks, as the engine's does: the mean over the members times
-        the world. An average is over the members.
-        """
+        """Reduces one contribution per rank. A sum of floats stands for all ranks, as the engine's
+        does: the mean over the members times the world. An average is over the members."""
         if len(members) == len(rows):
             return self.local(rows)
         result = self.local(rows[list(members)])
@@ -124,10 +121,8 @@ def local_reduction(op: object, dtype: torch.dtype) -> Local | None:
 
 
 def _as_signed(op: object, dtype: torch.dtype) -> Local | None:
-    """The reduction of an unsigned type by that of the signed one of the same bits.
-
-    Sums, products and bits are the same. Order is, once the highest bit is flipped.
-    """
+    """The reduction of an unsigned type by that of the signed one of the same bits. Sums, products
+    and bits are the same. Order is, once the highest bit is flipped."""
     signed = _SIGNED[dtype]
     found = local_reduction(op, signed)
     if found is None:
@@ -150,19 +145,15 @@ def _integer_mean(dtype: torch.dtype) -> Local | None:
 
 
 def over_ranks(total: Tensor, ranks: int) -> Tensor:
-    """A sum of integers over the ranks, truncated toward zero, in the sum's dtype.
-
-    A type of 8 bits holds the sum, but not every number of ranks.
-    """
+    """A sum of integers over the ranks, truncated toward zero, in the sum's dtype. A type of 8 bits
+    holds the sum, but not every number of ranks."""
     wide = total.to(torch.int32) if total.itemsize == 1 else total
     return wide.div(ranks, rounding_mode="trunc").to(total.dtype)
 
 
 def _unsigned_over(total: Tensor, ranks: int) -> Tensor:
-    """:func:`over_ranks` of a type that torch can't divide; on a device it doesn't wait.
-
-    Half of a number fits a signed one. Twice the quotient of that is the result, or 1 less.
-    """
+    """:func:`over_ranks` of a type that torch can't divide; on a device it doesn't wait. Half of a
+    number fits a signed one. Twice the quotient of that is the result, or 1 less."""
     signed = _SIGNED[total.dtype]
     wide = total.view(signed).to(torch.int64)
     if total.itemsize < 8:

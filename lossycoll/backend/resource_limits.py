@@ -60,10 +60,8 @@ def is_memory(error: BaseException) -> bool:
 
 
 def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> LossyError:
-    """Makes what keeps this rank from submitting a call the failure of all ranks.
-
-    The others would wait in vain for this rank to take part.
-    """
+    """Makes what keeps this rank from submitting a call the failure of all ranks. The others would
+    wait in vain for this rank to take part."""
     health = endpoint.health
     text = f"{health.where}: {call.numbered}"
     if is_memory(error):

@@ -67,10 +67,8 @@ def of_message(group: str, call: Collective, tensors: Sequence[Tensor]) -> Span:
 
 
 class Span:
-    """One call's span. It begins as a ``with`` block, around the submission.
-
-    ``size``: bytes of the call.
-    """
+    """One call's span. It begins as a ``with`` block, around the submission. ``size``: bytes of the
+    call."""
 
     def __init__(
         self, group: str, call: Collective, name: str, tensors: Sequence[Tensor], size: int
@@ -135,8 +133,7 @@ class Span:
 
 def phases_of(report: Report, streams: Sequence[Stream], begin: int) -> list[Phase]:
     """The parts of an operation, one after another: until the first packet comes, until the last
-    one has come, until what is missing is recovered or given up, and until it is done.
-    """
+    one has come, until what is missing is recovered or given up, and until it is done."""
     came = [one for one in streams if one.arrived]
     first = min((one.first_ns for one in came), default=0)
     last = max((one.last_ns for one in came), default=first)

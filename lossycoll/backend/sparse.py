@@ -64,10 +64,8 @@ class SparseSum(NamedTuple):
 
 
 def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Description:
-    """The call that reduces the ranks' ``tensor`` in its place, always reliable.
-
-    Entries of one place are added in the order of the ranks, 16-bit floats in float32.
-    """
+    """The call that reduces the ranks' ``tensor`` in its place, always reliable. Entries of one
+    place are added in the order of the ranks, 16-bit floats in float32."""
     kind = WITH_SURVIVORS if continues else ALL_REDUCE_SPARSE
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]
@@ -159,10 +157,8 @@ WITH_SURVIVORS: Final = replace(ALL_REDUCE_SPARSE, operations=3)
 
 
 def _whole(where: Where, tensor: Tensor) -> Tensor:
-    """The complex tensor itself where torch hands over ``torch.view_as_real`` of it.
-
-    Of a sparse tensor that view is of the old entries: what is stored in it never gets back.
-    """
+    """The complex tensor itself where torch hands over ``torch.view_as_real`` of it. Of a sparse
+    tensor that view is of the old entries: what is stored in it never gets back."""
     base = tensor._base
     if base is not None and base.dtype in COMPLEX and (*base.shape, 2) == tensor.shape:
         return base

@@ -40,10 +40,8 @@ def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> St
 
 
 def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
-    """One buffer of all that is read, another of all that is written, in order.
-
-    Where nothing is read, or nothing written, the other one stands for both.
-    """
+    """One buffer of all that is read, another of all that is written, in order. Where nothing is
+    read, or nothing written, the other one stands for both."""
     source = _source(call.reads, None if reduction is None else reduction.factor)
     target, epilogue = _target(call.writes, keep=keep)
     if source is not None and target is not None:

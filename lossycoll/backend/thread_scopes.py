@@ -52,9 +52,7 @@ class ByTorch:
 
     def get(self) -> Scope | None:
         """The scope of the thread that this one works for; None in threads that Python has started.
-
-        Those have contexts of their own: what is stashed there may be of another task.
-        """
+        Those have contexts of their own: what is stashed there may be of another task."""
         if not _torch._is_key_in_tls(KEY):
             return None
         if not isinstance(threading.current_thread(), threading._DummyThread):

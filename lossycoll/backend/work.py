@@ -44,8 +44,7 @@ def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
     """Whether the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
-    the tensors are what ``FP16_COMPRESS`` sends.
-    """
+    the tensors are what ``FP16_COMPRESS`` sends."""
     if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
         return False
     asking = sys._getframe(1).f_back  # None: torch's thread for a device
@@ -54,8 +53,7 @@ def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
 
 def typed(future: Future, tensors: list[torch.Tensor]) -> Future:
     """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
-    quotes it.
-    """
+    quotes it."""
     typed: Future = _compiled().typed(future, tensors)
     return typed
 
@@ -123,8 +121,7 @@ class LossyWork(dist.Work):
 
     def wait_on_host(self) -> None:
         """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
-        and for its error.
-        """
+        and for its error."""
         self.wait()
 
     def wait_result(self) -> None:
@@ -339,10 +336,8 @@ def _seconds(timeout: timedelta | None) -> float | None:
 
 
 def value_or_raise(source: Future) -> Any:
-    """The value that a future was set to, for its ``then``.
-
-    DDP sees an error that is raised there; one that is set would look like success.
-    """
+    """The value that a future was set to, for its ``then``. DDP sees an error that is raised there;
+    one that is set would look like success."""
     value = source.value()
     if isinstance(value, BaseException):
         raise value

@@ -110,10 +110,8 @@ class Worlds:
             self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
 
     def use(self, world: World, name: str) -> int:
-        """Number of groups of this name that the world has had here before, without this one.
-
-        The same on all ranks of the group, as torch has them make groups in the same order.
-        """
+        """Number of groups of this name that the world has had here before, without this one. The
+        same on all ranks of the group, as torch has them make groups in the same order."""
         with self._lock:
             key = (world.session, name)
             self._uses[key] += 1
@@ -136,10 +134,8 @@ class Worlds:
 
 
 def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
-    """``options`` of a group whose process belongs to ``worlds`` already.
-
-    The liveness is the process's: it was read when the world was made.
-    """
+    """``options`` of a group whose process belongs to ``worlds`` already. The liveness is the
+    process's: it was read when the world was made."""
     if not worlds:
         return options
     liveness = worlds[0].plane.liveness

@@ -105,10 +105,8 @@ class Driver:
         return int(found.value or 0)
 
     def record(self, event: int, stream: int, *, foreign: bool = False) -> None:
-        """The event happens when the stream has done what it was given until now.
-
-        ``foreign``: the stream may be full, so that the call waits.
-        """
+        """The event happens when the stream has done what it was given until now. ``foreign``: the
+        stream may be full, so that the call waits."""
         library = self._waits if foreign else self._lib
         self._call("record an event", library.cuEventRecord, event, stream)
 

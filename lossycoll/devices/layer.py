@@ -51,10 +51,8 @@ class Stream(Protocol):
         """Goes on when another stream has come to its event."""
 
     def call(self, function: int, argument: int) -> None:
-        """Calls a C function, in a thread of the device's.
-
-        ``function``: its address: ``void function(void *)``.
-        """
+        """Calls a C function, in a thread of the device's. ``function``: its address: ``void
+        function(void *)``."""
 
     def wait_for_word(self, address: int) -> None:
         """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
@@ -132,19 +130,15 @@ class Layer(Protocol):
         """Codec of floats in few bits there; None, with a line of the log, if there is none."""
 
     def aside(self, lane: Lane, tensor: Tensor) -> AbstractContextManager[None]:
-        """Kernels that are queued inside don't hold back what the caller queues later.
-
-        They come after what the caller has queued before.
-        """
+        """Kernels that are queued inside don't hold back what the caller queues later. They come
+        after what the caller has queued before."""
 
     def future(self) -> torch.futures.Future[Any]:
         """A future whose value may lie on the device."""
 
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after ``event``.
-
-        ``event``: one of the layer's; None: it is ready.
-        """
+        """Context in which a future's value becomes ready after ``event``. ``event``: one of the
+        layer's; None: it is ready."""
 
 
 LEAST: Final = 4096

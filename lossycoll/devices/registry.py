@@ -36,11 +36,8 @@ _abandoned: Final[list[Bounce]] = []
 
 
 class Retirement:
-    """One device's calls, in the order in which they were made.
-
-    The thread looks every now and then: were it woken by every call, it would take the GIL from the
-    caller each time.
-    """
+    """One device's calls, in the order in which they were made. The thread looks every now and
+    then: were it woken by every call, it would take the GIL from the caller each time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -147,10 +147,7 @@ def growing_choice(
 
 
 def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = False) -> Values:
-    """A whole number.
-
-    ``allowed``: the values in words; None: made of the limits.
-    """
+    """A whole number. ``allowed``: the values in words; None: made of the limits."""
 
     def check(value: Any) -> int:
         value = _plain(value)
@@ -236,10 +233,8 @@ def variable(name: str) -> str:
 
 
 def read(entry: Field[Any], text: str) -> Any:
-    """The value that a variable's text means, not yet checked.
-
-    Returns the value, or the text itself where it means none.
-    """
+    """The value that a variable's text means, not yet checked. Returns the value, or the text
+    itself where it means none."""
     try:
         return row(entry).values.read(text)
     except ValueError:
@@ -267,11 +262,8 @@ def unknown(what: str, name: str, known: list[str]) -> OptionError:
 
 
 def refused(reason: str) -> OptionError:
-    """The error for options that can't be.
-
-    It names the rank where a launcher has set one: options are written before there is a group that
-    would know.
-    """
+    """The error for options that can't be. It names the rank where a launcher has set one: options
+    are written before there is a group that would know."""
     rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     who = f"rank {rank}/{world}: " if rank and world else ""
     return OptionError(who + reason, reason=reason)

@@ -42,10 +42,8 @@ _carriers: list[Carrier] = []
 
 
 def carry_by(carrier: Carrier) -> None:
-    """Has a carrier asked where a thread is in no scope of its own.
-
-    ``carrier``: in place of any other.
-    """
+    """Has a carrier asked where a thread is in no scope of its own. ``carrier``: in place of any
+    other."""
     _carriers[:] = [carrier]
     carrier.put(_scope.get())
 

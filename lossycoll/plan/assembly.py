@@ -119,11 +119,8 @@ def assemble(
     scratch_elements: int = 0,
     levels: tuple[Level, ...] = (),
 ) -> Plan:
-    """The plan of ``slots``, without those of length 0.
-
-    ``sizes``: elements of the input and of the output. ``sign``: the plan's signature. ``levels``:
-    those from level 1 on.
-    """
+    """The plan of ``slots``, without those of length 0. ``sizes``: elements of the input and of the
+    output. ``sign``: the plan's signature. ``levels``: those from level 1 on."""
     return Plan(
         collective=collective,
         algorithm=algorithm,

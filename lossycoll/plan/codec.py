@@ -133,9 +133,7 @@ class Codec:
 
     def encode(self, x: Array, seed: int = 0) -> Bytes:
         """The bytes, shape (``wire_bytes(n)``,), of one packet's elements, (n,) of ``kind``.
-
-        ``seed``, 64 bits, is of the packet's name, for codecs that round at random.
-        """
+        ``seed``, 64 bits, is of the packet's name, for codecs that round at random."""
         if self.low:
             return self.low.encode(np.ascontiguousarray(x), seed)
         return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
@@ -191,9 +189,7 @@ def number_of(encoding: str) -> int:
 
 def codec_of(encoding: str, dtype: str) -> Codec:
     """The codec of an encoding (:func:`named`, of one phase) for elements of a :func:`.wire_type`.
-
-    ValueError: the type doesn't have the encoding.
-    """
+    ValueError: the type doesn't have the encoding."""
     kind = wire_type(dtype)
     if encoding == "same":
         return Codec(encoding, kind, kind)

@@ -48,10 +48,8 @@ class LinkLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Inject:
-    """Injected faults: loss, duplicates and reordering.
-
-    Between bursts at least one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
-    """
+    """Injected faults: loss, duplicates and reordering. Between bursts at least one packet arrives,
+    so loss <= burst / (burst + 1) unless it is 1."""
 
     loss: float = 0.0  # fraction of packets lost
     burst: float = 1.0  # mean number of packets lost in a row; 1: each packet is lost independently
@@ -143,10 +141,8 @@ def parse(text: str) -> Inject:
 
 
 def fraction(text: str) -> float:
-    """The share that ``"0.01"`` and ``"1%"`` both say, else ValueError.
-
-    A caller checks its range.
-    """
+    """The share that ``"0.01"`` and ``"1%"`` both say, else ValueError. A caller checks its
+    range."""
     number, percent, rest = text.strip().partition("%")
     if rest:
         raise ValueError(f"{text!r} is no number")

@@ -25,10 +25,8 @@ MOST_CELLS = 1 << 40
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of cells; ``shape`` is the length of each axis, at least 1.
-
-    No group is larger than the axis of its round.
-    """
+    """A grid of cells; ``shape`` is the length of each axis, at least 1. No group is larger than
+    the axis of its round."""
 
     shape: tuple[int, ...]
 
@@ -109,10 +107,8 @@ def parse(text: str) -> Grid:
 
 
 def fitting(peers: int, most: int) -> Grid:
-    """The grid with the fewest axes, and then the fewest cells, for some number of peers.
-
-    ``most`` peers, at least 2, are in a group.
-    """
+    """The grid with the fewest axes, and then the fewest cells, for some number of peers. ``most``
+    peers, at least 2, are in a group."""
     if peers < 1 or most < 2:
         raise ValueError(f"{peers} peers in groups of {most}: wanted at least 1, and 2")
     axes = 1

@@ -105,10 +105,8 @@ def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[Piece, ...]:
-    """Cuts the ranges in which all parts' holders are constant among the parts, by ``turns``.
-
-    Each range begins with another turn: if it is too small to be cut, another part gets it.
-    """
+    """Cuts the ranges in which all parts' holders are constant among the parts, by ``turns``. Each
+    range begins with another turn: if it is too small to be cut, another part gets it."""
     ranges = _common(parts)
     times = min(len(turns), max(1, MOST_PIECES // max(1, len(ranges))))
     found = []
@@ -223,10 +221,8 @@ def _slots(
     missing: Missing,
     finish: Finish,
 ) -> tuple[tuple[Slot, ...], int]:
-    """A rank's slots, and the elements of scratch memory that they take.
-
-    Kept, since hosts of very different sizes have many pieces and few turns: of 1 and 7 ranks, 8.
-    """
+    """A rank's slots, and the elements of scratch memory that they take. Kept, since hosts of very
+    different sizes have many pieces and few turns: of 1 and 7 ranks, 8."""
     tree = tree_of(topology, rank, elements_per_packet)
     grain = GRAIN if topology.one_host else elements_per_packet
     made = _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish)

@@ -26,10 +26,8 @@ ENTRY_POINTS: Final = "lossycoll.algorithms"
 
 
 class Arguments(NamedTuple):
-    """Arguments of a collective's builders; docs/extending.md says what each means.
-
-    They are called as ``build(world, rank, *sizes, elements_per_packet, **options)``.
-    """
+    """Arguments of a collective's builders; docs/extending.md says what each means. They are called
+    as ``build(world, rank, *sizes, elements_per_packet, **options)``."""
 
     sizes: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -144,20 +142,15 @@ def unregister(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str | None = None) -> tuple[Algorithm, ...]:
-    """The algorithms that are registered.
-
-    ``collective``: whose algorithms; None: all.
-    """
+    """The algorithms that are registered. ``collective``: whose algorithms; None: all."""
     _load_entry_points()
     found = _algorithms.values()
     return tuple(a for a in found if collective is None or a.collective == collective)
 
 
 def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
-    """The names that the option ``algorithm`` takes.
-
-    ``collective``: whose names; None: those of all.
-    """
+    """The names that the option ``algorithm`` takes. ``collective``: whose names; None: those of
+    all."""
     found = algorithms(collective)
     by_hosts = [HIERARCHICAL for a in found if a.levels]
     several = [a.name for a in found if len(algorithms(a.collective)) > 1]
@@ -173,9 +166,7 @@ def default_algorithm(collective: str) -> Algorithm:
 
 def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
     """The algorithm ``name`` of a collective, if it exists and serves the world; or the default.
-
-    One option names the algorithm of every collective. ValueError: no collective has that name.
-    """
+    One option names the algorithm of every collective. ValueError: no collective has that name."""
     found = _algorithms.get((collective, name))
     if found is not None and found.serves(world):
         return found

@@ -234,10 +234,8 @@ class Sites:
 
 
 def measured_by(host: int, hosts: int) -> tuple[int, ...]:
-    """The hosts to which ``host`` measures the round trip, ascending.
-
-    Of each pair one measures, and each host as many as any other, or one more.
-    """
+    """The hosts to which ``host`` measures the round trip, ascending. Of each pair one measures,
+    and each host as many as any other, or one more."""
     found = [(host + step) % hosts for step in range(1, (hosts + 1) // 2)]
     if hosts % 2 == 0 and host < hosts // 2:
         found.append(host + hosts // 2)

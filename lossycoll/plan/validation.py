@@ -91,8 +91,6 @@ def starts(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def others(world: int, rank: int) -> tuple[int, ...]:
-    """The other ranks, from ``rank + 1`` on and around.
-
-    Every rank begins with another peer, so that they don't all send to rank 0 first.
-    """
+    """The other ranks, from ``rank + 1`` on and around. Every rank begins with another peer, so
+    that they don't all send to rank 0 first."""
     return (*range(rank + 1, world), *range(rank))

@@ -19,11 +19,10 @@ from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from . import plan_cache
 from .estimators import BY_COUNT, Estimators, Means
-from .group_context import GroupContext
+from .group_context import GroupContext, Members
 from .group_stats import GroupStats
 from .operations import Operations
 from .plan_cache import PLANS, Choice, ElementLayout, layout_of, sum_layout_of
-from .sequencer import Members
 
 SINGLE_PAYLOAD: Final = 1408
 """Bytes that a packet would carry in a world of one, for those who count blocks."""

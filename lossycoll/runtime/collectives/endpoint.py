@@ -56,9 +56,7 @@ class Leaving:
 
     def close(self) -> None:
         """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
-
-        Idempotent; if Ctrl-C interrupts it, the next call does the rest.
-        """
+        Idempotent; if Ctrl-C interrupts it, the next call does the rest."""
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
         try:
@@ -145,10 +143,8 @@ class Leaving:
         return of is None or call.seq < 0 or of.seq < call.seq
 
     def _last_finished(self, patience: float) -> int:
-        """Number of the last call in which no other rank needs this one any more.
-
-        Pending operations get ``patience`` seconds to end: others may wait for them.
-        """
+        """Number of the last call in which no other rank needs this one any more. Pending
+        operations get ``patience`` seconds to end: others may wait for them."""
         end = time.monotonic() + patience
         for operation in list(self._operations.unfinished.values()):
             while not operation.poll(end - time.monotonic()):
@@ -290,11 +286,8 @@ class Endpoint(CollectiveEndpoint):
     # ---- the end ----
 
     def fail(self, call: Collective, error: LossyError) -> None:
-        """Makes an error of this rank's own the failure of all ranks.
-
-        It doesn't overtake calls that were done here: other ranks get what they need of them
-        first, within a second.
-        """
+        """Makes an error of this rank's own the failure of all ranks. It doesn't overtake calls
+        that were done here: other ranks get what they need of them first, within a second."""
         try:
             self._leaving.finish_delivery(call)
         finally:  # also if Ctrl-C ends the wait
@@ -302,7 +295,5 @@ class Endpoint(CollectiveEndpoint):
 
     def close(self) -> None:
         """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
-
-        Idempotent; if Ctrl-C interrupts it, the next call does the rest.
-        """
+        Idempotent; if Ctrl-C interrupts it, the next call does the rest."""
         self._leaving.close()

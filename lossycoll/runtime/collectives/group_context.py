@@ -1,4 +1,4 @@
-"""Context of one group at one rank, made by the backend and shared by what is in this package."""
+"""Context of one group at one rank, made by the backend, and the ranks that operations are for."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ class GroupContext:
             raise self.health.failure.again()
         if self.health.closed:
             raise ClosedError(f"{self.health.where}: the group was destroyed")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Ranks that take part: ``ranks`` (ascending) of ``world``, ``rank`` among them."""
+
+    world: int
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ranks) == self.world
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.world) if rank not in self.ranks)

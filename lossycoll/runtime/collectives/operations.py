@@ -1,4 +1,4 @@
-"""Operations of one group: submitted to the engine, waited for, ended, explained if they fail."""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
@@ -16,11 +17,74 @@ from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
+from lossycoll.runtime.world.view_agreement import View
 
 from . import engine_call
 from .estimators import BY_COUNT, Means
-from .group_context import GroupContext
-from .sequencer import Sequencer
+from .group_context import GroupContext, Members
+
+POLL_SECONDS: Final = 0.005
+"""Period at which a caller looks whether the view change is over."""
+
+
+class Sequencer:
+    """Numbers the operations: whoever holds ``lock`` may submit operation ``next``.
+
+    ``lock`` is a plain lock, to be used in a ``with`` statement: only there can't Ctrl-C come
+    between taking it and what gives it back. ``check`` is called while callers wait for
+    a view change, and may raise. Other threads may call ``stop`` and ``resume``.
+    """
+
+    def __init__(self, rank: int, world: int, check: Callable[[], None]) -> None:
+        self.next = 0
+        self.lock: Final = threading.Lock()
+        self._rank = rank
+        self._world = world
+        self._check = check
+        self._stopped = False
+        everyone = Members(world, rank, tuple(range(world)))
+        self._views: list[tuple[int, Members]] = [(0, everyone)]
+
+    def members(self) -> Members:
+        """Members of operation ``next``. The caller holds ``lock``; a view change is waited for."""
+        while self._stopped:
+            try:
+                self.lock.release()  # in here: whatever interrupts the sleep takes it back
+                time.sleep(POLL_SECONDS)
+            finally:
+                self.lock.acquire()
+            self._check()
+        return self.at(self.next)
+
+    def at(self, number: int) -> Members:
+        """Members of operation ``number``."""
+        views = self._views
+        if number >= views[-1][0]:  # nearly always, and this is asked for each operation
+            return views[-1][1]
+        for first, members in reversed(views):
+            if number >= first:
+                return members
+        return views[0][1]
+
+    @property
+    def latest(self) -> Members:
+        return self._views[-1][1]
+
+    def stop(self) -> int:
+        """Lets nobody submit until ``resume``; returns the number of the next operation."""
+        self._stopped = True  # before the lock, which a thread that submits anew may win each time
+        with self.lock:
+            return self.next
+
+    def resume(self, views: Sequence[View], *, agreed: bool) -> None:
+        """Takes over the views; callers may submit again if the last one is ``agreed``."""
+        with self.lock:
+            self._views = [
+                (view.first, Members(self._world, self._rank, view.members)) for view in views
+            ]
+            if agreed:
+                self._stopped = False
+
 
 VERDICT_SECONDS: Final = 5.0
 """Time that a mismatch found by the engine waits for the control plane to name both calls: an

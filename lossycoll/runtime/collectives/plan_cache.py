@@ -24,7 +24,7 @@ from lossycoll.plan.lowbit import GROUPS
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
 from lossycoll.runtime.engine.binding import DType, Encoded
 
-from .sequencer import Members
+from .group_context import Members
 
 REPLANNED: Final = ("all_reduce", "broadcast", "barrier")
 """Buffers of these have no part per rank: without some ranks they are planned for those left."""
@@ -120,11 +120,8 @@ def sum_layout_of(
 
 @lru_cache(maxsize=64)
 def layout_of(payload: int, dtype: DType, encoding: str) -> ElementLayout:
-    """The elements of a call's plan.
-
-    ``payload``: bytes that a packet has room for. ``dtype``: the type that the call adds; BYTES for
-    copies, unless they are encoded.
-    """
+    """The elements of a call's plan. ``payload``: bytes that a packet has room for. ``dtype``: the
+    type that the call adds; BYTES for copies, unless they are encoded."""
     if encoding != "same":
         dtype = DType[ENCODED.upper()]
     return ElementLayout(dtype, elements_of(encoding, dtype.name.lower(), payload))

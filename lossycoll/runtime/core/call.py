@@ -216,10 +216,8 @@ class Operation:
         self.error: LossyError | None = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds.
-
-        After a timeout the operation goes on, and its buffers still belong to it.
-        """
+        """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds. After
+        a timeout the operation goes on, and its buffers still belong to it."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.poll(0.1 if end is None else end - time.monotonic()):
             now = time.monotonic()

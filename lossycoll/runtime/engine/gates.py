@@ -37,11 +37,8 @@ class Wakers:
 
 
 def shut(address: int, wakers: Wakers, spoiled: tuple[int, int] = (0, 0)) -> None:
-    """Makes a gate that is shut.
-
-    ``address``: of ``GATE_BYTES`` bytes, which no operation and no device looks at. ``spoiled``:
-    address and bytes of what becomes NaN if the operation fails.
-    """
+    """Makes a gate that is shut. ``address``: of ``GATE_BYTES`` bytes, which no operation and no
+    device looks at. ``spoiled``: address and bytes of what becomes NaN if the operation fails."""
     gate = ffi.cast("lc_gate *", address)
     gate.ready = gate.done = gate.failed = 0
     gate.wake[0], gate.wake[1] = wakers.descriptors

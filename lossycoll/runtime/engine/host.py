@@ -188,10 +188,8 @@ class Host:
         return None if self._page is None else self._page.path
 
     def note_peer(self, process: int, state: int, heard: float) -> None:
-        """Has the status page say what is known of another process.
-
-        ``heard``: when it last said something, by time.monotonic(); 0: as known.
-        """
+        """Has the status page say what is known of another process. ``heard``: when it last said
+        something, by time.monotonic(); 0: as known."""
         with self._lock:
             if self.handle != ffi.NULL and self._page is not None:
                 lib.lc_host_page_peer(self.handle, process, state, int(heard * 1e9))
@@ -345,10 +343,8 @@ class Host:
         return self._users > 0
 
     def close(self) -> None:
-        """Joins the thread and frees everything, whoever uses it. Idempotent.
-
-        A forked child has no thread to join, and leaves all as it is.
-        """
+        """Joins the thread and frees everything, whoever uses it. Idempotent. A forked child has no
+        thread to join, and leaves all as it is."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -414,10 +410,8 @@ def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
 
 
 def shared_bytes(processes: int) -> int:
-    """Bytes of memory that a process may share with the others of ``processes``.
-
-    No less than docs/shared-memory.md says; it is reserved when the memory is made.
-    """
+    """Bytes of memory that a process may share with the others of ``processes``. No less than
+    docs/shared-memory.md says; it is reserved when the memory is made."""
     return (12 << 20) + processes * (256 << 10)
 
 

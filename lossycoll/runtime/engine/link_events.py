@@ -245,10 +245,8 @@ def _times(rounds: int) -> str:
 
 
 class RecoveryLog:
-    """Logs the means of each peer once they are other ones, and not too often.
-
-    ``clock``: seconds.
-    """
+    """Logs the means of each peer once they are other ones, and not too often. ``clock``:
+    seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

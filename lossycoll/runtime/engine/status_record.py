@@ -164,8 +164,7 @@ class Record:
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     """Duration of a step: the time between the same call of two steps, where the latest calls
-    repeat one sequence. In seconds; -1 where nothing is repeated.
-    """
+    repeat one sequence. In seconds; -1 where nothing is repeated."""
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
     names = [name for name, _ in latest]
     for period in range(1, len(names) // 2 + 1):

@@ -17,10 +17,8 @@ from lossycoll.errors import EngineError
 
 
 class VerbsAddress(NamedTuple):
-    """lc_verbs_address: what other processes need to know of a port.
-
-    ``gid`` in hexadecimal digits.
-    """
+    """lc_verbs_address: what other processes need to know of a port. ``gid`` in hexadecimal
+    digits."""
 
     gid: str
     queue_pair: int
@@ -84,8 +82,7 @@ class VerbsPort:
 
     def know(self, own: int, addresses: Mapping[int, VerbsAddress]) -> None:
         """Finds the ways to other processes, before they are greeted. It may take seconds, where
-        some don't answer.
-        """
+        some don't answer."""
         self._known = max([own, *addresses]) + 1
         table = ffi.new("lc_verbs_address[]", self._known)
         for number, address in addresses.items():

@@ -23,10 +23,8 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def library(path: str = "") -> tuple[str, str]:
-    """(version, "") of the libcrypto that seals, or ("", why there is none).
-
-    ``path``: its file; empty: any.
-    """
+    """(version, "") of the libcrypto that seals, or ("", why there is none). ``path``: its file;
+    empty: any."""
     _find_pythons_own()
     why = lib.lc_crypto_load(path.encode())
     if why != ffi.NULL:
@@ -86,10 +84,8 @@ def open_sealed(key: bytes, iv: bytes, sealed: bytes, known: bytes = b"") -> byt
 
 
 class SealedValues:
-    """Values of a store that anybody may read and write.
-
-    Each has a key of its own, drawn with it: a rank that starts again never uses one twice.
-    """
+    """Values of a store that anybody may read and write. Each has a key of its own, drawn with it:
+    a rank that starts again never uses one twice."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret

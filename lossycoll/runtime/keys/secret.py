@@ -40,9 +40,7 @@ class Secret:
 
     def derived(self, *purpose: str | int) -> bytes:
         """``KEY_BYTES`` for one purpose: a name, and what tells it from others of this name.
-
-        HKDF-Expand with SHA-256 (RFC 5869, section 2.3), of a single block.
-        """
+        HKDF-Expand with SHA-256 (RFC 5869, section 2.3), of a single block."""
         info = "/".join(map(str, purpose)).encode()
         return hmac.digest(self.root, info + b"\1", hashlib.sha256)
 
@@ -70,11 +68,8 @@ def new_secret() -> str:
 
 
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
-    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither
-    is set.
-
-    ``environ``: the variables; None: this process's.
-    """
+    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither is
+    set. ``environ``: the variables; None: this process's."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
         return _checked(environ[VARIABLE].encode(errors="surrogateescape"), VARIABLE)

@@ -17,10 +17,8 @@ MOUNTS: Final = Path("/sys/fs/cgroup")
 
 
 def groups_of(controller: str, proc: Path, mounts: Path) -> Iterator[tuple[int, Path]]:
-    """(version, folder) of each group that this process is in, from its own up to the root.
-
-    Those that aren't seen from here are left out. A folder need not have the controller's files.
-    """
+    """(version, folder) of each group that this process is in, from its own up to the root. Those
+    that aren't seen from here are left out. A folder need not have the controller's files."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -82,10 +80,8 @@ NO_LIMIT: Final = 1 << 60
 
 
 def memory_room(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
-    """Bytes that can be had without anything being ended; infinite if nothing says so.
-
-    What the kernel would drop for it (its cache of files) counts as free.
-    """
+    """Bytes that can be had without anything being ended; infinite if nothing says so. What the
+    kernel would drop for it (its cache of files) counts as free."""
     return min([_of_machine(proc), *_of_groups(proc, mounts)])
 
 

@@ -161,10 +161,8 @@ def _send_one(name: str, message: bytes, descriptors: tuple[int, int]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """A message, and the descriptors that came with it.
-
-    socket.recv_fds of Python 3.11 ignores the flag by which children don't inherit them.
-    """
+    """A message, and the descriptors that came with it. socket.recv_fds of Python 3.11 ignores the
+    flag by which children don't inherit them."""
     room = socket.CMSG_SPACE(2 * struct.calcsize("i"))
     message, controls, _, _ = connection.recvmsg(LARGEST, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")

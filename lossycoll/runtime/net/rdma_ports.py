@@ -90,10 +90,8 @@ class ChosenPort:
 
 
 def ports(root: Path | None = None) -> list[Port]:
-    """All ports of all devices; none where there is no RDMA.
-
-    ``root``: where sysfs shows devices; None: :data:`ROOT`.
-    """
+    """All ports of all devices; none where there is no RDMA. ``root``: where sysfs shows devices;
+    None: :data:`ROOT`."""
     folder = root or ROOT
     if not folder.is_dir():
         return []

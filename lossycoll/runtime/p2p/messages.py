@@ -58,10 +58,8 @@ class Tolerance(NamedTuple):
 
 
 class Messages:
-    """One rank's end. Sends and receives, then ``flush`` and ``close``.
-
-    ``group_failure``: the group's failure as the given call meets it; None if it has none.
-    """
+    """One rank's end. Sends and receives, then ``flush`` and ``close``. ``group_failure``: the
+    group's failure as the given call meets it; None if it has none."""
 
     def __init__(
         self,
@@ -115,9 +113,7 @@ class Messages:
         tolerance: Tolerance | None = None,
     ) -> Transfer:
         """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
-
-        ``finish`` runs when all has arrived, before the receive counts as done.
-        """
+        ``finish`` runs when all has arrived, before the receive counts as done."""
         call_options = CallOptions(self._options, keep=keep, epilogue=finish)
         transfer = Transfer(self, call, call_options, timeout, is_send=False, peer=peer)
         return self._post(transfer, address, element_bytes, tag, tolerance)

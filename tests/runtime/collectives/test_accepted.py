@@ -17,8 +17,8 @@ from lossycoll.plan import Finish, Missing, Topology, packet_count
 from lossycoll.plan.model import MOST_SLOTS
 from lossycoll.runtime.collectives import engine_call, plan_cache
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
+from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import layout_of
-from lossycoll.runtime.collectives.sequencer import Members
 from lossycoll.runtime.engine.binding import DType, Encoded
 from tests.support.shared_ranks import PAYLOAD, SHARED, SharedNetwork
 

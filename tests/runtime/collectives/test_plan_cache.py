@@ -20,8 +20,8 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives import plan_cache
+from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import KEPT, PLANS, REPLANNED
-from lossycoll.runtime.collectives.sequencer import Members
 
 EVERYONE, FEWER = Members(4, 2, (0, 1, 2, 3)), Members(4, 2, (0, 2, 3))
 OPTIONS = {"broadcast": {"root": 3, "fanout": 2}, "gather": {"root": 3}, "scatter": {"root": 3}}

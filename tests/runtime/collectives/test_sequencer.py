@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lossycoll.errors import ClosedError
+from lossycoll.runtime.collectives import operations
 from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.operations import Sequencer
 from lossycoll.runtime.world.view_agreement import View

@@ -71,8 +71,8 @@ SWARM = (
     mutation(
         "a weight of any size",
         "lossycoll/runtime/swarm/protocol.py",
-        "not 0 <= value <= MOST_WEIGHT:",
-        "not 0 <= value <= 1e300:",
+        "Annotated[float, Between(0, MOST_WEIGHT)]",
+        "Annotated[float, Between(0, 1e300)]",
         "tests/runtime/swarm/test_protocol.py::test_what_is_no_message",
     ),
     mutation(

@@ -20,7 +20,7 @@ from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.gates import Wakers
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 from . import plan_cache, single_rank
 from .collective_endpoint import CollectiveEndpoint

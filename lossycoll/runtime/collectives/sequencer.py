@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 
 @dataclass(frozen=True, slots=True)

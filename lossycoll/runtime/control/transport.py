@@ -63,8 +63,9 @@ from typing import TYPE_CHECKING, Final
 
 from .context import SHARED
 from .curve import Keys
-from .descriptors import Ends, Place, close_copies, ends_of, shut_down
+from .descriptors import Ends, close_copies, ends_of, shut_down
 from .events import Closed, Connected, Event, Peer, Readable, Received, Refused
+from .schema import Address
 
 if TYPE_CHECKING:
     import zmq
@@ -123,7 +124,7 @@ class _Connection:
     peer: Peer
     since: float
     endpoint: str = ""
-    place: Place = ("", 0)
+    place: Address = ("", 0)
     routing: bytes = b""
     fd: int = -1
     ends: Ends | None = None
@@ -209,7 +210,7 @@ class Transport:
         self._outcome = _DONE
         """How the handshake went that the monitor's last event is of."""
         self._events: list[Event] = []
-        self._listens_at: Place = ("", 0)
+        self._listens_at: Address = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
         context, self._roster = SHARED.acquire(keys)
@@ -284,7 +285,7 @@ class Transport:
         if self._keys is not None:
             self._router.setsockopt(zmq.CURVE_SERVER, 0)
 
-    def connect(self, place: Place) -> Peer:
+    def connect(self, place: Address) -> Peer:
         """Begins a connection; what is sent meanwhile waits for it.
 
         Args:
@@ -414,12 +415,12 @@ class Transport:
         return "" if one is None else one.own
 
     @property
-    def places(self) -> set[Place]:
+    def places(self) -> set[Address]:
         """Where connections that were made here lead."""
         return {one.place for one in self._peers.values() if one.is_ours}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Address:
         """Where it listens; port 0: nowhere."""
         return self._listens_at
 
@@ -681,7 +682,7 @@ class Transport:
         return body if number == one.taken.to_bytes(NUMBER_BYTES, "big") else None
 
 
-def _endpoint(place: Place, zeros: int = 0) -> str:
+def _endpoint(place: Address, zeros: int = 0) -> str:
     host, port = place
     return f"tcp://{f'[{host}]' if ':' in host else host}:{'0' * zeros}{port}"
 
@@ -693,7 +694,7 @@ def _abandon_all() -> None:
     if not here:
         return
     listening = {one.place for one in here if one.place[1]}
-    leading: set[Place] = set().union(*(one.places for one in here))
+    leading: set[Address] = set().union(*(one.places for one in here))
     for one in here:
         one.abandon()
     close_copies(listening, leading)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed
 
-from .directory_list import DirectoryList, Place
+from .directory_list import DirectoryList
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import (
     MOST_PEERS,
@@ -75,7 +75,7 @@ class DirectorySession:
     of which more come."""
 
     connection: Connection
-    place: Place
+    place: Address
     incarnation: str
     heard: float
     beat: float = 0.0
@@ -104,7 +104,7 @@ class DirectoryClient:
 
     def __init__(
         self,
-        directories: Sequence[Place],
+        directories: Sequence[Address],
         name: str,
         transport: DirectoryTransport,
         on_gone: Callable[[str], None],
@@ -181,16 +181,16 @@ class DirectoryClient:
         return joined
 
     @property
-    def directories(self) -> tuple[Place, ...]:
+    def directories(self) -> tuple[Address, ...]:
         """Directories in the order in which this peer tries them, the connected one first."""
         return tuple(self._directories.places)
 
     @property
-    def heard(self) -> tuple[Place, ...]:
+    def heard(self) -> tuple[Address, ...]:
         """Addresses at which directories are or were, as far as this peer has heard."""
         return self._directories.heard
 
-    def may_open(self, place: Place, opens: Callable[[], None]) -> None:
+    def may_open(self, place: Address, opens: Callable[[], None]) -> None:
         """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
         the thread, when all before it have been tried in vain."""
         self._directories.may_open(place, opens)
@@ -343,7 +343,7 @@ class DirectoryClient:
             if self._failure is None and not just_redirected:
                 self._pause()
 
-    def _is_next(self, place: Place, at: int, referred: bool) -> bool:
+    def _is_next(self, place: Address, at: int, referred: bool) -> bool:
         try:
             return self._directories.is_next(place, at, standby=referred)
         except LossyError as error:
@@ -356,7 +356,7 @@ class DirectoryClient:
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 
-    def _run_session(self, place: Place) -> bool:
+    def _run_session(self, place: Address) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
         number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
@@ -475,7 +475,7 @@ class DirectoryClient:
                 if not message.more:
                     self._names, session.names = session.names, ()
             elif isinstance(message, Directories):
-                self._learn(session, message.places)
+                self._learn(session, message.addresses)
             elif (
                 isinstance(message, Transfer)
                 and message.members[-1].incarnation == session.incarnation
@@ -517,7 +517,7 @@ class DirectoryClient:
         if had is not None and had.number != message.number:
             self._standing = [one for one in self._standing if type(one) is not Here]
 
-    def _learn(self, session: DirectorySession, places: Sequence[Place]) -> None:
+    def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
         first = [session.place] if session.answered else []
@@ -528,5 +528,5 @@ class DirectoryClient:
         return RendezvousError(f"peer {self._name!r}: {reason}")
 
 
-def _listed(places: Sequence[Place]) -> str:
+def _listed(places: Sequence[Address]) -> str:
     return ", ".join(f"{host}:{port}" for host, port in places)

@@ -36,7 +36,6 @@ from .protocol import (
     OUT_OF_REACH,
     SILENT,
     START,
-    VERSION,
     Agreed,
     Averages,
     Group,
@@ -146,8 +145,6 @@ class Directory:
 
     def join(self, wanted: Join) -> Joined | Refused:
         """A peer comes, or comes back."""
-        if wanted.version != VERSION:
-            return Refused(f"this directory speaks version {VERSION}, and you {wanted.version}")
         others = len(self.peers)
         if wanted.name in self._named:
             return Refused(f"a peer named {wanted.name!r} is there; choose another name")

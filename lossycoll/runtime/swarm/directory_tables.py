@@ -7,7 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from .directory_list import Place
+from lossycoll.runtime.control.schema import Address
+
 from .peer import Peer
 from .placement import GridRow
 from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS
@@ -118,14 +119,14 @@ class StandbyDirectories:
         self._spare: list[tuple[int, int, Peer]] = []
         """Peers that would open one, in order of their numbers."""
 
-    def serves(self, peer: Peer, place: Place) -> None:
+    def serves(self, peer: Peer, place: Address) -> None:
         """A peer has a directory of its own."""
         if peer.serves is None:
             bisect.insort(self._serve, (peer.came, peer.number, peer))
             self._drop(self._spare, peer.number, peer)
         peer.serves = place
 
-    def spare(self, peer: Peer, place: Place) -> None:
+    def spare(self, peer: Peer, place: Address) -> None:
         """A peer opens one there if all others have gone."""
         if peer.spare is None and peer.serves is None:
             bisect.insort(self._spare, (peer.number, peer.number, peer))
@@ -141,7 +142,7 @@ class StandbyDirectories:
         if at < len(among) and among[at][2] is peer:
             del among[at]
 
-    def listed(self) -> tuple[Place, ...]:
+    def listed(self) -> tuple[Address, ...]:
         """Return the directory list."""
         serve = [one.serves for _, _, one in self._serve[:MOST_DIRECTORIES]]
         spare = [one.spare for _, _, one in self._spare[: MOST_DIRECTORIES - len(serve)]]

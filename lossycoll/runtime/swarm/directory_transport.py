@@ -8,10 +8,9 @@ from typing import Final, Protocol
 
 from lossycoll.runtime.control.curve import Keys, keys_of
 from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-
-from .directory_list import Place
 
 CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 30.0
@@ -47,7 +46,7 @@ class Connection(Protocol):
 class DirectoryTransport(Protocol):
     """Transport of a peer to directories: its thread's alone, but for :meth:`wake`."""
 
-    def reach(self, place: Place, session: str) -> Connection:
+    def reach(self, place: Address, session: str) -> Connection:
         """Begins a connection with the directory at a place, for a peer of a session ("": of none
         yet).
 
@@ -137,7 +136,7 @@ class ZmqDirectoryTransport:
         self._connection: TransportConnection | None = None
         """The latest: a peer has one at a time."""
 
-    def reach(self, place: Place, session: str) -> TransportConnection:
+    def reach(self, place: Address, session: str) -> TransportConnection:
         """As :meth:`DirectoryTransport.reach`."""
         self._connection = TransportConnection(self._transport, self._transport.connect(place))
         return self._connection

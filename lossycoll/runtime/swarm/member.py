@@ -25,10 +25,10 @@ from lossycoll.errors import (
 )
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.engine.out_of_band import Place
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
@@ -109,7 +109,7 @@ class Endpoint:
     """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
     socket's address, as this machine sees it."""
 
-    place: Place
+    place: Address
     nat_agent: NatAgent
     paths: Paths
     transfers: StateTransfers
@@ -142,7 +142,7 @@ class SwarmMember:
 
     def __init__(
         self,
-        directories: Sequence[Place],
+        directories: Sequence[Address],
         *,
         name: str,
         secret: Secret | None = None,
@@ -241,7 +241,7 @@ class SwarmMember:
             self._endpoint = Endpoint(place, nat_agent, paths, transfers)
         self._say_address(place, nat_agent.reflexive_address() or place, False)
 
-    def _say_address(self, place: Place, reflexive: Place, moved: bool) -> None:
+    def _say_address(self, place: Address, reflexive: Address, moved: bool) -> None:
         """Tell the directory the reflexive address of the engine at ``place``. NAT agents' threads
         call it, too."""
         with self._lock:
@@ -302,7 +302,7 @@ class SwarmMember:
             endpoint.paths.close()
 
     @property
-    def directories(self) -> tuple[Place, ...]:
+    def directories(self) -> tuple[Address, ...]:
         """Directory list of this peer."""
         return self._client.directories
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import ClosedError
-from lossycoll.runtime.engine.out_of_band import OutOfBand, Place
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.out_of_band import OutOfBand
 
 from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
 from .ice_agent import IceAgent, IceAgentCounts, Route, Sends
@@ -62,8 +62,8 @@ class NatAgent:
         out_of_band: OutOfBand,
         number: int,
         key: bytes,
-        directory: Callable[[], Place | None],
-        on_reflexive: Callable[[Place, bool], None],
+        directory: Callable[[], Address | None],
+        on_reflexive: Callable[[Address, bool], None],
         keepalive: float = KEEPALIVE_SECONDS,
     ) -> None:
         self._out_of_band = out_of_band
@@ -74,12 +74,12 @@ class NatAgent:
         self._keepalive = keepalive
         self._ice = IceAgent(number, time.monotonic, keepalive)
         self._counts = NatAgentCounts()
-        self._asked: tuple[bytes, Place] = NOTHING, ("", 0)
+        self._asked: tuple[bytes, Address] = NOTHING, ("", 0)
         """The latest question to a directory: nonce, and which."""
         self._asks_left = ASKS
         self._asks_at = 0.0
         self._keepalive_at = time.monotonic() + keepalive
-        self._reflexive: tuple[Place, Place] | None = None
+        self._reflexive: tuple[Address, Address] | None = None
         """Reflexive address of the socket, and the directory that has seen it."""
         self._changed = threading.Condition()
         self._closed = False
@@ -87,7 +87,7 @@ class NatAgent:
         self._thread = threading.Thread(target=self._run, name="lossycoll-nat-agent", daemon=True)
         self._thread.start()
 
-    def reflexive_address(self, timeout: float = REFLEXIVE_SECONDS) -> Place | None:
+    def reflexive_address(self, timeout: float = REFLEXIVE_SECONDS) -> Address | None:
         """Return the reflexive address of the socket; None: no directory has told it within
         ``timeout`` seconds."""
         if self._directory() is None:
@@ -218,7 +218,7 @@ class NatAgent:
         else:
             self._asks_left, self._asks_at = 1, now + self._keepalive
 
-    def _take(self, source: Place, data: bytes) -> None:
+    def _take(self, source: Address, data: bytes) -> None:
         try:
             message = unpack(data, self._key)
         except Forged:

@@ -14,11 +14,10 @@ from typing import Final
 
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.events import Event, Peer, Readable
+from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.world.messages import Malformed
 
 from .directory import LEASE, Directory
-from .directory_list import Place
 from .directory_transport import TransportConnection
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
@@ -82,12 +81,12 @@ class PartitionMerge:
         self._asks_at = clock() + self._period()
         self._bound_until = -math.inf
         self._patience = PATIENCE_SECONDS
-        self._known: dict[Place, float] = {}
+        self._known: dict[Address, float] = {}
         """Other directories, the latest that were heard of last; when each has asked last."""
-        self._redirect_to: tuple[Place, str, float] | None = None
+        self._redirect_to: tuple[Address, str, float] | None = None
         """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
         it was heard of."""
-        self._to: Place | None = None
+        self._to: Address | None = None
         """Directory that this one has yielded to."""
         self._told: frozenset[str] = frozenset()
         """Names of those that were told so."""
@@ -96,7 +95,7 @@ class PartitionMerge:
 
     # ---- whom to ask ----
 
-    def learn(self, place: Place) -> None:
+    def learn(self, place: Address) -> None:
         """There is, or was, a directory of this swarm."""
         asked = self._known.pop(place, -math.inf)
         self._known[place] = asked
@@ -109,7 +108,7 @@ class PartitionMerge:
             return min(self._asks_at, self._left + HOLD_SECONDS)
         return self._asks_at
 
-    def due(self, own: Place, others: Sequence[Place] = ()) -> list[Place]:
+    def due(self, own: Address, others: Sequence[Address] = ()) -> list[Address]:
         """Return the directories to ask now: others whose peer isn't known to be here.
 
         Args:
@@ -139,7 +138,7 @@ class PartitionMerge:
 
     # ---- questions and answers ----
 
-    def status(self, own: Place, takes: bool = False) -> DirectoryStatus:
+    def status(self, own: Address, takes: bool = False) -> DirectoryStatus:
         """Status of this directory now."""
         directory = self._directory
         peers = [one for one in directory.peers.values() if not one.told]
@@ -159,7 +158,7 @@ class PartitionMerge:
             takes=int(takes),
         )
 
-    def asked(self, other: DirectoryStatus, own: Place) -> DirectoryStatus:
+    def asked(self, other: DirectoryStatus, own: Address) -> DirectoryStatus:
         """Another directory asks.
 
         Args:
@@ -183,7 +182,7 @@ class PartitionMerge:
         self._directory.takes(other.round, BOUND_SECONDS)
         return self.status(own, takes=True)
 
-    def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Place) -> bool:
+    def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Address) -> bool:
         """Another directory has answered.
 
         Args:
@@ -207,11 +206,11 @@ class PartitionMerge:
     # ---- who comes ----
 
     @property
-    def to(self) -> Place | None:
+    def to(self) -> Address | None:
         """Directory that this one has yielded to; None: it hasn't."""
         return self._to
 
-    def redirect(self, wanted: Join) -> Place | None:
+    def redirect(self, wanted: Join) -> Address | None:
         """Directory that a peer should join instead; None: this one."""
         if self._to is not None:
             return None if wanted.name in self._told else self._to
@@ -243,7 +242,7 @@ class PartitionMerge:
 
 @dataclass(slots=True)
 class _Query:
-    place: Place
+    place: Address
     connection: TransportConnection
     until: float
     asked: DirectoryStatus | None = None
@@ -267,7 +266,7 @@ class DirectoryProbe:
         self._port = port
         self._queries: dict[Peer, _Query] = {}
 
-    def place(self, own: str) -> Place:
+    def place(self, own: str) -> Address:
         """Address by which the other end of a connection finds this directory.
 
         Args:
@@ -285,7 +284,7 @@ class DirectoryProbe:
         """When :meth:`turn` may have something to do, on the clock."""
         return min([self._merge.wakes(), *(one.until for one in self._queries.values())])
 
-    def turn(self, others: Sequence[Place]) -> None:
+    def turn(self, others: Sequence[Address]) -> None:
         """Ask the directories that are due, and give up questions that take too long.
 
         Args:
@@ -317,7 +316,7 @@ class DirectoryProbe:
             self._end(one)
         return False
 
-    def _ask(self, place: Place, until: float) -> None:
+    def _ask(self, place: Address, until: float) -> None:
         try:
             connection = TransportConnection(self._transport, self._transport.connect(place))
         except OSError:  # no address

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Malformed
 
 from .connectivity import (
     CONNECTIVITY_BYTES,

@@ -13,12 +13,12 @@ from typing import Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
 from .connectivity import key_of
 from .directory import GROUP_SIZE, PATIENCE, Directory
-from .directory_list import Place
 from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .ports import Ports, bound_to, more_descriptors
@@ -201,7 +201,7 @@ class DirectoryServer:
         log.info("directory: its peers turn to %s:%d", *self._merge.to)
         self._service.tell_all(Redirect(*self._merge.to))
 
-    def _place(self, session: PeerSession) -> Place:
+    def _place(self, session: PeerSession) -> Address:
         """Address by which the other end of a connection finds this directory."""
         return self._probe.place(self._connection(session).own)
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
 from .directory import Directory
-from .directory_list import Place
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
 from .protocol import (
@@ -81,8 +80,8 @@ class Owner:
     """
 
     name: str
-    directories: Callable[[], Sequence[Place]]
-    others: Callable[[], Sequence[Place]]
+    directories: Callable[[], Sequence[Address]]
+    others: Callable[[], Sequence[Address]]
     standby: bool
 
 
@@ -101,7 +100,7 @@ class MergeContext:
 
     merge: PartitionMerge
     owner: Owner
-    place: Callable[[PeerSession], Place]
+    place: Callable[[PeerSession], Address]
 
 
 class DirectoryService:
@@ -132,7 +131,7 @@ class DirectoryService:
         self._strangers: dict[int, PeerSession] = {}
         """In the order in which they came."""
         self._sessions: dict[int, PeerSession] = {}
-        self._listed: tuple[Place, ...] = ()
+        self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
         self._present = Present(())
@@ -156,8 +155,12 @@ class DirectoryService:
                 self._take(session, unpack(body))
                 if session.over:
                     return
-        except Malformed:
+        except Malformed as error:
             self.counts["malformed"] += 1
+            if isinstance(error, OtherVersion):
+                reason = f"{error}; install the same lossycoll on all peers"
+                session.connection.write(pack(Refused(reason)))
+                session.connection.finish()
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
@@ -277,7 +280,7 @@ class DirectoryService:
             session.connection.finish()
             self._drop(session)
 
-    def _instead(self, wanted: Join) -> list[Place] | None:
+    def _instead(self, wanted: Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
         is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
         place = None

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Malformed
 
 CHUNK: Final = 1 << 20
 """Bytes of all chunks but the last."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
 from lossycoll.plan import copies, signature
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.world.messages import Malformed
 
 from .paths import Paths, outcome
 from .protocol import Transfer

@@ -26,7 +26,7 @@ from .ports import Ports, bound_to
 from .server import DirectoryServer
 from .service import Owner
 from .valkey_relay import ValkeyRelay
-from .valkey_server import SCHEME, Address
+from .valkey_server import SCHEME, ValkeyUrl
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
@@ -282,7 +282,7 @@ def joined_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _server_of(listen: str, join: Sequence[str]) -> Address | None:
+def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
     """Return the address of the valkey server; None: there is none."""
     found = [one for one in join if one.startswith(SCHEME)]
     if not found:
@@ -292,7 +292,7 @@ def _server_of(listen: str, join: Sequence[str]) -> Address | None:
             "a swarm that meets by a valkey server has this one place: "
             f"join=['{SCHEME}host:port/prefix'] on all peers, and no listen"
         )
-    return Address.of(found[0])
+    return ValkeyUrl.of(found[0])
 
 
 def place_of(text: str) -> tuple[str, int]:

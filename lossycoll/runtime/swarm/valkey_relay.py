@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.keys.secret import Secret
 
-from .directory_list import Place
 from .relayed import RelayedConnection
 from .valkey_directory import INCARNATION_BYTES, RelayedDirectory, key_of
 from .valkey_notice import Notices
-from .valkey_server import Address, Subscription, ValkeyServer
+from .valkey_server import Subscription, ValkeyServer, ValkeyUrl
 
 BEGIN_SECONDS: Final = 0.9
 """For which a newcomer that finds no swarm looks again before it begins one: if the server has
@@ -42,7 +42,7 @@ class ValkeyRelay:
         OptionError: The package ``valkey`` isn't there.
     """
 
-    def __init__(self, address: Address, secret: Secret | None) -> None:
+    def __init__(self, address: ValkeyUrl, secret: Secret | None) -> None:
         self._server = ValkeyServer(address)
         self._notices = Notices(self._server, address.prefix, secret)
         self._secret = secret
@@ -54,7 +54,7 @@ class ValkeyRelay:
         self._readable = select.poll()
         self._readable.register(self._wake, select.POLLIN)
 
-    def reach(self, place: Place, session: str) -> _ClientConnection:
+    def reach(self, place: Address, session: str) -> _ClientConnection:
         """As :meth:`DirectoryTransport.reach`; this peer may open the directory."""
         if self._directory is not None and self._directory.over:
             self._end_directory()

@@ -23,7 +23,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ValkeyUrl:
     """Address of a swarm at a valkey server.
 
     Attributes:
@@ -41,7 +41,7 @@ class Address:
     password: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, text: str) -> Address:
+    def of(cls, text: str) -> ValkeyUrl:
         """Reads ``valkey://user:password@host:port/prefix``.
 
         Raises:
@@ -73,7 +73,7 @@ class ValkeyServer:
         OptionError: The package ``valkey`` isn't there.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ValkeyUrl) -> None:
         try:
             import valkey
             from valkey.backoff import NoBackoff

@@ -22,15 +22,15 @@ from lossycoll.errors import no_port
 from lossycoll.runtime.control import events as transport_events
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.descriptors import listener
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.keys.secret import Secret
 
-from .messages import Hello, Malformed, Message, pack, unpack
+from .messages import VERSION, Hello, Message, pack, unpack
 from .reachability import NO_ANSWER
 from .status_answer import QUESTIONS, Answers
 
-VERSION: Final = 3
 PLANE: Final = "control"
 """The name of its keys."""
 CONNECTIONS: Final = 3
@@ -343,23 +343,20 @@ class Connections:
     def _is_probe(self, link: _Link, hello: Hello) -> bool:
         return (
             link.rank < 0
-            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "probe")
+            and (hello.rank, hello.purpose) == (self._rank, "probe")
             and self._knows_token(hello)
         )
 
     def _asks_for_rekey(self, link: _Link, hello: Hello) -> bool:
-        is_asked = (hello.version, hello.purpose) == (VERSION, "rekey")
-        return is_asked and link.rank < 0 and self._is_sealed
+        return hello.purpose == "rekey" and link.rank < 0 and self._is_sealed
 
     def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
         """In clear anybody may; over a sealed connection, whoever has the secret."""
-        asks = hello.version == VERSION and hello.purpose in QUESTIONS
-        return asks and link.rank < 0 and link.purpose == "stranger"
+        return hello.purpose in QUESTIONS and link.rank < 0 and link.purpose == "stranger"
 
     def _is_ours(self, link: _Link, message: Message) -> bool:
         return (
             isinstance(message, Hello)
-            and message.version == VERSION
             and message.purpose in ("member", "question")
             and message.rank != self._rank
             and link.rank in (-1, message.rank)

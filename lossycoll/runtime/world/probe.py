@@ -11,11 +11,12 @@ from typing import Final
 
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .connections import PLANE, VERSION
-from .messages import Hello, Malformed, pack, unpack
+from .connections import PLANE
+from .messages import VERSION, Hello, pack, unpack
 
 ANSWER_SECONDS: Final = 5.0
 

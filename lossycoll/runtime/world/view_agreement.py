@@ -12,9 +12,10 @@ The views travel as a whole, since a proposer may die while it tells of one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
+
+from .messages import View
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
@@ -25,14 +26,6 @@ def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
     """
     mine = {*of} & {*here}
     return 2 * len(mine) > len({*of}) or (2 * len(mine) == len({*of}) > 0 and min(of) in mine)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Operations from number ``first`` on are those of ``members`` (ranks, ascending)."""
-
-    first: int
-    members: tuple[int, ...]
 
 
 class Survivors:

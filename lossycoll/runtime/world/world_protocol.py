@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.rank_states import RankState
 
 from .connections import (
@@ -29,21 +30,20 @@ from .failure_detector import FailureDetector
 from .group_messages import GroupMessages
 from .membership import Membership
 from .messages import (
+    GROUP,
     REPLAYED,
     Addressed,
-    AllHeard,
-    Body,
     Dead,
     Follow,
+    GroupMessage,
     Heartbeat,
     Left,
-    Malformed,
     Message,
+    Ready,
     Rekey,
     Welcome,
     bits,
     pack,
-    pack_list,
     ranks_in,
 )
 
@@ -187,12 +187,12 @@ class WorldProtocol:
         """Ends a membership; what comes for it later is dropped."""
         self.groups.close(membership)
 
-    def send(self, group: int, body: Body, to: Sequence[int]) -> None:
+    def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None:
         """Sends a group's message to ranks of the world, by way of the coordinator."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
             return
-        message = Addressed(self.rank, bits(others), group, pack_list(body))
+        message = Addressed(self.rank, bits(others), group, GROUP.plain(body))
         if self._succession.is_coordinator:
             self._relay(message)
             return
@@ -329,7 +329,7 @@ class WorldProtocol:
             if not self.ready and len(self._welcomed) == self.world - 1:
                 self._set_ready()
                 for other in self._welcomed:
-                    self._sockets.send(other, pack(AllHeard()))
+                    self._sockets.send(other, pack(Ready()))
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
@@ -355,7 +355,7 @@ class WorldProtocol:
         for membership in self.groups:
             membership.on_round()
 
-    def _on_ready(self, rank: int, message: AllHeard) -> None:
+    def _on_ready(self, rank: int, message: Ready) -> None:
         self._from_coordinator(rank)
         self._set_ready()
 
@@ -488,7 +488,7 @@ _HANDLERS: Final[dict[type, Callable[[WorldProtocol, int, Any], None]]] = {
     Heartbeat: WorldProtocol._on_heartbeat,
     Follow: WorldProtocol._on_follow,
     Welcome: WorldProtocol._on_welcome,
-    AllHeard: WorldProtocol._on_ready,
+    Ready: WorldProtocol._on_ready,
     Dead: WorldProtocol._on_dead,
     Left: WorldProtocol._on_left,
     Rekey: WorldProtocol._on_rekey,

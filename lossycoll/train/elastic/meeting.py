@@ -5,13 +5,13 @@ docs/rejoin.md has the keys and the rules. Nothing here knows torch's groups.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
+from lossycoll.runtime.control.schema import Between, Check, Length, Malformed, Schema
 from lossycoll.runtime.world.polled_store import PolledStore
 from lossycoll.runtime.world.view_agreement import has_quorum
 
@@ -25,17 +25,47 @@ SETTLE_SECONDS: Final = 0.5
 NONE: Final = -1
 FRESH: Final = -1
 """The steps of a process that has no state yet."""
+MOST_SLOTS: Final = 1 << 16
+
+
+def _is_slot(value: int, slots: int) -> int:
+    if value >= slots:
+        raise Malformed(f"no member of a job of {slots} slots: {value}")
+    return value
+
+
+def _by_slot(members: tuple[Member, ...], slots: int) -> tuple[Member, ...]:
+    found = [one.slot for one in members]
+    if sorted({*found}) != found:
+        raise Malformed(f"slots {found}, wanted ascending ones")
+    return members
 
 
 @dataclass(frozen=True)
 class Member:
-    """One process in a generation."""
+    """One process in a generation, as it says in the store.
 
-    slot: int  # the number that its launcher gave it
-    start: str  # its name, which no other process has had
-    steps: int  # that its state has had; FRESH: it has none
-    # the generation that it comes from, if no later one was agreed on; NONE: it comes from no such
-    before: int = NONE
+    ``slot`` is the number that its launcher gave it, ``start`` its name, which no other process has
+    had. ``steps``: that its state has had; FRESH: it has none. ``before``: the generation that it
+    comes from, if no later one was agreed on; NONE: it comes from no such.
+    """
+
+    slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]
+    start: Annotated[str, Length(1, 64)]
+    steps: Annotated[int, Between(FRESH, 1 << 62)]
+    before: Annotated[int, Between(NONE, 1 << 31)] = NONE
+
+
+@dataclass(frozen=True)
+class Members:
+    """A generation, as the first process that may has written it."""
+
+    members: Annotated[
+        tuple[Member, ...], Length(1, MOST_SLOTS), Check("by slot, each once", _by_slot)
+    ]
+
+
+STORE: Final[Schema[Member | Members]] = Schema(Member | Members)
 
 
 @dataclass(frozen=True)
@@ -126,9 +156,11 @@ class Watch:
                 said = self._store.get(f"comer/{self._number}/{at}")
                 if said is not None:  # else it is about to be written, or its process has ended
                     try:
-                        one.member = member_of(said, self._slots, self._who)
-                    except RendezvousError:
-                        one.malformed = True
+                        found = STORE.unpack(said.encode(), self._slots)
+                        one.member = found if isinstance(found, Member) else None
+                    except Malformed:
+                        pass
+                    one.malformed = one.member is None
 
 
 @dataclass
@@ -206,7 +238,7 @@ class Meeting:
         of = NONE if before is None else before.generation.number
         own = Member(self._slot, self._start, steps, of)
         at = self._store.add(f"places/{number}", 1) - 1
-        self._store.set(f"comer/{number}/{at}", json.dumps(asdict(own)))
+        self._store.set(f"comer/{number}/{at}", STORE.pack(own).decode())
         watch, begin = self.watch(number), self._clock()
         next_heartbeat = latest = begin
         known: set[str] = set()
@@ -257,17 +289,20 @@ class Meeting:
     def members(self, number: int) -> Generation:
         """A generation that was agreed on. RendezvousError: its key holds something else."""
         raw = self._store.get(f"members/{number}") or ""
-        said = _read(raw, self._who)
-        if not isinstance(said, list) or not said:
-            raise RendezvousError(f"{self._who}: members/{number} in the store is no list: {raw!r}")
-        found = tuple(_member(one, self._slots, self._who) for one in said)
-        if sorted({one.slot for one in found}) != [one.slot for one in found]:
-            raise RendezvousError(f"{self._who}: members/{number} in the store: {raw!r}")
-        return Generation(number, found)
+        try:
+            found = STORE.unpack(raw.encode(), self._slots)
+            if not isinstance(found, Members):
+                raise Malformed(f"{raw!r:.80} is no list of members")
+        except Malformed as error:
+            raise RendezvousError(
+                f"{self._who}: members/{number} in the store: {error}; does another job use the "
+                f"same store, or a job of another size?"
+            ) from None
+        return Generation(number, found.members)
 
     def _agree(self, number: int, here: Collection[Member]) -> None:
-        members = [asdict(one) for one in sorted(here, key=lambda one: one.slot)]
-        self._store.set_first(f"members/{number}", json.dumps(members))
+        members = Members(tuple(sorted(here, key=lambda one: one.slot)))
+        self._store.set_first(f"members/{number}", STORE.pack(members).decode())
         self._store.set("generation", str(number))  # a hint: it may go backwards
 
     def _check_slot(self) -> None:
@@ -278,35 +313,3 @@ class Meeting:
                 f"before; end this one, or give each its own slot",
                 peer=self._slot,
             )
-
-
-_FIELDS: Final = tuple(one.name for one in fields(Member))
-
-
-def member_of(text: str, slots: int, who: str) -> Member:
-    """Reads a process's JSON about itself; the RendezvousError names ``who`` reads."""
-    return _member(_read(text, who), slots, who)
-
-
-def _member(said: Any, slots: int, who: str) -> Member:
-    if isinstance(said, dict) and set(said) == set(_FIELDS):
-        slot, start, steps, before = (said[name] for name in _FIELDS)
-        named = isinstance(start, str) and 0 < len(start) <= 64
-        numbers = _whole(steps, FRESH, 1 << 62) and _whole(before, NONE, 1 << 31)
-        if named and _whole(slot, 0, slots - 1) and numbers:
-            return Member(slot, start, steps, before)
-    raise RendezvousError(
-        f"{who}: {said!r} in the store is no member of a job of {slots} slots; does another job "
-        f"use the same store, or a job of another size?"
-    )
-
-
-def _whole(value: object, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _read(text: str, who: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RendezvousError(f"{who}: what is in the store can't be read: {error}") from None

@@ -13,7 +13,7 @@ import pytest
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.collectives import sequencer
 from lossycoll.runtime.collectives.sequencer import Members, Sequencer
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 
 def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> None:

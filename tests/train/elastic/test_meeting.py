@@ -178,7 +178,7 @@ def test_one_that_dies_while_it_waits_is_no_member() -> None:
     store.time.run(2)
     again.dead = True
     store.time.run(3)
-    assert json.loads(store.data["comer/1/0"])["start"] == "again"
+    assert json.loads(store.data["comer/1/0"])[2] == "again"
     first.begin(1, lost=[2])
     second.begin(1, lost=[2])
     assert first.end().slots == second.end().slots == (0, 1)
@@ -239,24 +239,23 @@ def _seen(watch: Watch, time: VirtualTime) -> list[Member]:
     return found
 
 
-TWICE = '{"slot": 1, "start": "s", "steps": 0, "before": -1}'
-
-
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ("{", "can't be read"),
-        ("[" * 100_000, "can't be read"),
-        ('{"slot": 1}', "no list"),
-        ("[]", "no list"),
-        ('[{"slot": 1, "start": "", "steps": 0, "before": -1}]', "no member"),
-        (f"[{TWICE}, {TWICE}]", "in the store"),
-        ('[{"slot": 3, "start": "s", "steps": 0, "before": -1}]', "no member of a job of 3"),
-        ('[{"slot": 1, "start": 5, "steps": 0, "before": -1}]', "no member"),
-        ('[{"slot": 1, "start": "s", "steps": -2, "before": -1}]', "no member"),
-        ('[{"slot": true, "start": "s", "steps": 0, "before": -1}]', "no member"),
-        ('[{"slot": 1, "start": "s", "steps": 0}]', "no member"),
-        ('[[1, "s", 0, -1]]', "no member"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("", "no JSON"),
+        ('{"slot": 1}', "no message"),
+        ('["member",1,"s",0,-1]', "no list of members"),
+        ('["members",[]]', "members: .*wanted a list of 1"),
+        ('["members",[[1,"",0,-1]]]', "start: "),
+        ('["members",[[1,"s",0,-1],[1,"s",0,-1]]]', "ascending"),
+        ('["members",[[3,"s",0,-1]]]', "no member of a job of 3"),
+        ('["members",[[1,5,0,-1]]]', "start: "),
+        ('["members",[[1,"s",-2,-1]]]', "steps: "),
+        ('["members",[[true,"s",0,-1]]]', "slot: "),
+        ('["members",[[1,"s",0]]]', "wanted 4 fields"),
+        ('["members",[{"slot": 1}]]', "wanted 4 fields"),
     ],
 )
 def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
@@ -318,7 +317,7 @@ def test_a_process_that_fits_no_group_is_left_out() -> None:
 
 def test_what_a_stranger_writes_is_nobody() -> None:
     store, (first, second, third) = met()
-    for at, said in enumerate(("{", "[]", '{"slot": 7, "start": "s", "steps": 0, "before": -1}')):
+    for at, said in enumerate(("{", "[]", '["member",7,"s",0,-1]')):
         store.set(f"comer/1/{at}", said)
         store.add("places/1", 1)
     store.add("places/1", 1)  # and one that died before it said anything

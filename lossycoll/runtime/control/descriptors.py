@@ -23,13 +23,8 @@ Ends: TypeAlias = tuple[Any, Any]
 
 
 def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socket | None:
-    """A TCP socket that listens; None: no port is free.
-
-    Args:
-        address: Numeric, of this machine.
-        ports: The first and the last that may be taken; 0: any.
-        backlog: Connections that may wait to be taken.
-    """
+    """A TCP socket that listens; None: no port is free. ``ports``: the first and the last that may
+    be taken; 0: any. ``backlog``: connections that may wait to be taken."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     first, last = ports
     for port in range(first, last + 1):
@@ -121,10 +116,6 @@ def close_copies(here: Collection[Address], there: Collection[Address]) -> None:
 
     They are found by their addresses: a descriptor that was noted may be another's by now, and one
     that libzmq hasn't told of yet isn't noted.
-
-    Args:
-        here: Where its parent listens.
-        there: Where its parent's connections lead.
     """
     for name in os.listdir("/proc/self/fd"):
         if _is_of(int(name), here, there):

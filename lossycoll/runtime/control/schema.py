@@ -147,7 +147,7 @@ class Schema(Generic[Message]):
 
 
 def _struct(cls: Any) -> tuple[Read, Plain]:
-    """How a dataclass is read from a list of its fields, and made one."""
+    """Codec of a dataclass, which travels as a list of its fields."""
     hints = get_type_hints(cls, include_extras=True)
     names = tuple(entry.name for entry in dataclasses.fields(cls))
     codecs = [_codec(hints[name]) for name in names]
@@ -176,7 +176,7 @@ def _struct(cls: Any) -> tuple[Read, Plain]:
 
 
 def _codec(hint: Any) -> tuple[Read, Plain | None]:
-    """How a field of a type is read, and made JSON's; None: it is."""
+    """Codec of a field: its check, and what makes its value JSON's (None: it already is)."""
     base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     for mark in marks:
         if isinstance(mark, Coded):

@@ -160,14 +160,10 @@ _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 class Transport:
     """All control connections of one user in this process; ``close`` at the end.
 
-    Args:
-        keys: Seal all connections with them (:func:`keys_of`); None: all is in clear.
-        strangers: Connections that have come and aren't admitted, at most.
-        near: Numeric addresses whose strangers are dropped after all others.
-        handshake: Seconds that a stranger has; None: ``HANDSHAKE_SECONDS``.
-
-    Raises:
-        OSError: The process is short of descriptors.
+    ``keys``: seal all connections with them (:func:`keys_of`); None: all is in clear.
+    ``strangers``: connections that have come and aren't admitted, at most. ``near``: numeric
+    addresses whose strangers are dropped after all others. ``handshake``: seconds that a stranger
+    has; None: ``HANDSHAKE_SECONDS``. OSError: the process is short of descriptors.
     """
 
     def __init__(
@@ -263,11 +259,8 @@ class Transport:
     # ---- connections ----
 
     def listen(self, listener: socket.socket) -> None:
-        """Takes connections from now on.
-
-        Args:
-            listener: A TCP socket that listens (:func:`listener`), the transport's from then on.
-        """
+        """Takes connections from now on. ``listener``: a TCP socket that listens
+        (:func:`listener`), the transport's from then on."""
         import zmq
 
         listener.setblocking(False)
@@ -286,14 +279,8 @@ class Transport:
             self._router.setsockopt(zmq.CURVE_SERVER, 0)
 
     def connect(self, place: Address) -> Peer:
-        """Begins a connection; what is sent meanwhile waits for it.
-
-        Args:
-            place: Numeric address and port.
-
-        Raises:
-            OSError: There is no such address, or ``MOST_ZEROS`` connections lead there.
-        """
+        """Begins a connection; what is sent meanwhile waits for it. OSError: there is no such
+        address, or ``MOST_ZEROS`` connections lead there."""
         import zmq
 
         for peer in itertools.islice(self._numbers, MOST_ZEROS):
@@ -378,7 +365,7 @@ class Transport:
     # ---- what comes ----
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened, after a wait of at most ``seconds``."""
+        """Events, after a wait of at most ``seconds``."""
         if not self._events:
             self._turn(seconds)
         found, self._events = self._events, []
@@ -673,7 +660,7 @@ class Transport:
             self._events.append(Received(one.peer, body))
 
     def _opened(self, one: _Connection, bodies: Sequence[bytes]) -> bytes | None:
-        """What a message says; None: no transport has sent it, or not now."""
+        """Body of a message; None: no transport has sent it, or not now."""
         if len(bodies) != 1:
             return None
         if self._keys is None:

@@ -89,17 +89,13 @@ class DirectorySession:
 class DirectoryClient:
     """``connect`` first; the thread is there until ``close``.
 
-    Args:
-        directories: (host, port) of each that may be asked, the first that answers is.
-        name: The peer's.
-        transport: By which they are reached, the client's from then on.
-        on_gone: Called by the thread when a peer has gone, with the incarnation that is over.
-        on_transfer: Called by the thread when this peer is to be a donor.
-        on_joined: Called by the thread when a directory has taken this peer in, before it says
-            anything else. If its number is another one than before, where its packets come from is
-            to be said anew.
-        on_members: Called by the thread with the incarnations of a group or transfer, before others
-            hear of it.
+    ``directories``: (host, port) of each that may be asked, the first that answers is.
+    ``transport``: by which they are reached, the client's from then on. ``on_gone``: called by the
+    thread when a peer has gone, with the incarnation that is over. ``on_transfer``: called by the
+    thread when this peer is to be a donor. ``on_joined``: called by the thread when a directory has
+    taken this peer in, before it says anything else. If its number is another one than before,
+    where its packets come from is to be said anew. ``on_members``: called by the thread with the
+    incarnations of a group or transfer, before others hear of it.
     """
 
     def __init__(
@@ -164,11 +160,8 @@ class DirectoryClient:
     # ---- by callers ----
 
     def connect(self, timeout: float) -> Joined:
-        """Joins the swarm.
-
-        Raises:
-            RendezvousError: No directory answers in ``timeout`` seconds, or it refuses this peer.
-        """
+        """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
+        refuses this peer."""
         self._thread.start()
         try:
             joined: Joined = self._awaited(lambda: self.joined, timeout)
@@ -220,12 +213,8 @@ class DirectoryClient:
         self._nudge()
 
     def averages(self, wanted: Averages, timeout: float) -> None:
-        """Says what this peer averages.
-
-        Raises:
-            RendezvousError: Others average something else, or on another grid.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Says what this peer averages. RendezvousError: others average something else, or on
+        another grid. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
             self._agreed, self._asks_agreed, self._says_anew = None, True, True
         self.say(wanted)
@@ -239,11 +228,8 @@ class DirectoryClient:
             raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
 
     def names(self, timeout: float) -> tuple[str, ...]:
-        """Return the names of all peers.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Return the names of all peers. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds."""
         with self._changed:
             self._names = None
             self._question += 1
@@ -253,11 +239,7 @@ class DirectoryClient:
 
     def transfers(self, donors: int, timeout: float) -> list[Transfer]:
         """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
-        has one.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        has one. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
             self._seeks += 1
             self._transfers, self._found = [], None
@@ -271,11 +253,8 @@ class DirectoryClient:
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
-
-        Raises:
-            OperationTimeout: There is none within ``timeout`` seconds.
-            LossyError: The directory refuses this peer.
-        """
+        OperationTimeout: there is none within ``timeout`` seconds. LossyError: the directory
+        refuses this peer."""
         with self._changed:
             self._rounds += 1
             self._group, self._ready = None, (self._rounds, Ready(weight))

@@ -92,12 +92,7 @@ def pack(message: ConnectivityMessage, key: bytes) -> bytes:
 
 
 def unpack(data: bytes, key: bytes) -> ConnectivityMessage:
-    """Read a datagram.
-
-    Raises:
-        Forged: Nobody of this swarm has made it so.
-        Malformed: It is none.
-    """
+    """Read a datagram. Forged: nobody of this swarm has made it so. Malformed: it is none."""
     if len(data) != CONNECTIVITY_BYTES:
         raise Malformed(f"{len(data)} bytes are no connectivity message")
     body, tag = data[: _BODY.size], data[_BODY.size :]

@@ -17,11 +17,7 @@ MOST_SERVED: Final = 8
 
 class DirectoryList:
     """Ordered list of directories of one peer. ``places``: the connected one first, then the others
-    in the order in which they are tried.
-
-    Args:
-        first: Whom it was told to ask when it was started.
-    """
+    in the order in which they are tried. ``first``: whom it was told to ask when it was started."""
 
     def __init__(self, first: Sequence[Address]) -> None:
         self._first = list(first)
@@ -51,11 +47,7 @@ class DirectoryList:
 
     def learn(self, places: Sequence[Address], *, serves: bool = False) -> None:
         """Others have said whom to turn to, in this order. What was known before comes after.
-
-        Args:
-            places: Of directories.
-            serves: This peer is with the first of them.
-        """
+        ``serves``: this peer is with the first of them."""
         known = list(dict.fromkeys(places))
         _remember(self._heard, known[::-1], MOST_HEARD)
         _remember(self._served, known[:serves], MOST_SERVED)
@@ -70,13 +62,8 @@ class DirectoryList:
         """Whether a place may be tried. This peer's own, which that opens, is when the others have
         had their time: so as few directories as possible open at once.
 
-        Args:
-            place: Of those in ``places``.
-            at: The how manieth of them it is.
-            standby: One before it has said that it stands by.
-
-        Raises:
-            RendezvousError: Its own can't be opened.
+        ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands
+        by. RendezvousError: its own can't be opened.
         """
         if place != self._own:
             return True

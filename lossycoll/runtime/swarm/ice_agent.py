@@ -71,14 +71,7 @@ class IceAgentCounts:
 
 @dataclass
 class IceAgent:
-    """ICE agent of one peer.
-
-    Args:
-        number: The peer's.
-        clock: In seconds.
-        interval: Seconds between two KEEPALIVE.
-        draw: Makes a nonce of so many bytes.
-    """
+    """ICE agent of one peer. ``draw``: makes a nonce of so many bytes."""
 
     number: int
     clock: Callable[[], float]
@@ -96,12 +89,7 @@ class IceAgent:
     # ---- what the peer wants ----
 
     def begin(self, member: Member, own: str) -> Sends:
-        """Begin to look for a route to a peer, unless its incarnation and ours have one.
-
-        Args:
-            member: The peer.
-            own: Our incarnation.
-        """
+        """Begin to look for a route to a peer, unless its incarnation and ours have one."""
         number, now = member.number, self.clock()
         if self.route(member, own) is not None:
             return []

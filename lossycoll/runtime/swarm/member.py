@@ -124,20 +124,13 @@ class Endpoint:
 class SwarmMember:
     """A peer of a swarm, from when it has joined until ``close``.
 
-    Args:
-        directories: (host, port) of each that may be asked.
-        name: This peer's; no two that live have the same.
-        secret: The swarm's; None: all is in clear.
-        options: Those of the engine.
-        timeout: Seconds to join in.
-        own_directory: The directory listens on all of this machine's addresses, for others too.
-        keepalive: Seconds between two signs of life to the directory's UDP port and to each peer.
-        rate: Bytes/s of this peer's link; 0: unknown.
-        transport: To directories that know no reflexive addresses; None: the control transport.
-
-    Raises:
-        RendezvousError: No directory answers, or it refuses this peer.
-        EngineError: The socket can't be opened.
+    ``directories``: (host, port) of each that may be asked. ``name``: this peer's; no two that live
+    have the same. ``secret``: the swarm's; None: all is in clear. ``own_directory``: the directory
+    listens on all of this machine's addresses, for others too. ``keepalive``: seconds between two
+    signs of life to the directory's UDP port and to each peer. ``rate``: Bytes/s of this peer's
+    link; 0: unknown. ``transport``: to directories that know no reflexive addresses; None: the
+    control transport. RendezvousError: no directory answers, or it refuses this peer. EngineError:
+    the socket can't be opened.
     """
 
     def __init__(
@@ -317,11 +310,8 @@ class SwarmMember:
         return self._client.malformed
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Ask for the names of all peers.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Ask for the names of all peers. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds."""
         return self._client.names(timeout)
 
     def serves(self, host: str, port: int) -> None:
@@ -330,14 +320,8 @@ class SwarmMember:
         self._client.may_open((host, port), lambda: None)
 
     def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
-        """This peer opens a directory if all others have gone.
-
-        Args:
-            host: Where: a numeric address.
-            port: And at which port.
-            opens: Does it, called by a thread of this peer, maybe more than once. May raise
-                RendezvousError.
-        """
+        """This peer opens a directory if all others have gone. ``opens``: does it, called by a
+        thread of this peer, maybe more than once. May raise RendezvousError."""
 
         def serves() -> None:
             opens()
@@ -365,22 +349,15 @@ class SwarmMember:
     ) -> None:
         """Says what this peer averages, before its first round.
 
-        Args:
-            schema: 16 to 64 hex digits, equal on all peers that average the same, and by the same
-                means.
-            grid: As in ``32x32``; "": it follows the number of peers.
-            timeout: Seconds.
-            max_missing: The option of this name, unless the options have it, ``repair`` or ``fec``.
-            wire: The option of this name, unless the options have it.
-            settings: What the schema is a digest of, to name values that differ.
-            draft: :meth:`settle` says the rest before the first round.
-            max_norm: As of :class:`.bounded.BoundedRound`; 0: all is believed.
-
-        Raises:
-            OptionError: ``max_norm`` with packets of few bits.
-            RendezvousError: Others average something else, or by another wire; the grid is too
-                small.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        ``schema``: 16 to 64 hex digits, equal on all peers that average the same, and by the same
+        means. ``grid``: as in ``32x32``; "": it follows the number of peers. ``max_missing``: the
+        option of this name, unless the options have it, ``repair`` or ``fec``. ``wire``: the option
+        of this name, unless the options have it. ``settings``: what the schema is a digest of, to
+        name values that differ. ``draft``: :meth:`settle` says the rest before the first round.
+        ``max_norm``: as of :class:`.bounded.BoundedRound`; 0: all is believed. OptionError:
+        ``max_norm`` with packets of few bits. RendezvousError: others average something else, or by
+        another wire; the grid is too small. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds.
         """
         self.offers(None)  # of what it averaged before
         options = self._options
@@ -401,17 +378,9 @@ class SwarmMember:
             self._delivery = replace(options, max_missing=max_missing)
 
     def settle(self, schema: str, settings: str, target: int = 0, timeout: float = 10.0) -> None:
-        """Says all of what this peer averages, after a draft.
-
-        Args:
-            schema: As of :meth:`averages`.
-            settings: As of :meth:`averages`.
-            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
-            timeout: Seconds.
-
-        Raises:
-            RendezvousError: Others average something else.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """Says all of what this peer averages, after a draft. ``target``: samples of all peers
+        after which a round begins; 0: whenever peers are ready. RendezvousError: others average
+        something else. OperationTimeout: the directory doesn't answer within ``timeout`` seconds.
         """
         said = self._said
         if said is None:
@@ -438,13 +407,9 @@ class SwarmMember:
         return self._said is not None
 
     def wait_for(self, peers: int, timeout: float) -> None:
-        """Returns when so many peers average the same, this one included.
-
-        Raises:
-            RendezvousError: There are fewer after ``timeout`` seconds, or this one hasn't said what
-                it averages.
-            OperationTimeout: The directory doesn't answer.
-        """
+        """Returns when so many peers average the same, this one included. RendezvousError: there
+        are fewer after ``timeout`` seconds, or this one hasn't said what it averages.
+        OperationTimeout: the directory doesn't answer."""
         if self._said is None:
             raise RendezvousError(f"peer {self.number} hasn't said what it averages")
         try:
@@ -459,12 +424,8 @@ class SwarmMember:
     # ---- states ----
 
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
-        """Offer this peer's state to newcomers from now on.
-
-        Args:
-            state: Makes the state: called by a thread of this peer, whenever a joiner asks. None:
-                nothing any more.
-        """
+        """Offer this peer's state to newcomers from now on. ``state``: makes the state: called by a
+        thread of this peer, whenever a joiner asks. None: nothing any more."""
         with self._lock:
             if self._endpoint is None:
                 return
@@ -474,13 +435,9 @@ class SwarmMember:
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
-        """Says how far this peer is.
-
-        Args:
-            samples: Of the swarm, as of this peer's latest round or the state that it has taken.
-            since: Its own since then.
-            claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
-        """
+        """Says how far this peer is. ``samples``: of the swarm, as of this peer's latest round or
+        the state that it has taken. ``claims``: its state comes from a checkpoint: if it is the
+        newest, others are to take it."""
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
 
     @property
@@ -502,18 +459,10 @@ class SwarmMember:
     ) -> TransferredState | None:
         """Takes the state of others.
 
-        Args:
-            own: What this peer has already; None: nothing.
-            donors: Of so many at most.
-            most: Bytes that it may have.
-            timeout: Seconds for all of it.
-
-        Returns:
-            The state; None: nobody has one, or none that is newer than ``own``.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
-            LossyError: No donor has all of the state, or none is there any more.
+        ``own``: what this peer has already; None: nothing. Returns the state; None: nobody has one,
+        or none that is newer than ``own``. OperationTimeout: the directory doesn't answer, or the
+        state doesn't come in time. LossyError: no donor has all of the state, or none is there any
+        more.
         """
         begin = time.monotonic()
         transfers = self._client.transfers(donors, timeout)
@@ -524,7 +473,7 @@ class SwarmMember:
         return endpoint.transfers.fetch(transfers, own, most, left) if transfers else None
 
     def _donate(self, transfer: Transfer) -> None:
-        """By the client's thread."""
+        """The client's thread calls it."""
         if self._endpoint is not None:
             self._endpoint.transfers.donate(transfer)
 
@@ -542,15 +491,10 @@ class SwarmMember:
         A value of which nothing comes stays as it was. So do all of them if the group fails; only
         what keeps this peer from taking part at all is an error.
 
-        Args:
-            values: Shape (n,), n the same on all peers.
-            weight: What this peer's values count, 0 to 1e6.
-            timeout: Seconds for the whole of it.
-            reference: Where the round before ended, with ``max_norm``; None: at 0.
-
-        Raises:
-            OperationTimeout: No group forms within ``timeout``.
-            RendezvousError: The directory refuses this peer.
+        ``values``: shape (n,), n the same on all peers. ``weight``: what this peer's values count,
+        0 to 1e6. ``timeout``: seconds for the whole of it. ``reference``: where the round before
+        ended, with ``max_norm``; None: at 0. OperationTimeout: no group forms within ``timeout``.
+        RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
             self._close_former()
@@ -732,12 +676,12 @@ class SwarmMember:
         return engine
 
     def _on_members(self, incarnations: Sequence[str]) -> None:
-        """By the client's thread."""
+        """The client's thread calls it."""
         if self._endpoint is not None:
             self._endpoint.paths.confirm_alive(incarnations)
 
     def _lost(self, incarnation: str) -> None:
-        """By the client's thread."""
+        """The client's thread calls it."""
         with self._lock:
             endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
         for endpoint in endpoints:

@@ -47,14 +47,10 @@ class NatAgentCounts(IceAgentCounts):
 class NatAgent:
     """NAT agent of one peer, until ``close``. Any thread may call.
 
-    Args:
-        out_of_band: Of its engine, which has been started.
-        number: The peer's.
-        key: Authenticates the swarm's connectivity messages.
-        directory: Address of the present directory; None: none knows reflexive addresses.
-        on_reflexive: Called by the thread with a new reflexive address, and whether the same
-            directory saw another one before.
-        keepalive: Seconds between two signs of life.
+    ``out_of_band``: of its engine, which has been started. ``directory``: address of the present
+    directory; None: none knows reflexive addresses. ``on_reflexive``: called by the thread with a
+    new reflexive address, and whether the same directory saw another one before. ``keepalive``:
+    seconds between two signs of life.
     """
 
     def __init__(
@@ -99,18 +95,8 @@ class NatAgent:
     def find_routes(
         self, members: Sequence[Member], own: str, timeout: float = ROUTE_SECONDS
     ) -> dict[int, Route]:
-        """Finds routes to peers, which look for one to this peer at the same time.
-
-        Args:
-            members: The peers.
-            own: This peer's incarnation.
-            timeout: Seconds.
-
-        Returns:
-            The route to each peer that has one, by its number.
-
-        Raises:
-            ClosedError: This peer has left the swarm.
+        """Finds routes to peers, which look for one to this peer at the same time. Returns the
+        route to each peer that has one, by its number. ClosedError: this peer has left the swarm.
         """
         ice = self._ice
 

@@ -39,25 +39,14 @@ ANSWER_SECONDS: Final = 2.0
 
 def yields(own: DirectoryStatus, other: DirectoryStatus) -> bool:
     """Which of two open directories of a swarm is to yield: the one with fewer peers, of equally
-    many that of the later epoch, of equal ones that of the greater number.
-
-    Args:
-        own: Status of the one.
-        other: And the other.
-
-    Returns:
-        Whether it is the first. With the two exchanged it is the contrary, unless they are one.
-    """
+    many that of the later epoch, of equal ones that of the greater number. Returns whether it is
+    the first. With the two exchanged it is the contrary, unless they are one."""
     return (-own.peers, own.epoch, own.id) > (-other.peers, other.epoch, other.id)
 
 
 def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
-    """Whether a directory of this status can have another's peers.
-
-    Args:
-        own: Of the one that is asked.
-        other: Of the one that asks.
-    """
+    """Whether a directory of this status can have another's peers. ``own``: of the one that is
+    asked."""
     same = own.session == other.session and own.id != other.id
     alike = (own.schema, own.wire) == (other.schema, other.wire)
     alike = alike or not (own.schema and other.schema)
@@ -65,13 +54,8 @@ def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
 
 
 class PartitionMerge:
-    """Partition merge of one directory.
-
-    Args:
-        clock: In seconds.
-        directory: Whose peers turn to another, or to which others' come.
-        name: 16 to 64 hex digits, no other directory's; empty: drawn.
-    """
+    """Partition merge of one directory. ``directory``: whose peers turn to another, or to which
+    others' come. ``name``: 16 to 64 hex digits, no other directory's; empty: drawn."""
 
     def __init__(self, clock: Callable[[], float], directory: Directory, *, name: str = "") -> None:
         self._clock = clock
@@ -109,12 +93,8 @@ class PartitionMerge:
         return self._asks_at
 
     def due(self, own: Address, others: Sequence[Address] = ()) -> list[Address]:
-        """Return the directories to ask now: others whose peer isn't known to be here.
-
-        Args:
-            own: Where this directory is.
-            others: Directories that the peer knows whose this one is.
-        """
+        """Return the directories to ask now: others whose peer isn't known to be here. ``others``:
+        directories that the peer knows whose this one is."""
         now = self._clock()
         if now < self._asks_at:
             return []
@@ -159,16 +139,8 @@ class PartitionMerge:
         )
 
     def asked(self, other: DirectoryStatus, own: Address) -> DirectoryStatus:
-        """Another directory asks.
-
-        Args:
-            other: Its status.
-            own: Where this one is.
-
-        Returns:
-            The answer. If it takes the other's peers, this one is bound: it doesn't even follow the
-            answer to a question that is on its way.
-        """
+        """Another directory asks. Returns the answer. If it takes the other's peers, this one is
+        bound: it doesn't even follow the answer to a question that is on its way."""
         now, place = self._clock(), (other.host, other.port)
         status = self.status(own)
         if not self._directory.peers and other.peers:
@@ -183,16 +155,8 @@ class PartitionMerge:
         return self.status(own, takes=True)
 
     def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Address) -> bool:
-        """Another directory has answered.
-
-        Args:
-            asked: Status of this one in its question.
-            other: Status of the other one.
-            place: Where it was asked.
-
-        Returns:
-            Whether this one has yielded: its peers are to hear that.
-        """
+        """Another directory has answered. ``asked``: status of this one in its question. Returns
+        whether this one has yielded: its peers are to hear that."""
         if other.id == self._id:
             self._known.pop(place, None)  # this one, by another address
         bound = self._clock() < self._bound_until
@@ -251,13 +215,7 @@ class _Query:
 
 class DirectoryProbe:
     """Questions of a directory to others of its swarm, each over a connection of its own.
-
-    Args:
-        merge: Which says whom to ask, and what an answer means.
-        transport: The directory's.
-        host: Where the directory listens.
-        port: And at which port.
-    """
+    ``merge``: which says whom to ask, and what an answer means."""
 
     def __init__(self, merge: PartitionMerge, transport: Transport, host: str, port: int) -> None:
         self._merge = merge
@@ -267,11 +225,8 @@ class DirectoryProbe:
         self._queries: dict[Peer, _Query] = {}
 
     def place(self, own: str) -> Address:
-        """Address by which the other end of a connection finds this directory.
-
-        Args:
-            own: The numeric address of the connection's end here.
-        """
+        """Address by which the other end of a connection finds this directory. ``own``: the numeric
+        address of the connection's end here."""
         if self._host not in ("0.0.0.0", "::"):
             return self._host, self._port
         return own.partition("%")[0] or self._host, self._port
@@ -285,11 +240,8 @@ class DirectoryProbe:
         return min([self._merge.wakes(), *(one.until for one in self._queries.values())])
 
     def turn(self, others: Sequence[Address]) -> None:
-        """Ask the directories that are due, and give up questions that take too long.
-
-        Args:
-            others: Directories that the peer knows whose this one is.
-        """
+        """Ask the directories that are due, and give up questions that take too long. ``others``:
+        directories that the peer knows whose this one is."""
         now = time.monotonic()
         for one in list(self._queries.values()):
             if now > one.until:
@@ -301,11 +253,7 @@ class DirectoryProbe:
             self._ask(place, now + ANSWER_SECONDS)
 
     def serve(self, event: Event) -> bool:
-        """Something has happened to a question.
-
-        Returns:
-            Whether this directory has yielded by it.
-        """
+        """Something has happened to a question. Returns whether this directory has yielded by it."""
         assert not isinstance(event, Readable)
         one = self._queries[event.peer]
         one.connection.take(event)

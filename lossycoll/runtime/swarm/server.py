@@ -36,20 +36,11 @@ log: Final = logging.getLogger("lossycoll")
 class DirectoryServer:
     """Serves from when it is made until ``close``.
 
-    Args:
-        host: The numeric address that it listens on.
-        port: 0: any.
-        secret: What peers must have; None: all is in clear.
-        shape: As for :class:`Directory`.
-        most: As for :class:`Directory`.
-        patience: As for :class:`Directory`.
-        session: As for :class:`Directory`. One that stands by takes over its peers.
-        owner: None: it is nobody's.
-        bound: Sockets that have the address already, which are the server's from then on; None: it
-            makes them.
-
-    Raises:
-        RendezvousError: The port is taken, or the address isn't this machine's.
+    ``host``: the numeric address that it listens on. ``port``: 0: any. ``secret``: what peers must
+    have; None: all is in clear. ``session``: as for :class:`Directory`. One that stands by takes
+    over its peers. ``owner``: None: it is nobody's. ``bound``: sockets that have the address
+    already, which are the server's from then on; None: it makes them. RendezvousError: the port is
+    taken, or the address isn't this machine's.
     """
 
     def __init__(

@@ -90,13 +90,8 @@ NOBODY: Final = Owner("", tuple, tuple, standby=False)
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
-    """Relation of a directory to others of its swarm.
-
-    Attributes:
-        merge: Its.
-        owner: Peer whose directory it is.
-        place: Returns the address by which the other end of a session finds it.
-    """
+    """Relation of a directory to others of its swarm. ``owner``: peer whose
+    directory it is. ``place``: returns the address by which the other end of a session finds it."""
 
     merge: PartitionMerge
     owner: Owner
@@ -104,14 +99,9 @@ class MergeContext:
 
 
 class DirectoryService:
-    """Service of one directory; one thread calls it.
-
-    Args:
-        directory: Its state machine.
-        dropped: Called when a session is over, to close its connection.
-        strangers: Sessions that haven't joined, at most; of more the oldest is dropped.
-        merge_context: None: there is no other directory of the swarm.
-    """
+    """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
+    close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
+    is dropped. ``merge_context``: None: there is no other directory of the swarm."""
 
     def __init__(
         self,

@@ -296,12 +296,8 @@ def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """Numeric address and port of ``host:port``.
-
-    Raises:
-        OptionError: It is none.
-        RendezvousError: Nobody knows the host.
-    """
+    """Numeric address and port of ``host:port``. OptionError: it is none. RendezvousError: nobody
+    knows the host."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"

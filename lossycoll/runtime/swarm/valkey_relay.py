@@ -32,15 +32,8 @@ LOOK_SECONDS: Final = 0.2
 
 
 class ValkeyRelay:
-    """Transport of one peer by a valkey server, until ``close``.
-
-    Args:
-        address: Of the server.
-        secret: The swarm's; None: all is in clear.
-
-    Raises:
-        OptionError: The package ``valkey`` isn't there.
-    """
+    """Transport of one peer by a valkey server, until ``close``. ``secret``: the swarm's; None: all
+    is in clear. OptionError: the package ``valkey`` isn't there."""
 
     def __init__(self, address: ValkeyUrl, secret: Secret | None) -> None:
         self._server = ValkeyServer(address)
@@ -55,7 +48,7 @@ class ValkeyRelay:
         self._readable.register(self._wake, select.POLLIN)
 
     def reach(self, place: Address, session: str) -> _ClientConnection:
-        """As :meth:`DirectoryTransport.reach`; this peer may open the directory."""
+        """This peer may open the directory."""
         if self._directory is not None and self._directory.over:
             self._end_directory()
         now = time.monotonic()
@@ -78,17 +71,15 @@ class ValkeyRelay:
         )
 
     def wait(self, seconds: float) -> None:
-        """As :meth:`DirectoryTransport.wait`."""
         if self._readable.poll(1000 * seconds):
             os.eventfd_read(self._wake)
 
     def wake(self) -> None:
-        """As :meth:`DirectoryTransport.wake`."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
-        """As :meth:`DirectoryTransport.end`: the peer has closed its connection already."""
+        """The peer has closed its connection already."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -114,16 +105,8 @@ class ValkeyRelay:
 
 
 class _ClientConnection(RelayedConnection):
-    """A peer's end, with a thread that takes what comes.
-
-    Args:
-        server: What carries all.
-        notices: The swarm's.
-        inbox: The directory's.
-        key: As for :class:`RelayedConnection`.
-        counts: As for :class:`RelayedConnection`.
-        wake: Called by the thread when something has come, or it has broken.
-    """
+    """A peer's end, with a thread that takes what comes. ``wake``: called by the thread when
+    something has come, or it has broken."""
 
     def __init__(
         self,
@@ -146,7 +129,7 @@ class _ClientConnection(RelayedConnection):
         self._thread.start()
 
     def close(self) -> None:
-        """As :meth:`RelayedConnection.close`; ends the thread."""
+        """Ends the thread, too."""
         if not self._closed:
             self._closed = True
             self._thread.join()

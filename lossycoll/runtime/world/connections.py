@@ -114,14 +114,8 @@ class Connections:
     ``members`` has the ranks with which there is a member connection. Ranks in ``lost`` get no
     answer to their questions.
 
-    Args:
-        rank: This process's number in the world.
-        world: The world's processes.
-        clock: In seconds.
-        secret: All connections are sealed with it; None: none is.
-
-    Raises:
-        OSError: The process is short of descriptors.
+    ``rank``: this process's number in the world. ``secret``: all connections are sealed with it;
+    None: none is. OSError: the process is short of descriptors.
     """
 
     def __init__(
@@ -159,7 +153,7 @@ class Connections:
 
     @property
     def foreign(self) -> int:
-        """What was dropped since it was malformed, without the token, or in another language."""
+        """Number of messages dropped: malformed, without the token, or in another language."""
         counts = self._transport.counts
         return self._foreign + counts["handshake"] + counts["foreign"]
 
@@ -238,7 +232,7 @@ class Connections:
         return link is not None and self._transport.send(link.peer, body)
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened, after a wait of at most ``seconds``."""
+        """Events, after a wait of at most ``seconds``."""
         for event in self._transport.poll(0.0 if self._events else max(0.0, seconds)):
             self._on_event(event)
         found, self._events = self._events, []

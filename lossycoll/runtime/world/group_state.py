@@ -146,7 +146,7 @@ class Health:
         return call if call is not None and call.seq == self.seq else None
 
     def waiting_for_last(self) -> None:
-        """As ``waiting``, for the last call that this rank has issued."""
+        """Calls ``waiting`` for the last call that this rank has issued."""
         call = self.last_call()
         if call is not None:
             self.waiting(call)
@@ -225,7 +225,7 @@ class Health:
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
-        """What to say of a rank that the group continues without."""
+        """The error for a rank that the group continues without."""
         how = self.without.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 

@@ -93,15 +93,11 @@ class Plane(Protocol):
 class Membership:
     """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
 
-    Args:
-        plane: The process's control plane, which lasts as long as one of its memberships.
-        group: The group's number, of 64 bits, which no other group of the world ever has.
-        members: The group's ranks, as ranks of the world, in the group's order.
-        outlive: Whether the group continues without ranks that are lost.
-        definition: What this rank takes the group for; None: nobody compares it.
-
-    Raises:
-        ClosedError: The plane is ending.
+    ``plane``: the process's control plane, which lasts as long as one of its memberships.
+    ``group``: the group's number, of 64 bits, which no other group of the world ever has.
+    ``members``: the group's ranks, as ranks of the world, in the group's order. ``outlive``:
+    whether the group continues without ranks that are lost. ``definition``: what this rank takes
+    the group for; None: nobody compares it. ClosedError: the plane is ending.
     """
 
     def __init__(
@@ -167,7 +163,7 @@ class Membership:
 
     def own_host(self, options: Mapping[str, Any]) -> None:
         """Tells all ranks that this one's ``options`` ask for a host that the group has alone."""
-        self._post(OwnHost(options))
+        self._post(OwnHost(dict(options)))
 
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
@@ -207,11 +203,7 @@ class Membership:
     # ---- the plane's thread ----
 
     def take(self, process: int, packed: list[Any]) -> None:
-        """A message from a rank of the world.
-
-        Raises:
-            Malformed: It is none, or not from a member.
-        """
+        """A message from a rank of the world. Malformed: it is none, or not from a member."""
         sender = self._ranks.get(process)
         message = GROUP.read(packed, len(self._members))
         if isinstance(message, Waiting) and message.digest != self._digest:

@@ -43,10 +43,7 @@ def answers(
 
 def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
     """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
-
-    Raises:
-        OSError: Nobody listens there.
-    """
+    OSError: nobody listens there."""
     hello = Hello(VERSION, "", 0, "rekey")
     return _answer_to(hello, host, port, seconds, secret) is not None
 

@@ -47,7 +47,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one process says of itself, or its status page of it."""
+    """Record of one process, from itself or from its status page."""
 
     fields: Annotated[
         status_record.Record,
@@ -96,7 +96,7 @@ class Answers:
             except OSError:  # somebody has changed the folder
                 records = ()
             status = Status(VERSION, self._session, self._addresses, len(records))
-            messages = [status, *map(Record, records)]
+            messages: list[Message] = [status, *map(Record, records)]
             self._kept[calls] = [ANSWER.pack(one) for one in messages]
             self._until[calls] = now + FRESH_SECONDS
         return self._kept[calls]

@@ -36,11 +36,7 @@ class NoAnswer(OSError):
 
 
 class Query:
-    """Connections of an asker; ``close`` at the end.
-
-    Args:
-        secret: The job's; None: it has none.
-    """
+    """Connections of an asker; ``close`` at the end. ``secret``: the job's; None: it has none."""
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(None if secret is None else keys_of(secret, PLANE))
@@ -55,18 +51,9 @@ class Query:
         seconds: float,
         take: Callable[[Address, bytes], bool],
     ) -> dict[Address, str]:
-        """Asks all places at once.
-
-        Args:
-            places: Numeric addresses and ports.
-            purpose: What is asked for.
-            seconds: How long to wait for all of them.
-            take: Takes a message of a place; returns whether that was its last one. It may raise
-                Malformed.
-
-        Returns:
-            The places without a whole answer, and why.
-        """
+        """Asks all places at once. ``seconds``: how long to wait for all of them. ``take``: takes a
+        message of a place; returns whether that was its last one. It may raise Malformed. Returns
+        the places without a whole answer, and why."""
         end = time.monotonic() + seconds
         open_ones: dict[int, Address] = {}
         failed: dict[Address, str] = {}
@@ -115,19 +102,10 @@ def ask_job(
 ) -> tuple[str, tuple[Address, ...], list[Record]]:
     """The job of the rank that listens there.
 
-    Args:
-        host: Its name or address.
-        port: Its control plane's.
-        secret: The job's; None: it has none.
-        seconds: How long to wait for that rank.
-        purpose: STATUS, or CALLS for records with the latest calls.
-
-    Returns:
-        The job's session, where its ranks listen, and a record of each that could be had.
-
-    Raises:
-        NoAnswer: Nothing is learnt there; the text says why.
-        OSError: Nobody listens there, or there is no such host.
+    ``secret``: the job's; None: it has none. ``seconds``: how long to wait for that rank.
+    ``purpose``: STATUS, or CALLS for records with the latest calls. Returns the job's session,
+    where its ranks listen, and a record of each that could be had. NoAnswer: nothing is learnt
+    there; the text says why. OSError: nobody listens there, or there is no such host.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     first = (str(found[0]), int(found[1]))
@@ -177,11 +155,8 @@ class _Reader:
 
 
 def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
-    """The Python stacks of the rank that listens there.
-
-    Raises:
-        NoAnswer: It doesn't tell; the text says why.
-    """
+    """The Python stacks of the rank that listens there. NoAnswer: it doesn't tell; the text says
+    why."""
     texts: list[str] = []
 
     def take(_: Address, body: bytes) -> bool:

@@ -30,13 +30,8 @@ def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
 
 class Survivors:
     """One rank's part in the agreement. ``views`` begins with all ranks, from operation 0 on.
-
-    Args:
-        rank: This one, in the group.
-        world: The group's ranks.
-        patience: Seconds from this rank's stop after which it no longer waits for an agreement.
-        states: The group's table of its ranks.
-    """
+    ``patience``: seconds from this rank's stop after which it no longer waits for an agreement.
+    ``states``: the group's table of its ranks."""
 
     def __init__(self, rank: int, world: int, patience: float, states: RankStates) -> None:
         self._rank = rank
@@ -55,7 +50,7 @@ class Survivors:
 
     @property
     def ended(self) -> set[int]:
-        """Those of them whose processes are known to have ended."""
+        """Lost ranks whose processes are known to have ended."""
         return self.states.ranks([RankState.ENDED])
 
     @property

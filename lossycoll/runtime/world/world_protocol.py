@@ -56,13 +56,9 @@ NEVER: Final = float("inf")
 class WorldProtocol:
     """One process's part in its world. ``begin``, then ``step`` again and again.
 
-    Args:
-        rank: This process's number in the world.
-        world: The world's processes.
-        liveness: Seconds within which a silent rank is named.
-        sockets: The connections with the others.
-        clock: What silence is measured by, in seconds; it never runs backwards.
-        on_met_or_failed: Called when all have met, or when that has failed.
+    ``rank``: this process's number in the world. ``liveness``: seconds within which a silent rank
+    is named. ``clock``: what silence is measured by, in seconds; it never runs backwards.
+    ``on_met_or_failed``: called when all have met, or when that has failed.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class WorldProtocol:
 
     @property
     def welcomed(self) -> frozenset[int]:
-        """Whom this rank can reach at once: the coordinator, or at the coordinator the others."""
+        """Ranks that this one reaches at once: the coordinator, or at it the others."""
         return frozenset(self._welcomed)
 
     @property
@@ -219,7 +215,7 @@ class WorldProtocol:
         self._on_time(self._clock())
 
     def _on_time(self, now: float) -> None:
-        """What is due: judging, the coordinator's heartbeat, and what memberships repeat."""
+        """Does what is due: judging, the coordinator's heartbeat, and what memberships repeat."""
         interval = self._detector.interval
         if now >= self._detector.due or not self._succession.is_coordinator:
             found = self._detector.tick(now)

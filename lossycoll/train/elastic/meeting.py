@@ -118,7 +118,7 @@ class Watch:
         self._alive = ALIVE_SECONDS
 
     def look(self, now: float) -> list[Member]:
-        """Those whose heartbeat has grown lately, of each slot the latest to come, by slot.
+        """Processes whose heartbeat has grown lately, of each slot the latest to come, by slot.
 
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
         is in seconds, by a clock that only grows. RendezvousError: the store fails.

@@ -380,7 +380,7 @@ class Watcher:
 
 
 def _slots_of(members: tuple[Member, ...], *, without: tuple[Member, ...]) -> tuple[int, ...]:
-    """By process, not by slot: one that was killed and came back has its slot, and isn't it."""
+    """Slots of members by process: one that was killed and came back has its slot, and isn't it."""
     known = {one.start for one in without}
     return tuple(one.slot for one in members if one.start not in known)
 

@@ -16,7 +16,7 @@ from lossycoll.runtime.control.schema import Between, Check, Coded, Length, Sche
 from lossycoll.runtime.swarm.protocol import SWARM
 from lossycoll.runtime.world.messages import GROUP, WORLD
 from lossycoll.runtime.world.status_answer import ANSWER
-from lossycoll.train.elastic.meeting import STORE
+from lossycoll.train.elastic.agreement import STORE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 TABLES: Final[dict[str, dict[str, list[Schema[Any]]]]] = {
@@ -85,7 +85,7 @@ def words(hint: Any, names: dict[Any, str]) -> str:
 def _fields(cls: type) -> list[tuple[str, Any, dict[Any, str]]]:
     hints = get_type_hints(cls, include_extras=True)
     names = aliases(cls)
-    return [(field.name, hints[field.name], names) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return [(field.name, hints[field.name], names) for field in dataclasses.fields(cls)]
 
 
 def messages(kinds: Schema[Any]) -> list[str]:

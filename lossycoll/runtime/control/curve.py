@@ -40,7 +40,7 @@ class Keys:
 
 
 def keys_of(secret: Secret, plane: str) -> Keys:
-    """Derive the keys of a plane. ``plane``: its name: processes of different planes can't connect."""
+    """Keys of a plane. Processes of planes of different names can't connect."""
     return Keys(plane, _pair(secret, plane, "listener"), _pair(secret, plane, "caller"))
 
 

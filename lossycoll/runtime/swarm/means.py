@@ -38,7 +38,7 @@ def shares(members: Sequence[Member]) -> tuple[float, ...]:
 
 
 def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
-    """Rates by which members own parts: those of their links, or 1 where somebody hasn't said one."""
+    """Rates by which members own parts: those of their links, or 1 where one isn't known."""
     known = all(member.rate for member, part in zip(members, parts, strict=True) if part)
     return tuple(
         (member.rate if known else 1) if part else 0
@@ -46,7 +46,7 @@ def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
     )
 
 
-class Means:
+class MeanEncoding:
     """Encoding of this peer's values, and the rounding errors that it still owes the others.
 
     What is taken from a contribution is added to the next one; so is what a mean loses that this
@@ -101,7 +101,9 @@ class Round:
     engine reads and writes, in place. ``parts``: as of :func:`shares`.
     EngineError: nobody counts."""
 
-    def __init__(self, means: Means, members: Sequence[Member], rank: int, values: Floats) -> None:
+    def __init__(
+        self, means: MeanEncoding, members: Sequence[Member], rank: int, values: Floats
+    ) -> None:
         self._means, self._rank = means, rank
         self.parts = shares(members)
         each = means.per_packet

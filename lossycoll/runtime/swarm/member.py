@@ -37,7 +37,7 @@ from .bounded import BoundedRound
 from .client import DirectoryClient
 from .connectivity import key_of
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .means import Means, Round
+from .means import MeanEncoding, Round
 from .nat_agent import KEEPALIVE_SECONDS, NatAgent, NatAgentCounts
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
@@ -183,7 +183,7 @@ class SwarmMember:
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
             self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
-            self._means = Means(self._options.encoding, self._payload)
+            self._means = MeanEncoding(self._options.encoding, self._payload)
             with self._opening:
                 self.number = (self._client.joined or joined).number
                 self._open()
@@ -371,7 +371,7 @@ class SwarmMember:
         self._agree(
             Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
         )
-        self._means = Means(options.encoding, self._payload)
+        self._means = MeanEncoding(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
         if max_missing is not None and not given:

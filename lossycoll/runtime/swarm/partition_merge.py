@@ -253,7 +253,7 @@ class DirectoryProbe:
             self._ask(place, now + ANSWER_SECONDS)
 
     def serve(self, event: Event) -> bool:
-        """Something has happened to a question. Returns whether this directory has yielded by it."""
+        """Something has happened to a question. Returns whether this directory yields by it."""
         assert not isinstance(event, Readable)
         one = self._queries[event.peer]
         one.connection.take(event)

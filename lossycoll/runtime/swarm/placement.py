@@ -39,7 +39,7 @@ class Placement:
             raise OptionError(reason)
 
     def set_grid(self, text: str, peers: int) -> str:
-        """The grid is this one from now on, and all sit anew. Returns why it can't be; "": it is."""
+        """Set the grid: all get new cells. Returns why it can't be; "": it is."""
         try:
             grid = parse(text)
         except ValueError as error:

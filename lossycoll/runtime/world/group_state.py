@@ -71,7 +71,7 @@ class Health:
         self.liveness = liveness
         self._control = control
         self._outlive = outlive
-        self.without: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
         """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
@@ -131,7 +131,7 @@ class Health:
         if call.seq < 0:
             return
         for rank, last in sorted(dict(self._left).items()):
-            if call.seq > last and rank not in self.without:
+            if call.seq > last and rank not in self.lost:
                 if self._outlive and self._control is not None:
                     self._control.missed(rank)
                 else:
@@ -221,16 +221,16 @@ class Health:
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         """The group continues without ``rank``."""
         with self._lock:
-            self.without[rank] = self._how(silent, ended)
+            self.lost[rank] = self._how(silent, ended)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
         """The error for a rank that the group continues without."""
-        how = self.without.get(rank, "")
+        how = self.lost.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
-        names = ", ".join(f"{self.where.peer(rank)}: {self.without.get(rank)}" for rank in lost)
+        names = ", ".join(f"{self.where.peer(rank)}: {self.lost.get(rank)}" for rank in lost)
         text = (
             f"{self.where}: lost {names}; ranks {list(left)} don't continue, since they may "
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
@@ -267,7 +267,7 @@ class Health:
             self._count_left()
 
     def _count_left(self) -> None:
-        if len(self._left.keys() | self.without.keys()) == self.where.world - 1:
+        if len(self._left.keys() | self.lost.keys()) == self.where.world - 1:
             self._all_left.set()
 
     def await_others(self, seconds: float) -> None:

@@ -45,7 +45,7 @@ measured: Final[dict[str, float]] = {}
 
 
 def line_of(records: Sequence[Record], now: float) -> dict[str, Any]:
-    """One moment. ``records``: of the job's processes on this machine. ``now``: seconds since 1970."""
+    """One moment of a job's processes on this machine. ``now``: seconds since 1970."""
     job = job_of(records[0].session, records)
     counted = {record.rank: record.stats for record in records}
     ranks = [_rank(rank, counted[rank["rank"]]) for rank in job["ranks"] if rank["rank"] in counted]

@@ -34,7 +34,7 @@ def _is_slot(value: int, slots: int) -> int:
     return value
 
 
-def _by_slot(members: tuple[Member, ...], slots: int) -> tuple[Member, ...]:
+def _by_slot(members: tuple[Participant, ...], slots: int) -> tuple[Participant, ...]:
     found = [one.slot for one in members]
     if sorted({*found}) != found:
         raise Malformed(f"slots {found}, wanted ascending ones")
@@ -42,7 +42,7 @@ def _by_slot(members: tuple[Member, ...], slots: int) -> tuple[Member, ...]:
 
 
 @dataclass(frozen=True)
-class Member:
+class Participant:
     """One process in a generation, as it says in the store.
 
     ``slot`` is the number that its launcher gave it, ``start`` its name, which no other process has
@@ -57,15 +57,15 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Members:
+class Participants:
     """A generation, as the first process that may has written it."""
 
     members: Annotated[
-        tuple[Member, ...], Length(1, MOST_SLOTS), Check("by slot, each once", _by_slot)
+        tuple[Participant, ...], Length(1, MOST_SLOTS), Check("by slot, each once", _by_slot)
     ]
 
 
-STORE: Final[Schema[Member | Members]] = Schema(Member | Members)
+STORE: Final[Schema[Participant | Participants]] = Schema(Participant | Participants)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Generation:
     """A group that was agreed on."""
 
     number: int  # from 0 on
-    members: tuple[Member, ...]  # by slot; torch's ranks are their places in it
+    members: tuple[Participant, ...]  # by slot; torch's ranks are their places in it
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -87,22 +87,22 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Before:
+class LastGeneration:
     """The latest group of a process that worked, and what it knows of the others."""
 
     generation: Generation  # that group
-    gone: frozenset[int] = frozenset()  # slots of members that are known to be dead
+    lost: frozenset[int] = frozenset()  # slots of members that are known to be dead
     refused: frozenset[str] = frozenset()  # starts of processes with which no group could be made
 
     @property
     def expected(self) -> set[int]:
         """Slots of the members that may be alive, and aren't refused."""
         members = self.generation.members
-        return {one.slot for one in members if one.start not in self.refused} - self.gone
+        return {one.slot for one in members if one.start not in self.refused} - self.lost
 
-    def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether the slots ``here`` may continue without ``left``, of whom nothing is known."""
-        return has_quorum(here, self.expected - {*left})
+    def is_enough(self, here: Collection[int], silent: Collection[int]) -> bool:
+        """Whether the slots ``here`` may continue without ``silent``, of whom nothing is known."""
+        return has_quorum(here, self.expected - {*silent})
 
 
 class Watch:
@@ -113,11 +113,11 @@ class Watch:
         self._number = number
         self._slots = slots
         self._who = who
-        self._comers: list[_Comer] = []
+        self._arrivals: list[_Arrival] = []
         self._looked = float("-inf")
         self._alive = ALIVE_SECONDS
 
-    def look(self, now: float) -> list[Member]:
+    def look(self, now: float) -> list[Participant]:
         """Processes whose heartbeat has grown lately, of each slot the latest to come, by slot.
 
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
@@ -126,54 +126,56 @@ class Watch:
         if self._looked > float("-inf"):
             self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
         self._looked = now
-        self._take_comers()
-        keys = [f"heartbeat/{self._number}/{at}" for at in range(len(self._comers))]
-        for one, heartbeat in zip(self._comers, self._store.counts(keys), strict=True):
+        self._take_arrivals()
+        keys = [f"heartbeat/{self._number}/{at}" for at in range(len(self._arrivals))]
+        for one, heartbeat in zip(self._arrivals, self._store.counts(keys), strict=True):
             if one.heartbeat and heartbeat > one.heartbeat:
                 one.grew = now
             one.heartbeat = max(heartbeat, one.heartbeat)
-        alive = [one.member for one in self._comers if one.member and self._is(one)]
+        alive = [one.participant for one in self._arrivals if one.participant and self._is(one)]
         found = {member.slot: member for member in alive}
         return [found[slot] for slot in sorted(found)]
 
     @property
-    def left(self) -> set[int]:
+    def silent(self) -> set[int]:
         """Slots of those that were seen alive, and aren't any more, as of the last look."""
-        seen = {one.member.slot for one in self._comers if one.member and one.grew > 0}
-        return seen - {one.member.slot for one in self._comers if one.member and self._is(one)}
+        seen = {one.participant.slot for one in self._arrivals if one.participant and one.grew > 0}
+        return seen - {
+            one.participant.slot for one in self._arrivals if one.participant and self._is(one)
+        }
 
-    def _is(self, one: _Comer) -> bool:
+    def _is(self, one: _Arrival) -> bool:
         return self._looked - one.grew <= self._alive
 
-    def _take_comers(self) -> None:
+    def _take_arrivals(self) -> None:
         key = f"places/{self._number}"
         count = self._store.counts([key])[0] if self._store.is_marked(key) else 0
-        for at in range(len(self._comers), count):
+        for at in range(len(self._arrivals), count):
             self._store.add(f"heartbeat/{self._number}/{at}", 0)  # so that it can be asked for
-            self._comers.append(_Comer())
-        for at, one in enumerate(self._comers):
-            if one.member is None and not one.malformed:
-                said = self._store.get(f"comer/{self._number}/{at}")
+            self._arrivals.append(_Arrival())
+        for at, one in enumerate(self._arrivals):
+            if one.participant is None and not one.malformed:
+                said = self._store.get(f"participant/{self._number}/{at}")
                 if said is not None:  # else it is about to be written, or its process has ended
                     try:
                         found = STORE.unpack(said.encode(), self._slots)
-                        one.member = found if isinstance(found, Member) else None
+                        one.participant = found if isinstance(found, Participant) else None
                     except Malformed:
                         pass
-                    one.malformed = one.member is None
+                    one.malformed = one.participant is None
 
 
 @dataclass
-class _Comer:
+class _Arrival:
     """Process that has a place: what it says, its heartbeat, and when that grew."""
 
-    member: Member | None = None
+    participant: Participant | None = None
     malformed: bool = False
     heartbeat: int = 0
     grew: float = float("-inf")
 
 
-class Meeting:
+class Agreement:
     """One process's way from generation to generation."""
 
     def __init__(
@@ -211,7 +213,7 @@ class Meeting:
         return Watch(self._store, number, self._slots, self._who)
 
     def meet(
-        self, steps: int, before: Before | None, at_least: int, grace: float, timeout: float
+        self, steps: int, before: LastGeneration | None, at_least: int, grace: float, timeout: float
     ) -> Generation:
         """Waits until this process is a member of a new generation, ``at_least`` or later.
 
@@ -233,12 +235,12 @@ class Meeting:
             number = self.next_number(number + 1)
 
     def _wait(
-        self, number: int, steps: int, before: Before | None, grace: float, end: float
+        self, number: int, steps: int, before: LastGeneration | None, grace: float, end: float
     ) -> None:
         of = NONE if before is None else before.generation.number
-        own = Member(self._slot, self._start, steps, of)
+        own = Participant(self._slot, self._start, steps, of)
         at = self._store.add(f"places/{number}", 1) - 1
-        self._store.set(f"comer/{number}/{at}", STORE.pack(own).decode())
+        self._store.set(f"participant/{number}/{at}", STORE.pack(own).decode())
         watch, begin = self.watch(number), self._clock()
         next_heartbeat = latest = begin
         known: set[str] = set()
@@ -259,7 +261,9 @@ class Meeting:
                 slots = {one.slot for one in here}
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
-                enough = not missing or (waited and before and before.is_enough(slots, watch.left))
+                enough = not missing or (
+                    waited and before and before.is_enough(slots, watch.silent)
+                )
                 if may and enough:
                     self._agree(number, here)
                     continue
@@ -279,7 +283,7 @@ class Meeting:
             peer=min(missing),
         )
 
-    def _missing(self, here: Collection[Member], before: Before | None) -> set[int]:
+    def _missing(self, here: Collection[Participant], before: LastGeneration | None) -> set[int]:
         """Slots without which this process agrees on nothing before ``grace`` is over."""
         slots = {one.slot for one in here}
         if before is None:
@@ -291,7 +295,7 @@ class Meeting:
         raw = self._store.get(f"members/{number}") or ""
         try:
             found = STORE.unpack(raw.encode(), self._slots)
-            if not isinstance(found, Members):
+            if not isinstance(found, Participants):
                 raise Malformed(f"{raw!r:.80} is no list of members")
         except Malformed as error:
             raise RendezvousError(
@@ -300,8 +304,8 @@ class Meeting:
             ) from None
         return Generation(number, found.members)
 
-    def _agree(self, number: int, here: Collection[Member]) -> None:
-        members = Members(tuple(sorted(here, key=lambda one: one.slot)))
+    def _agree(self, number: int, here: Collection[Participant]) -> None:
+        members = Participants(tuple(sorted(here, key=lambda one: one.slot)))
         self._store.set_first(f"members/{number}", STORE.pack(members).decode())
         self._store.set("generation", str(number))  # a hint: it may go backwards
 

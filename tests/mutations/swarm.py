@@ -312,7 +312,7 @@ SWARM = (
     ),
     mutation(
         "a redirected peer that keeps its former reflexive address",
-        "lossycoll/runtime/swarm/member.py",
+        "lossycoll/runtime/swarm/endpoint.py",
         "endpoint.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",

@@ -28,25 +28,22 @@ from lossycoll.plan import Plan, signature
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
 
 from .bounded import BoundedRound
 from .client import DirectoryClient
-from .connectivity import key_of
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
+from .endpoint import Endpoint, Endpoints, EndpointSettings
 from .means import MeanEncoding, Round
-from .nat_agent import KEEPALIVE_SECONDS, NatAgent, NatAgentCounts
+from .nat_agent import KEEPALIVE_SECONDS, NatAgentCounts
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
 from .protocol import (
-    MOST_PEERS,
     WHY_ABSENT,
     Averages,
     Group,
-    Here,
     Joined,
     Member,
     Offers,
@@ -55,7 +52,7 @@ from .protocol import (
     Transfer,
 )
 from .state import Snapshot
-from .state_transfer import StateTransfers, TransferredState
+from .state_transfer import TransferredState
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -104,23 +101,6 @@ class RoundReport:
     refused: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
-    socket's address, as this machine sees it."""
-
-    place: Address
-    nat_agent: NatAgent
-    paths: Paths
-    transfers: StateTransfers
-
-    def close(self) -> None:
-        """Others may have to ask for packets no more. Idempotent."""
-        self.nat_agent.close()
-        self.transfers.close()
-        self.paths.close()
-
-
 class SwarmMember:
     """A peer of a swarm, from when it has joined until ``close``.
 
@@ -147,11 +127,8 @@ class SwarmMember:
         transport: DirectoryTransport | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
-        self._secret = secret
         self._rate = rate
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
-        """No two ends are opened at once, nor one for a number that is another's by then."""
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
@@ -167,12 +144,7 @@ class SwarmMember:
         self._client = DirectoryClient(
             directories, name, transport or ZmqDirectoryTransport(secret), *calls
         )
-        self._keepalive = keepalive
-        self._asks_reflexive = transport is None
-        self._endpoint: Endpoint | None = None
-        """By the number that it has now; None: it isn't open yet, or not any more."""
-        self._former: list[Endpoint] = []
-        """By numbers that it had before: others may still ask for packets."""
+        self._endpoints: Endpoints | None = None
         self._file: PeerFile | None = None
         try:
             joined = self._client.connect(timeout)
@@ -184,94 +156,37 @@ class SwarmMember:
             self.address = choose(self._options.interface, towards).address
             self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
             self._means = MeanEncoding(self._options.encoding, self._payload)
-            with self._opening:
-                self.number = (self._client.joined or joined).number
-                self._open()
+            settings = EndpointSettings(
+                self.session,
+                self.address,
+                self._payload,
+                secret,
+                self._options,
+                transport is None,
+                keepalive,
+            )
+            self._endpoints = Endpoints(settings, self._client)
+            self._endpoints.open(lambda: (self._client.joined or joined).number)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
-        """An engine, and what goes by its socket, for this peer's number."""
-        number = self.number
-        host = Host(
-            number, MOST_PEERS, self.address, payload_bytes=self._payload, options=self._options
-        )
-        try:
-            if self._secret is not None:
-                host.seal(b"", self._secret.filter(self.session))
-            out_of_band = host.out_of_band()
-            place = (self.address, host.link().port)
-            host.start(
-                int(self.session, 16),
-                [place if one == number else None for one in range(MOST_PEERS)],
-            )
-        except BaseException:
-            host.close()
-            raise
-        nat_agent = NatAgent(
-            out_of_band,
-            number,
-            key_of(self._secret, self.session),
-            lambda: self._client.directories[0] if self._asks_reflexive else None,
-            lambda reflexive, moved: self._say_address(place, reflexive, moved),
-            self._keepalive,
-        )
-        paths = Paths(
-            host,
-            number,
-            self.session,
-            self._secret,
-            self._options,
-            nat_agent,
-            self._client.report_unreachable,
-        )
-        transfers = StateTransfers(number, paths, self._payload)
-        with self._lock:
-            if self._endpoint is not None:
-                former = self._endpoint.transfers
-                transfers.schema, transfers.state = former.schema, former.state
-            self._endpoint = Endpoint(place, nat_agent, paths, transfers)
-        self._say_address(place, nat_agent.reflexive_address() or place, False)
+    @property
+    def number(self) -> int:
+        """This peer's number; -1: it has none yet."""
+        return -1 if self._endpoints is None else self._endpoints.number
 
-    def _say_address(self, place: Address, reflexive: Address, moved: bool) -> None:
-        """Tell the directory the reflexive address of the engine at ``place``. NAT agents' threads
-        call it, too."""
-        with self._lock:
-            if self._endpoint is None or self._endpoint.place != place:
-                return  # one that this peer had by another number
-            self._client.say(Here(*place, () if reflexive == place else (reflexive,)))
-        if moved:  # and so are the routes that others know
-            self._client.renew()
+    @property
+    def _endpoint(self) -> Endpoint | None:
+        return None if self._endpoints is None else self._endpoints.now
+
+    def _all_endpoints(self) -> list[Endpoint]:
+        return [] if self._endpoints is None else self._endpoints.all()
 
     def _came(self, joined: Joined) -> None:
-        """Follow the number that a directory has given. By the client's thread."""
-        with self._opening:
-            endpoint = self._endpoint
-            if endpoint is None:  # it is about to be opened, or closed
-                return
-            if joined.number != self.number:
-                self._renumber(endpoint, joined.number)
-            else:  # maybe this one sees the socket otherwise than the one before
-                endpoint.nat_agent.ask()
-
-    def _renumber(self, endpoint: Endpoint, number: int) -> None:
-        """Packets of the number that this peer had would be taken for those of another. A round or
-        a transfer that is on ends as it was."""
-        with self._lock:
-            self._former.append(endpoint)
-        self.number = number
-        try:
-            self._open()
-        except EngineError:  # of the ports that there may be, the former has the last
-            self._close_former()
-            self._open()
-
-    def _close_former(self) -> None:
-        with self._lock:
-            former, self._former = self._former, []
-        for endpoint in former:
-            endpoint.close()
+        """Follow the number that a directory has given. The client's thread calls it."""
+        if self._endpoints is not None:
+            self._endpoints.follow(joined.number)
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
@@ -283,14 +198,15 @@ class SwarmMember:
             self._file.close()
         with self._lock:
             engine = self._group[0] if self._group else None
-            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
+        endpoints = self._all_endpoints()
         if engine is not None:
             engine.close()
         for endpoint in endpoints:
             endpoint.nat_agent.close()
             endpoint.transfers.close()
         with self._rounds:  # until whoever averages is out
-            self._endpoint, self._former = None, []
+            if self._endpoints is not None:
+                self._endpoints.forget()
         for endpoint in endpoints:
             endpoint.paths.close()
 
@@ -392,9 +308,8 @@ class SwarmMember:
     def _agree(self, wanted: Averages, timeout: float) -> None:
         self._client.averages(wanted, timeout)
         self._said, self._schema = wanted, wanted.schema
-        with self._lock:
-            if self._endpoint is not None:
-                self._endpoint.transfers.schema = wanted.schema
+        if self._endpoints is not None:
+            self._endpoints.average(wanted.schema)
 
     @property
     def averages_now(self) -> bool:
@@ -426,12 +341,7 @@ class SwarmMember:
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
         """Offer this peer's state to newcomers from now on. ``state``: makes the state: called by a
         thread of this peer, whenever a joiner asks. None: nothing any more."""
-        with self._lock:
-            if self._endpoint is None:
-                return
-            transfers = self._endpoint.transfers
-            had, transfers.state = transfers.state, state
-        if had is not None or state is not None:
+        if self._endpoints is not None and self._endpoints.offer(state):
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
@@ -497,7 +407,8 @@ class SwarmMember:
         RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
-            self._close_former()
+            if self._endpoints is not None:
+                self._endpoints.close_former()
             try:
                 if self._file is not None:
                     self._file.waits(self.peers)
@@ -682,9 +593,7 @@ class SwarmMember:
 
     def _lost(self, incarnation: str) -> None:
         """The client's thread calls it."""
-        with self._lock:
-            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
-        for endpoint in endpoints:
+        for endpoint in self._all_endpoints():
             endpoint.paths.gone(incarnation)
         with self._lock:  # a group that is made meanwhile looks who has gone
             engine, incarnations = self._group or (None, [])

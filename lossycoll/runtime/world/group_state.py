@@ -78,8 +78,8 @@ class Health:
         self._lock = threading.RLock()
         self._failed = threading.Event()
         self._all_left = threading.Event()
-        self._left: dict[int, int] = {}
-        self._left_why: dict[int, str] = {}
+        self._left: dict[int, tuple[int, str]] = {}
+        """Ranks that have said goodbye: after which call, and why."""
         self._history: list[Collective | None] = [None] * HISTORY
         self.on_long_wait: Callable[[], None] = lambda: None
         """Called about once a second while a call takes long."""
@@ -130,7 +130,7 @@ class Health:
         self.on_long_wait()
         if call.seq < 0:
             return
-        for rank, last in sorted(dict(self._left).items()):
+        for rank, (last, _) in sorted(dict(self._left).items()):
             if call.seq > last and rank not in self.lost:
                 if self._outlive and self._control is not None:
                     self._control.missed(rank)
@@ -183,9 +183,8 @@ class Health:
         return self._left_error(rank) if rank in self._left else None
 
     def _left_error(self, rank: int) -> PeerLostError:
-        last = self._left[rank]
+        last, why = self._left[rank]
         when = f"after call #{last}" if last >= 0 else "before its first call was done"
-        why = self._left_why.get(rank)
         reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"
         text = f"{self.where}: {self.where.peer(rank)} left the group {when}{reason}"
         return PeerLostError(text, peer=rank)
@@ -262,8 +261,7 @@ class Health:
 
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         with self._lock:
-            self._left_why[rank] = why
-            self._left[rank] = seq
+            self._left[rank] = seq, why
             self._count_left()
 
     def _count_left(self) -> None:

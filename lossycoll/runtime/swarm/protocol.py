@@ -343,6 +343,11 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """To a peer whose name another process wants: it answers by a beat at once, if it lives."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """From a peer that goes, or to all peers of a directory that does."""
 
@@ -372,6 +377,7 @@ Message: TypeAlias = (
     | Gone
     | Present
     | Beat
+    | Probe
     | Leave
 )
 

@@ -18,7 +18,7 @@ from lossycoll.errors import LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.world.group_state import Health
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options

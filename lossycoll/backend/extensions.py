@@ -111,7 +111,7 @@ class Extensions:
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""
-        return tuple(sorted(self._endpoint.health.without))
+        return tuple(sorted(self._endpoint.health.lost))
 
     def lossy_lost_alike(self) -> tuple[int, ...]:
         """The ranks that the last collective was made without.

@@ -21,7 +21,7 @@ from lossycoll.runtime.core.logfmt import event, log
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.gates import Wakers
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 from .collective_endpoint import CollectiveEndpoint
 from .group_context import GroupContext

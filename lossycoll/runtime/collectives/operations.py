@@ -17,7 +17,7 @@ from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 from . import engine_call
 from .estimators import BY_COUNT, Means
@@ -251,7 +251,7 @@ class Operations:
     def _needs_report(self, operation: Operation) -> bool:
         """Whether more is to be known of one that ended well. Only a rank's death leaves out what
         is exact."""
-        died = operation.exact and bool(self._health.without)
+        died = operation.exact and bool(self._health.lost)
         seen = self._tracing or operation.observe is not None
         return died or operation.blocks is not None or seen
 
@@ -284,7 +284,7 @@ class Operations:
 
     def _died_midway(self, operation: Operation) -> PeerLostError:
         """A rank died during an exact operation; only this operation fails."""
-        lost = sorted(self._health.without.keys() & set(operation.members))
+        lost = sorted(self._health.lost.keys() & set(operation.members))
         names = " and ".join(self._where.peer(rank) for rank in lost)
         return PeerLostError(
             f"{self.where(operation)}: {names} died before all of its data came; other ranks may "

@@ -15,7 +15,7 @@ from lossycoll._native import ffi, lib
 MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
 MARK: Final = b"OOBD"
 """First bytes of each."""
-Place: TypeAlias = tuple[str, int]
+Address: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
 
@@ -28,7 +28,7 @@ class OutOfBand:
         self._datagram = ffi.new("lc_oob_datagram *")
         self.descriptor = descriptor
 
-    def say(self, place: Place, data: bytes) -> bool:
+    def say(self, place: Address, data: bytes) -> bool:
         """Sends one datagram; False where the system took nothing. A sent one may be lost later."""
         host = ffi.new("char[]", place[0].encode())
         address = ffi.new("lc_address *", {"host": host, "port": place[1]})
@@ -37,7 +37,7 @@ class OutOfBand:
                 return False
             return bool(lib.lc_host_say(self._handle, address, data, len(data)) == 0)
 
-    def heard(self) -> tuple[Place, bytes] | None:
+    def heard(self) -> tuple[Address, bytes] | None:
         """The oldest one that has come, and where from; None: there is none."""
         with self._lock:
             found = self._datagram

@@ -160,7 +160,7 @@ class Messages:
         if transfer.peer is None:
             return
         health, gone = self._health, None
-        if transfer.peer in health.without:
+        if transfer.peer in health.lost:
             gone = health.lost_error(transfer.peer)
         elif transfer.is_send:
             gone = health.left(transfer.peer)
@@ -212,7 +212,7 @@ class Messages:
         health = self._health
         ranks = range(health.where.world) if transfer.peer is None else [transfer.peer]
         for rank in ranks:
-            if rank in health.without:
+            if rank in health.lost:
                 return health.lost_error(rank)
             if (left := health.left(rank)) is not None:
                 return left

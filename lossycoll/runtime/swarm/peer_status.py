@@ -1,4 +1,4 @@
-"""What a swarm's peer tells of itself on its machine: a file that it replaces at each round.
+"""Status file of a swarm's peer on its machine, which it replaces at each round.
 
 `lossycoll status` reads the files of all peers of its user. A peer that Python keeps busy, that is
 stopped or that was killed is seen by its process and by when its file was written.
@@ -29,12 +29,7 @@ _STATES: Final = {status_page.RUNS: ALIVE, status_page.ELSEWHERE: ALIVE}
 
 
 class PeerFile:
-    """This process's file; ``close`` removes it. Without a folder nothing is told.
-
-    Args:
-        session: The swarm's.
-        name: The peer's.
-    """
+    """This process's file; ``close`` removes it. Without a folder nothing is told."""
 
     def __init__(self, session: str, name: str) -> None:
         self._pid = os.getpid()
@@ -52,21 +47,11 @@ class PeerFile:
             self._path = status_page.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
 
     def waits(self, peers: int) -> None:
-        """A round is asked for.
-
-        Args:
-            peers: How many there are in the swarm.
-        """
+        """A round is asked for. ``peers``: how many there are in the swarm."""
         self._write({"doing": "waits", "peers": peers})
 
     def averaged(self, peers: int, number: int, report: Mapping[str, Any]) -> None:
-        """A round is over.
-
-        Args:
-            peers: How many there are in the swarm.
-            number: This peer's.
-            report: Fields of its report.
-        """
+        """A round is over. ``peers``: how many there are in the swarm."""
         self._rounds += report["round"] != self._latest  # it may be told again, with more
         self._latest = report["round"]
         self._write({"doing": "trains", "peers": peers, "number": number, "last": report})
@@ -156,7 +141,7 @@ def _swarm(session: str, peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _trouble(peers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """What to look at first: peers that are gone, sick, slow, or out of reach."""
+    """Troubles to look at first: peers that are gone, sick, slow, or out of reach."""
     names = {peer["number"]: peer["name"] for peer in peers if peer["state"] != DEAD}
     for peer in peers:
         if peer["state"] != ALIVE:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
 from .directory import Directory
-from .directory_list import Place
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
 from .protocol import (
@@ -75,13 +74,8 @@ class PeerSession:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Wish of a stranger for the name of a peer that is here, and may have died unseen.
-
-    Attributes:
-        wanted: What it said.
-        holder: The peer's number.
-        asked: When that was asked whether it lives.
-    """
+    """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
+    the peer's number; ``asked``: when that was asked whether it lives."""
 
     wanted: Join
     holder: int
@@ -101,8 +95,8 @@ class Owner:
     """
 
     name: str
-    directories: Callable[[], Sequence[Place]]
-    others: Callable[[], Sequence[Place]]
+    directories: Callable[[], Sequence[Address]]
+    others: Callable[[], Sequence[Address]]
     standby: bool
 
 
@@ -111,28 +105,18 @@ NOBODY: Final = Owner("", tuple, tuple, standby=False)
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
-    """Relation of a directory to others of its swarm.
-
-    Attributes:
-        merge: Its.
-        owner: Peer whose directory it is.
-        place: Returns the address by which the other end of a session finds it.
-    """
+    """Relation of a directory to others of its swarm. ``owner``: peer whose
+    directory it is. ``place``: returns the address by which the other end of a session finds it."""
 
     merge: PartitionMerge
     owner: Owner
-    place: Callable[[PeerSession], Place]
+    place: Callable[[PeerSession], Address]
 
 
 class DirectoryService:
-    """Service of one directory; one thread calls it.
-
-    Args:
-        directory: Its state machine.
-        dropped: Called when a session is over, to close its connection.
-        strangers: Sessions that haven't joined, at most; of more the oldest is dropped.
-        merge_context: None: there is no other directory of the swarm.
-    """
+    """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
+    close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
+    is dropped. ``merge_context``: None: there is no other directory of the swarm."""
 
     def __init__(
         self,
@@ -154,7 +138,7 @@ class DirectoryService:
         self._claims: dict[int, PeerSession] = {}
         """Those of them that want the name of a peer."""
         self._sessions: dict[int, PeerSession] = {}
-        self._listed: tuple[Place, ...] = ()
+        self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
         self._present = Present(())
@@ -178,8 +162,12 @@ class DirectoryService:
                 self._take(session, unpack(body))
                 if session.over:
                     return
-        except Malformed:
+        except Malformed as error:
             self.counts["malformed"] += 1
+            if isinstance(error, OtherVersion):
+                reason = f"{error}; install the same lossycoll on all peers"
+                session.connection.write(pack(Refused(reason)))
+                session.connection.finish()
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
@@ -323,7 +311,7 @@ class DirectoryService:
         del self._claims[id(session)]
         self._join(session, claim.wanted)
 
-    def _instead(self, wanted: Join) -> list[Place] | None:
+    def _instead(self, wanted: Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
         is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
         place = None

@@ -45,12 +45,7 @@ def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
-    """One job.
-
-    Args:
-        session: The job's.
-        records: Of those of its processes that told something.
-    """
+    """One job. ``records``: of those of its processes that told something."""
     known = latest(records)
     world = max((record.world for record in records), default=0)
     states = {process: _state(process, known) for process in range(world)}
@@ -73,7 +68,7 @@ def latest(records: Iterable[Record]) -> dict[int, Record]:
 
 
 def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecord]:
-    """What living processes know of another one."""
+    """Records that living processes have of another one."""
     return [
         record.peers[process]
         for other, record in known.items()
@@ -82,7 +77,7 @@ def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecor
 
 
 def _heard(process: int, known: Mapping[int, Record]) -> float:
-    """How long ago any other process heard it; -1: none ever has."""
+    """Seconds since any other process heard it; -1: none ever has."""
     return min((p.heard for p in _seen_by_others(process, known) if p.heard >= 0), default=-1.0)
 
 
@@ -261,7 +256,7 @@ def _seconds(value: float) -> float | None:
 
 
 def doing(rank: Mapping[str, Any]) -> str:
-    """What a rank does, in words."""
+    """Activity of a rank, in words."""
     if not rank["tells"]:
         return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
     if rank["call"] is not None:
@@ -293,5 +288,5 @@ def in_words(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """How long ago something was."""
+    """Age of something, in words."""
     return "never" if seconds is None else f"{in_words(seconds)} ago"

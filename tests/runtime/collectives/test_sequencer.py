@@ -14,7 +14,7 @@ from lossycoll.errors import ClosedError
 from lossycoll.runtime.collectives import operations
 from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.operations import Sequencer
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 
 def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lossycoll.train.compress.rows import (
+from lossycoll.train.compress.selection import (
     MatrixShape,
     as_matrix,
     by_first_dimension,

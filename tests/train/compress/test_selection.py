@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lossycoll.train.compress import selection
-from lossycoll.train.compress.rows import kept_rows
+from lossycoll.train.compress.selection import kept_rows
 
 
 def kept(matrix: Tensor, k: int, dim: int, seed: int) -> float:

@@ -11,11 +11,13 @@ from lossycoll.train.dropcompute.report import (
     COUNTS,
     SECONDS,
     DropReport,
+    StepOutcome,
+    StepRecord,
+    StepSums,
     after_step,
     pack,
     unpack,
 )
-from lossycoll.train.dropcompute.step import StepOutcome, StepRecord, StepSums
 
 REPORT = DropReport(
     rank=3, steps=5, completed=17, dropped=2, skipped=1, seconds=12.25, saved=1.5, threshold=2.75,

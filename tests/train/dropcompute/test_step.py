@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lossycoll.train.dropcompute.step import FIELDS, StepRecord, StepSums
+from lossycoll.train.dropcompute.report import FIELDS, StepRecord, StepSums
 
 RECORD = StepRecord(laps=(1.0, 9.0, 2.0), completed=2, returned=0, wanted=5, stopped=True)
 ADDENDS = StepSums(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lossycoll.train.dropcompute.stopwatch import Stopwatch
+from lossycoll.train.dropcompute.loop import Stopwatch
 from tests.support.dropcompute_cases import Clock
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.train.sharded.undelivered import UndeliveredShare
+from lossycoll.train.sharded.parameter_sync import UndeliveredShare
 
 
 def feed(share_of: UndeliveredShare, share: float, steps: int, needed: Any = None) -> list[bool]:

@@ -1,8 +1,7 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
-Public is what docs/api.md has (what users import from lossycoll, the process group that torch
-calls, what extensions use), what the packages that others build on export, and what makes a row of
-the table of options. Other docstrings say in a line or three what a reader of the code needs.
+Public is what docs/api.md has: what users import from lossycoll, the process group that torch
+calls, and what extensions use. Other docstrings say in a line or three what a reader needs.
 """
 
 from __future__ import annotations
@@ -20,23 +19,12 @@ from typing import Any
 import pytest
 
 import lossycoll
-import lossycoll.lab
-import lossycoll.plan
-import lossycoll.simulate
-from lossycoll.cli.demo import methods
-from lossycoll.options import schema
-from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.simulate import Noise
 from tools.api_page import BEYOND, attributes, function_of, is_property
 
 EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
 }
 """Names whose docstring leaves something out, and why."""
-PACKAGES = (lossycoll.plan, lossycoll.simulate, lossycoll.lab, methods)
-"""Those that export names of their own, for plans, predictions, networks and training methods."""
-WHOLE = (schema,)
-"""Modules of which every name without an underscore is public: the table of options."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -67,34 +55,9 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield name, thing
                 if inspect.isclass(thing):
                     yield from members(name, thing)
-    yield from members("Endpoint", Endpoint)
-    for package in PACKAGES:
-        short = package.__name__.removeprefix("lossycoll.")
-        for name in package.__all__:
-            thing = getattr(package, name)
-            if inspect.isfunction(thing) or inspect.isclass(thing):  # no constant, no alias
-                yield f"{short}.{name}", thing
-            if inspect.isclass(thing):
-                yield from members(f"{short}.{name}", thing)
-    for module in WHOLE:
-        short = module.__name__.removeprefix("lossycoll.")
-        for name, thing in vars(module).items():
-            ours = getattr(thing, "__module__", "") == module.__name__
-            if not ours or name.startswith("_"):
-                continue
-            if inspect.isfunction(thing) or inspect.isclass(thing):
-                yield f"{short}.{name}", thing
-            if inspect.isclass(thing):
-                yield from members(f"{short}.{name}", thing)
 
 
-def is_said_by_noise(name: str) -> bool:
-    """A distribution's method, which the interface of distributions documents for all of them."""
-    package, _, member = name.rpartition(".")
-    return name.startswith("simulate.") and package != "simulate.Noise" and member in vars(Noise)
-
-
-PUBLIC = {name: thing for name, thing in public() if not is_said_by_noise(name)}
+PUBLIC = dict(public())
 
 
 def raises(function: Any) -> bool:
@@ -132,7 +95,7 @@ def lacks(thing: Any) -> list[str]:
         described = text.partition("Attributes:")[2]
         fields = [name for name in thing._fields if not re.search(rf"^ +{name}: ", described, re.M)]
         return out + [f"field {name}" for name in fields]
-    if inspect.isclass(thing) and (thing is Noise or issubclass(thing, BaseException | Enum)):
+    if inspect.isclass(thing) and issubclass(thing, BaseException | Enum):
         return out
     if getattr(thing, "_is_protocol", False):  # nobody makes one
         return out

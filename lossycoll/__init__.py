@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
     from .train.sharded.backup import ShardBackup
     from .train.sharded.optimizer import ShardedOptimizer
-    from .train.sharded.stats import ShardedStats
+    from .train.sharded.parameter_sync import ShardedStats
 
 __version__ = "0.1.0"
 
@@ -90,7 +90,7 @@ _HOME: Final = {
     "CatchUpReport": "train.moshpit.sgd",
     "MoshpitSGD": "train.moshpit.sgd",
     "ShardBackup": "train.sharded.backup",
-    "ShardedStats": "train.sharded.stats",
+    "ShardedStats": "train.sharded.parameter_sync",
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
     "wire_allreduce_": "backend.wire_all_reduce",

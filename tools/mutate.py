@@ -129,11 +129,7 @@ class Copy:
             shutil.copy2(built, folder / "lossycoll")
 
     def build(self, mutation: Mutation) -> float:
-        """Brings what the mutation's test needs up to date; returns the seconds that took.
-
-        Raises:
-            NotBuilt: The tree, with what is in it now, doesn't compile.
-        """
+        """Brings what the mutation's test needs up to date; returns the seconds that took."""
         begin = time.monotonic()
         for edit in mutation.edits:
             self._compile(edit.file)

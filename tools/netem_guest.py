@@ -99,17 +99,11 @@ TOOL: Final = (
 
 @dataclass(frozen=True)
 class Extras:
-    """What a guest has besides what every guest has.
+    """What a guest has besides what every guest has."""
 
-    Attributes:
-        modules: Of the kernel, to be loaded with what they need.
-        unpacked: Parts of names of the kernel's files, among which those are.
-        processors: How many it has.
-    """
-
-    modules: tuple[str, ...] = ()
-    unpacked: tuple[str, ...] = ()
-    processors: int = 1
+    modules: tuple[str, ...] = ()  # of the kernel, to be loaded with what they need
+    unpacked: tuple[str, ...] = ()  # parts of names of the kernel's files, among which those are
+    processors: int = 1  # how many it has
 
 
 NOTHING: Final = Extras()

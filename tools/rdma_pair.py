@@ -93,14 +93,7 @@ def counters(rank: int) -> dict[str, int]:
 
 
 class End:
-    """A rank's engine over one link.
-
-    Args:
-        peer: The other rank, where the same is made at the same time.
-        udp: It goes by UDP; else by RDMA.
-        payload_bytes: Data bytes per packet; 0: as many as a datagram of RDMA carries.
-        options: Those of a group.
-    """
+    """A rank's engine over one link."""
 
     def __init__(
         self, peer: Peer, *, udp: bool = False, payload_bytes: int = 0, **options: object
@@ -196,12 +189,7 @@ class _Owner:
 
 
 def both(task: Task, seconds: float) -> list[dict[str, Any]]:
-    """Runs a task in two processes, forked from this one.
-
-    Returns:
-        What each returned, by rank; {"error": text} of one that raised an exception, was killed,
-        or took longer than that.
-    """
+    """Runs a task in two processes, forked from this one."""
     context = multiprocessing.get_context("fork")
     pipes = context.Pipe()
     ranks = []

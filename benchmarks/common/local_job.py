@@ -16,14 +16,7 @@ def run_job(
     ranks: int,
     show: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> list[dict[str, Any]]:
-    """Runs ``module`` on all ranks, one thread of torch's each, and returns their events.
-
-    Args:
-        module: Of this package; it runs a rank when it gets a configuration's path.
-        config: What the ranks find in that file.
-        ranks: How many.
-        show: Called with each event as it comes.
-    """
+    """Runs ``module`` on all ranks, one thread of torch's each, and returns their events."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     events: list[dict[str, Any]] = []
 

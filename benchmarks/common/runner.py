@@ -61,39 +61,32 @@ def _each(pieces: Sequence[P]) -> Iterable[Sequence[P]]:
 
 @dataclass(frozen=True)
 class Study(Generic[P]):
-    """What :func:`main` needs to know of a study.
+    """What :func:`main` needs to know of a study."""
 
-    Attributes:
-        name: Its folder in benchmarks/studies.
-        description: For ``--help``.
-        plan: The pieces that options ask for, the most important first. Raises ValueError for
-            options that make no sense.
-        measuring: A context within which batches are measured. Measuring raises PieceFailed,
-            LossyError or LaunchError for a piece that fails.
-        report: Writes what can be said of results into a folder; may return a text to print.
-            Raises ValueError where results make no sense. None: ``write`` of the study's report.py.
-        arguments: Adds options of its own.
-        batches: Which pieces are measured together.
-        alike: Pieces with the same take about as long, for the time that is left.
-        failures_allowed: So many failures end the run.
-        reports_planned: Only planned pieces are reported, as those of another budget can't be
-            compared; else all that there are.
-        report_help: What the folder of the report must have.
-        preview: What ``--dry-run`` says of pieces, in lines. Raises LaunchError where they can't
-            be measured here.
-    """
-
-    name: str
-    description: str
+    name: str  # its folder in benchmarks/studies
+    description: str  # for ``--help``
+    # the pieces that options ask for, the most important first. Raises ValueError for options that
+    # make no sense
     plan: Callable[[Options], Sequence[P]]
+    # A context within which batches are measured. Measuring raises PieceFailed, LossyError or
+    # LaunchError for a piece that fails
     measuring: Callable[[Options], AbstractContextManager[Measure[P]]]
+    # writes what can be said of results into a folder; may return a text to print. Raises
+    # ValueError where results make no sense. None: ``write`` of the study's report.py
     report: Callable[[Sequence[Result], Path], str | None] | None = None
-    arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments  # adds options of its own
+    # which pieces are measured together
     batches: Callable[[Sequence[P]], Iterable[Sequence[P]]] = _each
+    # pieces with the same take about as long, for the time that is left
     alike: Callable[[P], object] = lambda piece: ""
-    failures_allowed: int = 1
+    failures_allowed: int = 1  # so many failures end the run
+    # only planned pieces are reported, as those of another budget can't be compared; else all that
+    # there are
     reports_planned: bool = False
+    # what the folder of the report must have
     report_help: str = "folder for tables and plots, such as docs"
+    # what ``--dry-run`` says of pieces, in lines. Raises LaunchError where they can't be measured
+    # here
     preview: Callable[[Sequence[P], Options], Iterable[str]] = _keys
 
 
@@ -161,11 +154,7 @@ def _parser(study: Study[P]) -> argparse.ArgumentParser:
 
 
 def only(pieces: Sequence[P], words: Sequence[str]) -> list[P]:
-    """The pieces that fit every word, as in ``loss=0.1,0.2``.
-
-    Raises:
-        ValueError: No piece has such a setting, or such a value.
-    """
+    """The pieces that fit every word, as in ``loss=0.1,0.2``."""
     out = list(pieces)
     for word in words:
         name, equals, text = word.partition("=")

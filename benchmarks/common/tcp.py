@@ -43,11 +43,7 @@ def use(control: str, but: Container[int] = ()) -> int:
 
 @contextlib.contextmanager
 def borrow(fd: int) -> Iterator[socket.socket]:
-    """The socket behind a descriptor that somebody else continues to own.
-
-    Raises:
-        OSError: It is no socket, or gone.
-    """
+    """The socket behind a descriptor that somebody else continues to own."""
     copy = os.dup(fd)
     try:
         end = socket.socket(fileno=copy)

@@ -63,11 +63,7 @@ class Part:
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """What it says of it.
-
-        Raises:
-            SystemExit: It has ended.
-        """
+        """What it says of it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -54,12 +54,7 @@ class Connection(Protocol):
 
 
 class Direct:
-    """The connections of all peers with a directory that listens: one ROUTER has them.
-
-    Args:
-        port: The directory's.
-        secret: The swarm's; None: all is in clear.
-    """
+    """The connections of all peers with a directory that listens: one ROUTER has them."""
 
     def __init__(self, port: int, secret: Secret | None) -> None:
         self._place = f"tcp://127.0.0.1:{port}"

@@ -29,13 +29,6 @@ def variance(
 ) -> float:
     """Mean square distance from ``mean`` of what owners reduce from N(mean, 1), over that of the
     lossless mean.
-
-    Args:
-        ranks: Of each host.
-        loss: The share of packets between hosts that is lost.
-        operations: How many are run.
-        algorithm: all_reduce, or reduce_scatter, without the packets that no other host reached.
-        mean: Of the contributions.
     """
     topology = Topology.of_labels(
         [i for i, n in enumerate(ranks) for _ in range(n)], [0] * sum(ranks)

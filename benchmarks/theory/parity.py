@@ -25,17 +25,11 @@ AT_ONCE = 20
 
 @dataclass(frozen=True)
 class Left:
-    """Shares of the data packets that stay missing.
+    """Shares of the data packets that stay missing."""
 
-    Attributes:
-        measured: The mean over streams.
-        error: Its standard error.
-        predicted: By the chain.
-    """
-
-    measured: float
-    error: float
-    predicted: float
+    measured: float  # the mean over streams
+    error: float  # its standard error
+    predicted: float  # by the chain
 
 
 def left_missing(

@@ -81,21 +81,7 @@ def against(
     label: str,
     measured: str | None = None,
 ) -> None:
-    """What is predicted as a line, and what was measured as points of its colour.
-
-    Args:
-        axes: Where to.
-        formula: What is predicted at each ``x``.
-        rows: What was measured.
-        x: Figure of ``rows`` that the formula takes.
-        y: Figure of ``rows`` that it predicts.
-        at: Where the line is drawn.
-        style: Of the line.
-        mark: Of the points.
-        colour: Of both; matplotlib's next by default.
-        label: Of the line.
-        measured: Of the points; none where several share one (:func:`measured_as`).
-    """
+    """What is predicted as a line, and what was measured as points of its colour."""
     (line,) = axes.plot(at, [formula(value) for value in at], style, color=colour, label=label)
     points = [row[x] for row in rows], [row[y] for row in rows]
     axes.plot(*points, mark, color=line.get_color(), label=measured)

@@ -195,20 +195,14 @@ def wide(values: Sequence[Floats]) -> Wide:
 
 @dataclass(frozen=True)
 class Round:
-    """What rounds leave of values that are drawn anew for each: all over the variance before.
+    """What rounds leave of values that are drawn anew for each: all over the variance before."""
 
-    Attributes:
-        variance: Of the peers' values.
-        moved: The square of what the mean of all has moved by.
-        lean: By how much groups' sums move, for what an owner's value is more than the mean of the
-            others'; of groups of one size.
-        contributions: Of how many peers a value is the mean; by sockets alone.
-    """
-
-    variance: Share
-    moved: Share
+    variance: Share  # of the peers' values
+    moved: Share  # the square of what the mean of all has moved by
+    # by how much groups' sums move, for what an owner's value is more than the mean of the others';
+    # of groups of one size
     lean: Share | None
-    contributions: float | None
+    contributions: float | None  # of how many peers a value is the mean; by sockets alone
 
 
 def single_rounds(
@@ -270,15 +264,10 @@ def _leans(before: Wide, after: Wide, groups: Groups, per_packet: int) -> tuple[
 
 @dataclass(frozen=True)
 class After:
-    """After so many rounds, over the variance at the beginning.
+    """After so many rounds, over the variance at the beginning."""
 
-    Attributes:
-        variance: Of the peers' values.
-        moved: The square of what the mean of all has moved by.
-    """
-
-    variance: Share
-    moved: Share
+    variance: Share  # of the peers' values
+    moved: Share  # the square of what the mean of all has moved by
 
 
 def many_rounds(
@@ -293,11 +282,7 @@ def many_rounds(
     wire: str = "same",
     seed: int = 4,
 ) -> tuple[list[After], list[list[Sizes]]]:
-    """Runs of as many rounds, a multiple of the grid's axes, each of new values.
-
-    Returns:
-        What is left after each round, and the sizes of its groups in each run.
-    """
+    """Runs of as many rounds, a multiple of the grid's axes, each of new values."""
     assert rounds % len(shape) == 0
     rng = np.random.default_rng(seed)
     variance, moved = ([Sums.none() for _ in range(rounds)] for _ in range(2))

@@ -113,15 +113,7 @@ class CallsHandler(_frontend.DebugHandler):
 
 
 def fetched(timeout: float) -> tuple[str | None, list[Record]]:
-    """Asks all ranks.
-
-    Args:
-        timeout: Seconds for each.
-
-    Returns:
-        Who didn't answer, as text, and the records in all answers: ranks of one machine tell of
-        the same processes, and of several records of one, ``job_status.latest`` takes one.
-    """
+    """Asks all ranks."""
     places, answers = frontend.fetch_all(ENDPOINT, timeout=timeout)
     told = [json.loads(one.text) for one in answers if one.status_code == 200]
     found = [Record.from_json(record) for records in told for record in records]

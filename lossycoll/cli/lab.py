@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lossycoll.errors import OptionError
-from lossycoll.lab import backends, capabilities, leftovers, network_io, report, tcp, verify
+from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
 from lossycoll.lab.backends import BACKENDS
 from lossycoll.lab.counters import Counters
 from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
@@ -265,7 +265,7 @@ def _add(table: Table, row: verify.LinkCheck) -> None:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    findings = capabilities.examine()
+    findings = backends.examine()
     if chosen.json:
         print(json.dumps([asdict(one) for one in findings]))
     else:
@@ -275,7 +275,7 @@ def _check(chosen: argparse.Namespace) -> int:
         for one in findings:
             table.add_row("[green]ok[/]" if one.good else "[yellow]no[/]", one.name, one.found)
         Console().print(table, highlight=False)
-    return 0 if capabilities.can_run(findings) else 1
+    return 0 if backends.can_run(findings) else 1
 
 
 def _clean(chosen: argparse.Namespace) -> int:

@@ -38,9 +38,7 @@ class Unwritable(RuntimeError):
 
 def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
     """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
-
-    Tried out, not looked up: permissions say nothing of a full or odd file system.
-    """
+    Tried out, not looked up: permissions say nothing of a full or odd file system."""
     try:
         if make_folder:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,18 +107,7 @@ def launch(
 def run_ranks(
     command: Sequence[str], *, ranks: int, folder: Path, environment: Mapping[str, str | None]
 ) -> None:
-    """Runs ``command`` on ``ranks`` ranks, as torchrun would, until all of them have ended well.
-
-    Args:
-        command: The program and its arguments.
-        ranks: How many processes, all on this machine.
-        folder: Receives each rank's output: ``logs/.../RANK/stdout.log`` and ``stderr.log``.
-        environment: Changes to this process's environment; None takes a variable away.
-
-    Raises:
-        LaunchError: A rank failed.
-        Interrupted: The user or the system asked the job to stop.
-    """
+    """Runs ``command`` on ``ranks`` ranks, as torchrun would, until all of them have ended well."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

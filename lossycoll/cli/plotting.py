@@ -14,16 +14,7 @@ from .launcher import must_be_writable
 
 
 def drawn(module: str, errors: Console, *what: Any) -> bool:
-    """Calls ``draw`` of a module that needs matplotlib.
-
-    Args:
-        module: Its full name. It is imported here, so that a command runs without matplotlib.
-        errors: Where a line says why there is no picture.
-        *what: Arguments of ``draw``.
-
-    Returns:
-        Whether there is a picture: False where matplotlib is missing.
-    """
+    """Calls ``draw`` of a module that needs matplotlib."""
     try:
         draw = import_module(module).draw
     except ModuleNotFoundError as error:
@@ -36,15 +27,7 @@ def drawn(module: str, errors: Console, *what: Any) -> bool:
 
 
 def must_be_png(picture: Path | None) -> None:
-    """Refuses a file for a picture that isn't a PNG, or can't be written.
-
-    Args:
-        picture: The file; None: none is asked for.
-
-    Raises:
-        OptionError: It has another suffix.
-        Unwritable: It can't be written.
-    """
+    """Refuses a file for a picture that isn't a PNG, or can't be written."""
     if picture is None:
         return
     if picture.suffix.lower() != ".png":

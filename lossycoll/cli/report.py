@@ -115,11 +115,7 @@ class Job:
 
 
 def read_files(files: Iterable[Path]) -> dict[str, list[Mapping[str, Any]]]:
-    """Lines by job, of all files, by time.
-
-    Raises:
-        NoFigures: A file can't be read, or has none.
-    """
+    """Lines by job, of all files, by time."""
     jobs: dict[str, list[Mapping[str, Any]]] = {}
     for file in files:
         try:
@@ -155,11 +151,7 @@ def _line(text: str) -> Mapping[str, Any] | None:
 
 
 def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job:
-    """The job to draw.
-
-    Raises:
-        NoFigures: There are several, or it isn't among them.
-    """
+    """The job to draw."""
     if session and session not in jobs:
         raise NoFigures(f"no job {session}; there are {', '.join(jobs)}")
     if not session and len(jobs) > 1:

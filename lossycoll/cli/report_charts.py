@@ -19,13 +19,7 @@ LINES = ("-", "--", ":")
 
 
 def draw(charts: Sequence[Chart], seconds: float, figures: list[str]) -> None:
-    """Adds one picture with all charts.
-
-    Args:
-        charts: What to draw.
-        seconds: What they begin and end with: 0 and this.
-        figures: Takes the picture's text.
-    """
+    """Adds one picture with all charts."""
     if not charts:
         return
     rows = -(-len(charts) // COLUMNS)

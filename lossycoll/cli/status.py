@@ -94,22 +94,12 @@ def _write_calls(records: Sequence[Record], folder: Path) -> int:
 
 
 def find_jobs(place: str | None) -> list[Job]:
-    """The job of whoever listens at a place; None: all jobs of this user on this machine.
-
-    Raises:
-        Unreachable: Nothing can be learnt; the text says why.
-        OptionError: The place is none, or the secret can't be used.
-    """
+    """The job of whoever listens at a place; None: all jobs of this user on this machine."""
     return job_status.jobs_of(find_records(place))
 
 
 def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
-    """What ranks tell, as :func:`find_jobs` finds them; with their latest calls, if asked for.
-
-    Raises:
-        Unreachable: Nothing can be learnt; the text says why.
-        OptionError: The place is none, or the secret can't be used.
-    """
+    """What ranks tell, as :func:`find_jobs` finds them; with their latest calls, if asked for."""
     if place is None:
         try:
             return status_page.pages(calls=calls)
@@ -143,11 +133,7 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """HOST:PORT.
-
-    Raises:
-        OptionError: It is none.
-    """
+    """HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise OptionError(f"{text!r} is no HOST:PORT")

@@ -39,28 +39,19 @@ SHOWN: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x08")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the script.
+    """One run of the script."""
 
-    Attributes:
-        loss: Share of packets that were dropped.
-        seed: Of what was dropped.
-        value: The metric's last value at rank 0; None where it printed none.
-        groups: How many groups of the backend "lossy" with a socket of their own rank 0 made.
-            Without one nothing is lost.
-        dropped: Packets that injection dropped, over all ranks; None where no group reported it.
-        seconds: From the start of the ranks to their end.
-        failure: What ended the run; empty if it ended well.
-        unread: What stands behind the metric's last mention where that is no number.
-    """
-
-    loss: float
-    seed: int
-    value: float | None
+    loss: float  # share of packets that were dropped
+    seed: int  # of what was dropped
+    value: float | None  # the metric's last value at rank 0; None where it printed none
+    # how many groups of the backend "lossy" with a socket of their own rank 0 made. Without one
+    # nothing is lost
     groups: int
+    # packets that injection dropped, over all ranks; None where no group reported it
     dropped: int | None
-    seconds: float
-    failure: str = ""
-    unread: str = ""
+    seconds: float  # from the start of the ranks to their end
+    failure: str = ""  # what ended the run; empty if it ended well
+    unread: str = ""  # what stands behind the metric's last mention where that is no number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +86,7 @@ def _metric(text: str) -> str:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """``chosen.words``: the command after "--".
-
-    Raises:
-        OptionError: No network loses this share of packets in bursts of this length.
-    """
+    """``chosen.words``: the command after "--"."""
     problem = _unusable(chosen.words, chosen.unseparated)
     if problem:
         print(f"lossycoll try: {problem}", file=sys.stderr)

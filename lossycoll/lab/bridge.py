@@ -32,9 +32,7 @@ UP_POLL_SECONDS: Final = 0.02
 
 class Bridge:
     """Namespaces, a bridge in the middle and a veth device per host; what passes is up to others.
-
-    Raises LabError, with what the failing command said, and LabPermissionError.
-    """
+    Raises LabError, with what the failing command said, and LabPermissionError."""
 
     def __init__(self, network: Network, environment: dict[str, str]) -> None:
         self.network = network

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
 
 from ..options.ranges import is_whole
-from .network import Network
-from .shape import Shape, wrong
+from .network import Network, Shape, wrong
 
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
@@ -52,10 +51,8 @@ class Ended:
 
 
 def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[str, str]:
-    """What torchrun would give a rank of a node, the interface to use, and the site.
-
-    ``world``: how many ranks take part, the first ones of ``shape``.
-    """
+    """What torchrun would give a rank of a node, the interface to use, and the site. ``world``: how
+    many ranks take part, the first ones of ``shape``."""
     host, local = shape.place_of(rank)
     first, last = rank - local, shape.place_of(world - 1)[0]
     variables = {

@@ -28,16 +28,6 @@ class Lab:
     Hosts are network namespaces without a name, which a process of the laboratory holds. They are
     gone when it ends, and it ends with this process, however that ends. What still runs on a host
     is then killed. docs/lab.md has the rest.
-
-    Args:
-        network: A :class:`Network`, or the name of a profile, as in ``Lab("cross-dc", hosts=4)``.
-        backend: What makes the network: "switch", "nft", "netem" or "auto".
-        changes: Fields of the network, its links or ports that replace its own.
-
-    Raises:
-        OptionError: The network can't be.
-        LabPermissionError: This process lacks the rights (when the context is entered, as below).
-        LabError: Something else is missing.
     """
 
     def __init__(
@@ -79,14 +69,7 @@ class Lab:
 
     @staticmethod
     def address(host: int) -> str:
-        """The address of a host.
-
-        Args:
-            host: Its number, from 0.
-
-        Returns:
-            IPv4, in dots.
-        """
+        """The address of a host."""
         return address_of(host)
 
     def start(
@@ -96,21 +79,7 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> subprocess.Popen[Any]:
-        """Starts a command on a host.
-
-        Args:
-            host: Its number, from 0.
-            command: The program and its arguments.
-            environment: Changes to this process's environment; None takes a variable away.
-            rest: As for subprocess.Popen.
-
-        Returns:
-            The process. It leads a session of its own, and is killed when the laboratory ends.
-
-        Raises:
-            OptionError: There is no such host.
-            LabError: The laboratory isn't running, or this user can't run its interpreter.
-        """
+        """Starts a command on a host."""
         self._network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
@@ -124,69 +93,24 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> list[Ended]:
-        """Runs a command as every rank of one job, on its host, until all have ended.
-
-        Args:
-            command: The program and its arguments.
-            environment: Changes to this process's environment; None takes a variable away. The
-                ranks are given what torchrun would give them besides (:mod:`lossycoll.lab.job`).
-            rest: As for :func:`job.run_ranks`: ``ranks``, ``timeout`` and ``grace`` in seconds,
-                ``on_line``, and ``at``: what to call when, as in ``at=[(5.0, lambda:
-                lab.change_port(up_mbit=10))]``.
-
-        Returns:
-            What became of each rank, by rank.
-        """
+        """Runs a command as every rank of one job, on its host, until all have ended."""
         return run_ranks(self, command, environment or {}, **rest)
 
     def change(self, pair: tuple[int, int] | None = None, **changes: Any) -> None:
-        """Changes links while the laboratory runs; returns when that is in force.
-
-        Packets on their way keep the delay that they left with.
-
-        Args:
-            pair: The link's (sender, receiver), one direction; None for all links within sites.
-            changes: Fields of :class:`Link`.
-
-        Raises:
-            OptionError: There is no such link or field, or a value can't be.
-        """
+        """Changes links while the laboratory runs; returns when that is in force. Packets on their
+        way keep the delay that they left with."""
         self._change(self._network.with_link(pair, **changes))
 
     def change_wan(self, **changes: Any) -> None:
-        """Changes what is between sites while the laboratory runs.
-
-        Args:
-            changes: Fields of :class:`Link`, for all between hosts of different sites, and of
-                :class:`Port`, for all sites' gateways. Queues are the gateways'.
-
-        Raises:
-            OptionError: There is no such field, or a value can't be.
-        """
+        """Changes what is between sites while the laboratory runs."""
         self._change(self._network.with_wan(**changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
-        """Changes ports while the laboratory runs.
-
-        Args:
-            host: Whose port; None for all ports.
-            changes: Fields of :class:`Port`.
-
-        Raises:
-            OptionError: There is no such host or field, or a value can't be.
-        """
+        """Changes ports while the laboratory runs."""
         self._change(self._network.with_port(host, **changes))
 
     def change_to(self, network: Network) -> None:
-        """Changes all links, ports and gateways to those of another network.
-
-        Args:
-            network: With the same hosts and sites; its MTU, seed and congestion control are of no
-                account.
-
-        Raises:
-            OptionError: It has other hosts or sites.
-        """
+        """Changes all links, ports and gateways to those of another network."""
         if network.shape != self._network.shape:
             raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
         self._change(network)

@@ -16,7 +16,84 @@ from typing import Any, Final
 
 from ..errors import OptionError
 from ..options.ranges import is_real, is_whole
-from .shape import Shape, check_whole, wrong
+
+HOSTS_MAX: Final = 64
+"""In all."""
+RANKS_MAX: Final = 64
+"""On a host."""
+
+
+def wrong(what: str, value: object, wanted: str) -> OptionError:
+    """The error for a part of a network that can't be."""
+    return OptionError(f"{what} is {value!r}, wanted {wanted}")
+
+
+def check_whole(what: str, value: object, low: int, high: int) -> None:
+    """Refuses what isn't a whole number of that range, by OptionError."""
+    if not is_whole(value, low, high):
+        raise wrong(what, value, f"a whole number from {low} to {high}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sites, their hosts, and the hosts' ranks. Numbers count from 0 through all sites: the hosts
+    of a site follow each other, and so do the ranks of a host."""
+
+    sites: int = 1  # how many there are
+    hosts: int = 2  # how many each site has; 2 to 64 in all
+    # how many each host has in a job of the whole laboratory; a tuple has a number for each host
+    ranks: int | tuple[int, ...] = 1
+
+    def __post_init__(self) -> None:
+        check_whole("sites", self.sites, 1, HOSTS_MAX)
+        check_whole("hosts", self.hosts, 2 if self.sites == 1 else 1, HOSTS_MAX // self.sites)
+        if not isinstance(self.ranks, tuple):
+            check_whole("ranks", self.ranks, 1, RANKS_MAX)
+            return
+        if len(self.ranks) != self.total_hosts:
+            wanted = f"one number, or one for each of {self.total_hosts} hosts"
+            raise wrong("ranks", self.ranks, wanted)
+        for number in self.ranks:
+            check_whole("ranks", number, 1, RANKS_MAX)
+
+    @property
+    def total_hosts(self) -> int:
+        """The hosts of all sites."""
+        return self.sites * self.hosts
+
+    @cached_property
+    def ranks_by_host(self) -> tuple[int, ...]:
+        """How many ranks each host has."""
+        if isinstance(self.ranks, tuple):
+            return self.ranks
+        return (self.ranks,) * self.total_hosts
+
+    @property
+    def world(self) -> int:
+        """The ranks of all hosts."""
+        return sum(self.ranks_by_host)
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are several sites, or hosts with several ranks."""
+        return self.sites > 1 or self.world > self.total_hosts
+
+    def site_of(self, host: int) -> int:
+        """The site of a host."""
+        return host // self.hosts
+
+    def hosts_of(self, site: int) -> range:
+        """The hosts of a site."""
+        return range(site * self.hosts, (site + 1) * self.hosts)
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """The host of a rank, and its number among the ranks of that host."""
+        host = 0
+        while rank >= self.ranks_by_host[host]:
+            rank -= self.ranks_by_host[host]
+            host += 1
+        return host, rank
+
 
 MTU_MIN: Final = 576
 """What every IPv4 host has to take (RFC 791)."""
@@ -71,43 +148,28 @@ def _check_rate(what: str, mbit: object) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """From one host to another, in one direction.
+    """From one host to another, in one direction."""
 
-    Args:
-        loss: Fraction of packets lost, 0 to 1.
-        burst: Mean number of packets lost in a row. 1 means each on its own; more is a
-            Gilbert-Elliott channel whose bad state loses everything (Elliott, Bell System Technical
-            Journal 42, 1963).
-        delay_ms: One-way delay; a round trip has two.
-        jitter_ms: How far the delay wanders to both sides, within some 10 ms; order is kept.
-        spread_ms: Up to how much later each packet comes, drawn uniformly for each by itself:
-            packets overtake each other.
-        reorder: Fraction of packets that are held back behind what follows.
-        hold_ms: By how much they are.
-        duplicate: Fraction of packets that arrive twice.
-        rate_mbit: Rate of this link alone, Mbit/s; None for no limit.
-        queue_packets: Length of the queue before the rate, which drops what doesn't fit. By
-            default 25 ms of the rate, and 64 packets at least.
-        queue_ms: The same in time.
-        policer_ms: No queue, but a token bucket of this time of the rate: what finds it empty is
-            dropped. Only one of the three may be set.
-
-    Raises:
-        OptionError: A value is outside its range, the jitter above the delay, or the burst too
-            short for the loss: one packet arrives between bursts, so loss <= burst / (burst + 1).
-    """
-
-    loss: float = 0.0
+    loss: float = 0.0  # fraction of packets lost, 0 to 1
+    # mean number of packets lost in a row. 1 means each on its own; more is a Gilbert-Elliott
+    # channel whose bad state loses everything (Elliott, Bell System Technical Journal 42, 1963)
     burst: float = 1.0
-    delay_ms: float = 0.0
+    delay_ms: float = 0.0  # one-way delay; a round trip has two
+    # how far the delay wanders to both sides, within some 10 ms; order is kept
     jitter_ms: float = 0.0
+    # up to how much later each packet comes, drawn uniformly for each by itself: packets overtake
+    # each other
     spread_ms: float = 0.0
-    reorder: float = 0.0
-    hold_ms: float = HOLD_MS
-    duplicate: float = 0.0
-    rate_mbit: float | None = None
+    reorder: float = 0.0  # fraction of packets that are held back behind what follows
+    hold_ms: float = HOLD_MS  # by how much they are
+    duplicate: float = 0.0  # fraction of packets that arrive twice
+    rate_mbit: float | None = None  # rate of this link alone, Mbit/s; None for no limit
+    # length of the queue before the rate, which drops what doesn't fit. By default 25 ms of the
+    # rate, and 64 packets at least
     queue_packets: int | None = None
-    queue_ms: float | None = None
+    queue_ms: float | None = None  # the same in time
+    # no queue, but a token bucket of this time of the rate: what finds it empty is dropped. Only
+    # one of the three may be set
     policer_ms: float | None = None
 
     def __post_init__(self) -> None:
@@ -145,26 +207,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Port:
-    """How a host or a site is connected: a rate each way, with a queue before it.
+    """How a host or a site is connected: a rate each way, with a queue before it."""
 
-    Args:
-        up_mbit: Rate to the network, Mbit/s; None for no limit.
-        down_mbit: Rate from the network, Mbit/s; None for no limit.
-        queue_packets: Length of the queue before each rate, which drops what doesn't fit. By
-            default 25 ms of the rate, and 64 packets at least.
-        queue_ms: The same in time.
-        policer_ms: No queues, but a token bucket of this time of each rate: what finds it empty is
-            dropped. Only one of the three may be set.
-
-    Raises:
-        OptionError: A value is outside its range, several queues are set, or a policer without a
-            rate.
-    """
-
-    up_mbit: float | None = None
-    down_mbit: float | None = None
+    up_mbit: float | None = None  # rate to the network, Mbit/s; None for no limit
+    down_mbit: float | None = None  # rate from the network, Mbit/s; None for no limit
+    # length of the queue before each rate, which drops what doesn't fit. By default 25 ms of the
+    # rate, and 64 packets at least
     queue_packets: int | None = None
-    queue_ms: float | None = None
+    queue_ms: float | None = None  # the same in time
+    # no queues, but a token bucket of this time of each rate: what finds it empty is dropped. Only
+    # one of the three may be set
     policer_ms: float | None = None
 
     def __post_init__(self) -> None:
@@ -175,40 +227,26 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """A laboratory's network.
+    """A laboratory's network."""
 
-    Args:
-        hosts: How many there are, 2 to 64 in all; where there are several sites, how many each has.
-        link: What joins each host to each other one of its site, in each direction.
-        port: How each host is connected.
-        links: The links that differ, by (sender, receiver).
-        ports: The ports that differ, by host.
-        mtu: Largest IP packet, in bytes.
-        seed: Of everything drawn. Each link has a sequence of its own, so what it loses depends
-            only on how many packets it is given.
-        sites: How many there are. Hosts of a site have numbers that follow each other.
-        ranks: How many a job of the whole laboratory has on each host; a tuple has a number for
-            each host.
-        wan: What joins each host to each one of another site, in each direction.
-        gateway: How each site is connected to the others: rates that its hosts share.
-        congestion: The congestion control that TCP has by default on all hosts, as in "cubic";
-            None for the machine's.
-
-    Raises:
-        OptionError: A number is out of range, or a link or port is of a host that isn't there.
-    """
-
+    # how many there are, 2 to 64 in all; where there are several sites, how many each has
     hosts: int = 2
-    link: Link = Link()
-    port: Port = Port()
+    link: Link = Link()  # what joins each host to each other one of its site, in each direction
+    port: Port = Port()  # how each host is connected
+    # the links that differ, by (sender, receiver)
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
-    ports: Mapping[int, Port] = field(default_factory=dict)
-    mtu: int = 1500
+    ports: Mapping[int, Port] = field(default_factory=dict)  # the ports that differ, by host
+    mtu: int = 1500  # largest IP packet, in bytes
+    # of everything drawn. Each link has a sequence of its own, so what it loses depends only on how
+    # many packets it is given
     seed: int = 1
-    sites: int = 1
+    sites: int = 1  # how many there are. Hosts of a site have numbers that follow each other
+    # how many a job of the whole laboratory has on each host; a tuple has a number for each host
     ranks: int | tuple[int, ...] = 1
-    wan: Link = Link()
-    gateway: Port = Port()
+    wan: Link = Link()  # what joins each host to each one of another site, in each direction
+    gateway: Port = Port()  # how each site is connected to the others: rates that its hosts share
+    # the congestion control that TCP has by default on all hosts, as in "cubic"; None for the
+    # machine's
     congestion: str | None = None
 
     def __post_init__(self) -> None:
@@ -233,76 +271,31 @@ class Network:
         return self.shape.total_hosts
 
     def check_host(self, host: int) -> None:
-        """Refuses a host that isn't there.
-
-        Args:
-            host: A number.
-
-        Raises:
-            OptionError: It is none of the network's.
-        """
+        """Refuses a host that isn't there."""
         check_whole("host", host, 0, self.total_hosts - 1)
 
     def check_link(self, sender: int, receiver: int) -> None:
-        """Refuses a link that isn't there.
-
-        Args:
-            sender: A host's number.
-            receiver: Another one.
-
-        Raises:
-            OptionError: One is no host of the network, or both are the same.
-        """
+        """Refuses a link that isn't there."""
         self.check_host(sender)
         self.check_host(receiver)
         if sender == receiver:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def is_far(self, sender: int, receiver: int) -> bool:
-        """Whether two hosts are at different sites.
-
-        Args:
-            sender: A host's number.
-            receiver: Another one.
-
-        Returns:
-            Whether a packet from one to the other passes their sites' gateways.
-        """
+        """Whether two hosts are at different sites."""
         return self.shape.site_of(sender) != self.shape.site_of(receiver)
 
     def link_of(self, sender: int, receiver: int) -> Link:
-        """The link from one host to another, one direction.
-
-        Args:
-            sender: A host's number.
-            receiver: Another one.
-
-        Returns:
-            The pair's own, or that of all links within sites, or between them.
-        """
+        """The link from one host to another, one direction."""
         usual = self.wan if self.is_far(sender, receiver) else self.link
         return self.links.get((sender, receiver), usual)
 
     def port_of(self, host: int) -> Port:
-        """The port of a host.
-
-        Args:
-            host: Its number.
-
-        Returns:
-            The host's own, or that of all hosts.
-        """
+        """The port of a host."""
         return self.ports.get(host, self.port)
 
     def others(self, host: int) -> list[int]:
-        """All hosts but one.
-
-        Args:
-            host: Which one.
-
-        Returns:
-            Their numbers, ascending.
-        """
+        """All hosts but one."""
         return [other for other in range(self.total_hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -310,18 +303,7 @@ class Network:
         return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
 
     def with_parts(self, **changes: Any) -> Network:
-        """A network with other values for some fields.
-
-        Args:
-            changes: Fields of a network, of its links or of its ports; those of links and ports
-                change all of them within sites.
-
-        Returns:
-            A copy; this one stays as it is.
-
-        Raises:
-            OptionError: None of them has such a field, or a value can't be.
-        """
+        """A network with other values for some fields."""
         parts = {name: value for name, value in changes.items() if name in _names(Network)}
         of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
         of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
@@ -333,15 +315,7 @@ class Network:
         return made.with_port(None, **of_ports) if of_ports else made
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
-        """A network with other values for a link.
-
-        Args:
-            pair: (sender, receiver); None: all links within sites.
-            changes: Fields of a link.
-
-        Returns:
-            A copy; this one stays as it is.
-        """
+        """A network with other values for a link."""
         if pair is None:
             return replace(
                 self, link=changed(self.link, **changes), links=self._links(False, changes)
@@ -350,18 +324,7 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_wan(self, **changes: Any) -> Network:
-        """A network with other values for what is between sites.
-
-        Args:
-            changes: Fields of a link, for all between hosts of different sites, and of a port, for
-                all gateways. Queues are the gateways'.
-
-        Returns:
-            A copy; this one stays as it is.
-
-        Raises:
-            OptionError: Neither has such a field, or a value can't be.
-        """
+        """A network with other values for what is between sites."""
         for name in changes:
             if name not in LINK_FIELDS | PORT_FIELDS:
                 known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
@@ -383,15 +346,7 @@ class Network:
         }
 
     def with_port(self, host: int | None, **changes: Any) -> Network:
-        """A network with other values for a port.
-
-        Args:
-            host: Its number; None: all ports.
-            changes: Fields of a port.
-
-        Returns:
-            A copy; this one stays as it is.
-        """
+        """A network with other values for a port."""
         if host is None:
             ports = {key: changed(port, **changes) for key, port in self.ports.items()}
             return replace(self, port=changed(self.port, **changes), ports=ports)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import OptionError
-from .network import Link, Network, Port, changed
+from .network import Link, Network, Port, changed, wrong
 from .profiles import profile
-from .shape import wrong
 
 PLAIN: Final = ("sites", "hosts", "ranks", "mtu", "seed", "congestion")
 PARTS: Final[Mapping[str, type[Link] | type[Port]]] = {
@@ -35,10 +34,8 @@ PORT_RATE: Final = ("up_mbit", "down_mbit")
 
 
 def load(path: str | Path) -> Network:
-    """Reads a network from JSON, or from TOML where Python has it (3.11).
-
-    The form is that of :func:`as_data`; whatever is left out has its default. Raises OptionError.
-    """
+    """Reads a network from JSON, or from TOML where Python has it (3.11). The form is that of
+    :func:`as_data`; whatever is left out has its default. Raises OptionError."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -74,10 +71,8 @@ def as_data(network: Network) -> dict[str, Any]:
 
 
 def from_data(data: Any) -> Network:
-    """The opposite of :func:`as_data`. Links and ports that differ name only what differs.
-
-    Raises OptionError for a name that isn't known and for a value that can't be.
-    """
+    """The opposite of :func:`as_data`. Links and ports that differ name only what differs. Raises
+    OptionError for a name that isn't known and for a value that can't be."""
     if not isinstance(data, Mapping):
         raise wrong("a network", type(data).__name__, "an object")
     known = {entry.name for entry in fields(Network)}
@@ -121,9 +116,7 @@ def host(text: str) -> int:
 
 def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
     """What ``loss=1%,delay=20ms`` says, the same as ``loss=0.01,delay_ms=20``; "none" is None.
-
-    ``rate``: the fields that "rate" stands for. OptionError for any other form.
-    """
+    ``rate``: the fields that "rate" stands for. OptionError for any other form."""
     out: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (one.strip() for one in part.partition("="))
@@ -136,9 +129,7 @@ def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
 
 def quantity(name: str, field: str, text: str) -> float | int | None:
     """A value of a field of links or ports, whose unit may stand behind it: ``1%``, ``20ms``.
-
-    ``name``: what the error calls it. OptionError for what isn't a number.
-    """
+    ``name``: what the error calls it. OptionError for what isn't a number."""
     if text == "none":
         return None
     end = field.rpartition("_")[2]

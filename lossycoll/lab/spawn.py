@@ -21,10 +21,8 @@ def own_process(role: str) -> list[str]:
 
 
 def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen; LabError if the program can't be started.
-
-    A user who isn't root may be kept from reading the interpreter, or the folder that it is in.
-    """
+    """subprocess.Popen; LabError if the program can't be started. A user who isn't root may be kept
+    from reading the interpreter, or the folder that it is in."""
     try:
         return subprocess.Popen(command, **how)
     except OSError as error:

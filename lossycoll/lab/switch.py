@@ -97,10 +97,8 @@ class Switch:
         return self._process.poll() is None
 
     def namespaces(self, number: int) -> list[str]:
-        """Paths of the namespaces of a host, in the order in which to enter them.
-
-        The number after the last host's is the namespace in the middle, where there is one.
-        """
+        """Paths of the namespaces of a host, in the order in which to enter them. The number after
+        the last host's is the namespace in the middle, where there is one."""
         handles = [self._shared.user_fd, self._shared.net_fd[number]]
         return [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
 

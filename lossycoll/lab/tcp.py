@@ -17,8 +17,7 @@ from typing import IO, Any, Final
 from ..errors import LabError
 from ..options.ranges import is_real
 from .job import Hosts, end
-from .network import Network, check_congestion
-from .shape import check_whole, wrong
+from .network import Network, check_congestion, check_whole, wrong
 from .spawn import own_process
 
 PORT: Final = 29100
@@ -32,23 +31,14 @@ SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 @dataclass(frozen=True)
 class Flows:
-    """Flows that send as much as their congestion control lets them.
+    """Flows that send as much as their congestion control lets them."""
 
-    Args:
-        congestion: Its name, as in "cubic".
-        count: How many flows.
-        pair: (sender, receiver); None: the first flow is from host 0 to host 1, the second from
-            host 1 to host 2, and so on, round and round.
-        share: Of the time in which they send, all at once, in each second.
-
-    Raises:
-        OptionError: The name or the number can't be.
-    """
-
-    congestion: str
-    count: int = 1
+    congestion: str  # its name, as in "cubic"
+    count: int = 1  # how many flows
+    # (sender, receiver); None: the first flow is from host 0 to host 1, the second from host 1 to
+    # host 2, and so on, round and round
     pair: tuple[int, int] | None = None
-    share: float = 1.0
+    share: float = 1.0  # of the time in which they send, all at once, in each second
 
     def __post_init__(self) -> None:
         check_congestion(self.congestion)

@@ -163,9 +163,7 @@ def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[flo
 @dataclass(frozen=True)
 class LinkCheck:
     """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS.
-
-    Times in ms; ``jitter`` is of both ways together.
-    """
+    Times in ms; ``jitter`` is of both ways together."""
 
     pair: tuple[int, int]
     link: Link
@@ -207,10 +205,8 @@ def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, flo
 def verify(
     lab: Lab, pairs: Sequence[tuple[int, int]] | None = None, mbit: float = MBIT
 ) -> Iterator[LinkCheck]:
-    """Measures links one after the other; None: those of :func:`chosen`.
-
-    ``mbit``: what is offered at most; less, where a rate is less than twice of it.
-    """
+    """Measures links one after the other; None: those of :func:`chosen`. ``mbit``: what is offered
+    at most; less, where a rate is less than twice of it."""
     for pair in pairs or chosen(lab.network):
         yield _measure(lab, pair, mbit)
 
@@ -249,9 +245,7 @@ class GatewayCheck:
 
 def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
     """Offers each site's gateway more than its rate, from its first host to the next site's.
-
-    Gateways without a rate aren't measured.
-    """
+    Gateways without a rate aren't measured."""
     network, shape = lab.network, lab.network.shape
     rates = [rate for rate in (network.gateway.up_mbit, network.gateway.down_mbit) if rate]
     if network.sites < 2 or not rates:

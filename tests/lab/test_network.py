@@ -20,20 +20,18 @@ from lossycoll.lab import (
     Network,
     Port,
     backends,
-    capabilities,
     counters,
     leftovers,
     netem,
     network_io,
-    pattern,
+    nft,
     switch_memory,
     verify,
 )
 from lossycoll.lab.backends import choose, missing
 from lossycoll.lab.counters import QueueCounts
 from lossycoll.lab.job import Ended, rank_environment
-from lossycoll.lab.network import changed, queue_bytes
-from lossycoll.lab.shape import Shape
+from lossycoll.lab.network import Shape, changed, queue_bytes
 from lossycoll.lab.switch import why
 from lossycoll.lab.tcp import Flows, placed
 
@@ -275,7 +273,7 @@ def test_the_first_backend_that_can_make_every_network_is_taken(
 
 @pytest.mark.parametrize("link", [Link(loss=0.001), Link(loss=0.05), Link(loss=0.02, burst=5)])
 def test_patterns_lose_what_was_asked(link: Link) -> None:
-    one = pattern.draw(link, 1, (0, 1))
+    one = nft.draw(link, 1, (0, 1))
     assert one.lost / one.period == pytest.approx(link.loss, rel=1e-3)
     lengths = [last - first + 1 for first, last in one.runs]
     assert statistics.mean(lengths) == pytest.approx(link.mean_burst, rel=0.1)
@@ -283,12 +281,12 @@ def test_patterns_lose_what_was_asked(link: Link) -> None:
     assert edges == sorted(edges)
     assert all(b - a >= 2 for (_, a), (b, _) in zip(one.runs, one.runs[1:], strict=False))
     assert edges[-1] < one.period
-    assert one == pattern.draw(link, 1, (0, 1)) != pattern.draw(link, 1, (1, 0))
+    assert one == nft.draw(link, 1, (0, 1)) != nft.draw(link, 1, (1, 0))
 
 
 def test_patterns_at_the_ends() -> None:
-    assert pattern.draw(Link(), 1, (0, 1)).lost == 0
-    assert pattern.draw(Link(loss=1), 1, (0, 1)) == pattern.Pattern(1, ((0, 0),))
+    assert nft.draw(Link(), 1, (0, 1)).lost == 0
+    assert nft.draw(Link(loss=1), 1, (0, 1)) == nft.Pattern(1, ((0, 0),))
 
 
 def test_files_say_the_same_again(tmp_path: Path) -> None:
@@ -380,12 +378,12 @@ def test_an_interpreter_that_this_user_may_not_run_is_a_finding(
     monkeypatch.setattr(sys, "executable", str(file))
     missing.cache_clear()
     try:
-        found = {one.name: one for one in capabilities.examine()}
+        found = {one.name: one for one in backends.examine()}
         with pytest.raises(LabError, match=r"can't run .*/python as user \d+: Permission denied"):
             Lab().__enter__()
     finally:
         missing.cache_clear()
-    assert not capabilities.can_run(list(found.values()))
+    assert not backends.can_run(list(found.values()))
     for name in ("interpreter", "backend switch"):
         assert not found[name].good
         assert f"can't run {file} as user" in found[name].found

@@ -71,7 +71,7 @@ TRAINING = (
     ),
     mutation(
         "what is rounded off of a gradient is forgotten",
-        "lossycoll/train/common/packet_elements.py",
+        "lossycoll/train/common/wire.py",
         "torch.sub(row, missed.masked_fill_(gone, 0), out=missed)",
         "missed.copy_(row).masked_fill_(~gone, 0)",
         "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",
@@ -85,7 +85,7 @@ TRAINING = (
     ),
     mutation(
         "optimizers step on rounded weights",
-        "lossycoll/train/sharded/parameter_differences.py",
+        "lossycoll/train/sharded/parameter_sync.py",
         "torch.sub(self._own, held, out=self._owed)",
         "self._owed.zero_()",
         "tests/train/sharded/test_wire.py::test_small_steps_are_not_rounded_away",

@@ -1,8 +1,7 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
-Public is what docs/api.md has (what users import from lossycoll, the process group that torch
-calls, what extensions use), and what the packages that others build on export. Other docstrings say
-in a line or three what a reader of the code needs.
+Public is what docs/api.md has: what users import from lossycoll, the process group that torch
+calls, and what extensions use. Other docstrings say in a line or three what a reader needs.
 """
 
 from __future__ import annotations
@@ -20,18 +19,12 @@ from typing import Any
 import pytest
 
 import lossycoll
-import lossycoll.lab
-import lossycoll.simulate
-from lossycoll.cli.demo import methods
-from lossycoll.simulate import Noise
 from tools.api_page import BEYOND, attributes, function_of, is_property
 
 EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
 }
 """Names whose docstring leaves something out, and why."""
-PACKAGES = (lossycoll.simulate, lossycoll.lab, methods)
-"""Those that export names of their own, for predictions, networks and training methods."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -62,23 +55,9 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield name, thing
                 if inspect.isclass(thing):
                     yield from members(name, thing)
-    for package in PACKAGES:
-        short = package.__name__.removeprefix("lossycoll.")
-        for name in package.__all__:
-            thing = getattr(package, name)
-            if inspect.isfunction(thing) or inspect.isclass(thing):  # no constant, no alias
-                yield f"{short}.{name}", thing
-            if inspect.isclass(thing):
-                yield from members(f"{short}.{name}", thing)
 
 
-def is_said_by_noise(name: str) -> bool:
-    """A distribution's method, which the interface of distributions documents for all of them."""
-    package, _, member = name.rpartition(".")
-    return name.startswith("simulate.") and package != "simulate.Noise" and member in vars(Noise)
-
-
-PUBLIC = {name: thing for name, thing in public() if not is_said_by_noise(name)}
+PUBLIC = dict(public())
 
 
 def raises(function: Any) -> bool:
@@ -116,7 +95,7 @@ def lacks(thing: Any) -> list[str]:
         described = text.partition("Attributes:")[2]
         fields = [name for name in thing._fields if not re.search(rf"^ +{name}: ", described, re.M)]
         return out + [f"field {name}" for name in fields]
-    if inspect.isclass(thing) and (thing is Noise or issubclass(thing, BaseException | Enum)):
+    if inspect.isclass(thing) and issubclass(thing, BaseException | Enum):
         return out
     if getattr(thing, "_is_protocol", False):  # nobody makes one
         return out

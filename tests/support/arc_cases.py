@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossycoll.train.compress import selection
 from lossycoll.train.compress.error_memory import RowSum, memory_of
-from lossycoll.train.compress.rows import kept_rows
+from lossycoll.train.compress.selection import kept_rows
 
 BLOCKS, BLOCK = 200, 10
 NOISE_BLOCKS, SIGNAL = 150, 150

@@ -20,11 +20,7 @@ from .sweep import Sweep, under_torchrun
 
 
 def measure(sweep: Sweep, options: argparse.Namespace) -> dict[str, Any]:
-    """A row for each size and backend (``rows``), and what was measured (``measured``, ``nccl``).
-
-    Raises:
-        PieceFailed: NCCL is asked for and can't run.
-    """
+    """Rows for each size and backend, and what was measured (``measured``, ``nccl``)."""
     del options
     console = Console(stderr=True, highlight=False)
     try:

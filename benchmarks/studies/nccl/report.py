@@ -15,11 +15,7 @@ TYPES = {"float32": "float", "float64": "double", "float16": "half", "bfloat16":
 
 
 def write(results: Sequence[Result], folder: Path) -> str:
-    """nccl.json, and the tables in performance.md; returns these.
-
-    Raises:
-        ValueError: There are no results.
-    """
+    """nccl.json, and the tables in performance.md; returns these."""
     if not results:
         raise ValueError("nothing was measured yet")
     text = "\n\n".join(table(result) for result in results)

@@ -17,25 +17,15 @@ from lossycoll.cli.launcher import LaunchError
 
 @dataclass(frozen=True)
 class Sweep(Piece):
-    """All-reduces of ``begin`` to ``end`` bytes, each ``factor`` times the one before.
+    """All-reduces of ``begin`` to ``end`` bytes, each ``factor`` times the one before."""
 
-    Attributes:
-        backends: Those that take turns.
-        ranks: How many.
-        begin: Bytes.
-        end: Bytes.
-        factor: From size to size.
-        dtype: Of the elements.
-        seconds: For each size.
-    """
-
-    backends: tuple[str, ...]
-    ranks: int
-    begin: int
-    end: int
-    factor: int
-    dtype: str
-    seconds: float
+    backends: tuple[str, ...]  # those that take turns
+    ranks: int  # how many
+    begin: int  # bytes
+    end: int  # bytes
+    factor: int  # from size to size
+    dtype: str  # of the elements
+    seconds: float  # for each size
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -89,18 +79,7 @@ def under_torchrun() -> bool:
 
 
 def preview(sweep: Sweep, seen: Sequence[nccl.Seen]) -> Iterator[str]:
-    """What would be run.
-
-    Args:
-        sweep: That which.
-        seen: By rank, what is there.
-
-    Yields:
-        Lines.
-
-    Raises:
-        LaunchError: NCCL is asked for and can't run.
-    """
+    """What would be run."""
     sizes, hosts = sweep.configuration["sizes"], len({rank.host for rank in seen})
     yield (
         f"would run: {', '.join(sweep.backends)}; {len(seen)} ranks on "

@@ -18,48 +18,31 @@ SETTLE = 2
 
 @dataclass(frozen=True)
 class Case(Piece):
-    """One network, some all-reduces in a row, and the goal.
+    """One network, some all-reduces in a row, and the goal."""
 
-    Attributes:
-        kind: What it stands for: goals are by kind.
-        hosts: How many there are, each with ``ranks`` ranks.
-        mbit: Rate of each host's port, both ways.
-        rtt_ms: Round trip.
-        mib: Size of the tensor.
-        queue_ms: Of the queues before ports; 0: a policer is there instead,
-        policer_ms: with so much of its rate at once.
-        loss: Share of packets that the network loses, in runs of ``burst``.
-        jitter_ms: How far the delay wanders; ``spread_ms``: the same, packet by packet.
-        reorder: Share of packets that come 5 ms late.
-        up_mbit: The rate from hosts to the network, where it differs; 0: it doesn't.
-        gap_s: Pause between calls.
-        change: What happens at 0.4 of the limit in the third call: "" for nothing, else as in
-            ``rate=0.1``, ``rtt=200``, ``policer=10``, ``loss=0.05``.
-        delivery: The option; ``repair``, ``fec`` and ``algorithm`` are, too.
-        calls: How many count.
-    """
-
-    kind: str
-    hosts: int
-    mbit: float
-    rtt_ms: float
-    mib: float
+    kind: str  # what it stands for: goals are by kind
+    hosts: int  # how many there are, each with ``ranks`` ranks
+    mbit: float  # rate of each host's port, both ways
+    rtt_ms: float  # round trip
+    mib: float  # size of the tensor
     ranks: int = 1
-    queue_ms: float = 25.0
-    policer_ms: float = 0.0
-    loss: float = 0.0
+    queue_ms: float = 25.0  # of the queues before ports; 0: a policer is there instead,
+    policer_ms: float = 0.0  # with so much of its rate at once
+    loss: float = 0.0  # share of packets that the network loses, in runs of ``burst``
     burst: float = 1.0
-    jitter_ms: float = 0.0
+    jitter_ms: float = 0.0  # how far the delay wanders; ``spread_ms``: the same, packet by packet
     spread_ms: float = 0.0
-    reorder: float = 0.0
-    up_mbit: float = 0.0
-    gap_s: float = 0.0
+    reorder: float = 0.0  # share of packets that come 5 ms late
+    up_mbit: float = 0.0  # the rate from hosts to the network, where it differs; 0: it doesn't
+    gap_s: float = 0.0  # pause between calls
+    # what happens at 0.4 of the limit in the third call: "" for nothing, else as in ``rate=0.1``,
+    # ``rtt=200``, ``policer=10``, ``loss=0.05``
     change: str = ""
-    delivery: str = "lossy"
+    delivery: str = "lossy"  # the option; ``repair``, ``fec`` and ``algorithm`` are, too
     repair: int = 0
     fec: float = 0.0
     algorithm: str = "auto"
-    calls: int = 5
+    calls: int = 5  # how many count
     seed: int = 3
 
     @property
@@ -103,15 +86,10 @@ class Case(Piece):
 
 @dataclass(frozen=True)
 class Goal:
-    """Bounds of medians. None: the figure is only shown.
+    """Bounds of medians. None: the figure is only shown."""
 
-    Attributes:
-        ratio: Time over the limit, at most.
-        missing: Share of packets beyond those that the network loses, at most.
-    """
-
-    ratio: float | None = None
-    missing: float | None = None
+    ratio: float | None = None  # time over the limit, at most
+    missing: float | None = None  # share of packets beyond those that the network loses, at most
 
 
 GOALS = {

@@ -141,11 +141,7 @@ OWN: Final = (
 
 
 def variants() -> dict[str, Method]:
-    """All variants by name.
-
-    Raises:
-        ValueError: A registered method has the name of a variant of this study.
-    """
+    """All variants by name."""
     for taken in {method.name for method in OWN} & {method.name for method in methods()}:
         raise ValueError(f"method {taken!r} has the name of a variant of the study: rename it")
     return {method.name: method for method in (*OWN, *methods())}

@@ -47,11 +47,7 @@ def plan(options: argparse.Namespace) -> list[Run]:
 
 
 def missing(python: str) -> tuple[str, ...]:
-    """Who can't average here; says so.
-
-    Raises:
-        ValueError: An interpreter was given, and it can't import hivemind.
-    """
+    """Who can't average here; says so."""
     if not python:
         print(f"hivemind is left out; to have it: {HOW_TO}", file=sys.stderr)
         return (HIVEMIND,)

@@ -179,9 +179,7 @@ def measure(
     console: Console,
 ) -> dict[str, Any]:
     """What ranks on this machine measured (bench_rank.take_part); progress goes to ``console``.
-
-    Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run.
-    """
+    Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run."""
     if "nccl" in config["backends"]:
         bench_nccl.choose([bench_nccl.look()] * ranks)
     progress = Progress(
@@ -230,10 +228,8 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
 
 
 def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """A row per size and backend, with the ratios of lossy's bandwidth to the others'.
-
-    ``wrong``: elements that differ from the sum, in two checks at all ranks; None where unchecked.
-    """
+    """A row per size and backend, with the ratios of lossy's bandwidth to the others'. ``wrong``:
+    elements that differ from the sum, in two checks at all ranks; None where unchecked."""
     factor = 2 * (ranks - 1) / ranks
     rows: list[dict[str, Any]] = []
     for entry in measured["sizes"]:

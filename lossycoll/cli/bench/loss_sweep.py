@@ -43,17 +43,7 @@ def measure(
     environment: Mapping[str, str | None],
     on_loss: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A row per loss and backend, and steps of training at the loss in the middle.
-
-    Args:
-        options: Of the command.
-        config: What worker.py reads, but for what differs by loss.
-        environment: Changes to the ranks' environment.
-        on_loss: Is given a line before each loss is measured.
-
-    Raises:
-        LaunchError: A rank failed.
-    """
+    """A row per loss and backend, and steps of training at the loss in the middle."""
     lacking = missing("switch")
     size = min(MOST_BYTES, max(options.sizes))
     middle = options.losses[len(options.losses) // 2]

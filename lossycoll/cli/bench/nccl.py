@@ -46,9 +46,7 @@ class GpuAssignment:
 @dataclass(frozen=True)
 class Setup:
     """``mode``: "own", a GPU for each rank of one host; "hosts", of several; "shared", otherwise.
-
-    ``places`` by rank.
-    """
+    ``places`` by rank."""
 
     mode: str
     places: tuple[GpuAssignment, ...]
@@ -85,10 +83,8 @@ def _own_host() -> str:
 
 
 def choose(seen: Sequence[Seen]) -> Setup:
-    """Gives every rank a GPU that it sees, the least taken one. ``seen`` by rank.
-
-    Raises NcclMissing, naming the first rank of each kind of want.
-    """
+    """Gives every rank a GPU that it sees, the least taken one. ``seen`` by rank. Raises
+    NcclMissing, naming the first rank of each kind of want."""
     lacks = _lacks(seen)
     if lacks:
         raise NcclMissing("NCCL can't run here: " + "; ".join(lacks))

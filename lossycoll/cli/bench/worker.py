@@ -6,12 +6,13 @@ processes: whatever else the machine does in the meantime hits them alike.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,81 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
 from lossycoll.cli.launcher import EventWriter
 
-from . import ddp_step, nccl
-from .interleave import in_turns
+from . import nccl
 
 Groups = dict[str, dist.ProcessGroup]
 OnSize = Callable[[int, int], None]
 """Is given the bytes of a size and how many sizes are done."""
+
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 2000
+WARM_UP_ROUNDS = 2
+
+
+def in_turns(
+    names: Sequence[str], once: Callable[[str], float], seconds: float
+) -> dict[str, list[float]]:
+    """Calls ``once(name)``, which returns the seconds it took, in rounds of all names.
+
+    The rounds fill about ``seconds`` by rank 0's clock, after some that don't count. All ranks of
+    the default group do the same number. Returns the times by name.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in names}
+
+    def one_round(number: int) -> None:
+        # The order turns around each time, so that nobody always runs second.
+        for name in names if number % 2 == 0 else reversed(names):
+            taken[name].append(once(name))
+
+    started = time.perf_counter()
+    for number in range(WARM_UP_ROUNDS):
+        one_round(number)
+    a_round = (time.perf_counter() - started) / WARM_UP_ROUNDS
+    rounds = torch.tensor(min(MOST_ROUNDS, max(LEAST_ROUNDS, int(seconds / a_round))))
+    dist.broadcast(rounds, src=0)
+    for times in taken.values():
+        times.clear()
+    for number in range(int(rounds)):
+        one_round(number)
+    return taken
+
+
+LAYERS, WIDTH, CONTEXT, BATCH = 2, 128, 64, 4
+"""Of the model (0.43 million parameters) and of what a rank draws for a step."""
+
+
+def measure_steps(
+    groups: Mapping[str, dist.ProcessGroup], seconds: float
+) -> dict[str, list[float]]:
+    """Seconds of every step, by backend: forward, backward with DDP's all-reduces, optimizer."""
+    random = torch.Generator().manual_seed(dist.get_rank())
+    text = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=random)
+    replicas, optimizers = {}, {}
+    for name, group in groups.items():
+        torch.manual_seed(1)
+        model = ByteGPT(LAYERS, WIDTH, CONTEXT)
+        replicas[name] = DistributedDataParallel(model, process_group=group)
+        optimizers[name] = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(name: str) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        loss = next_byte_loss(replicas[name](text[:, :-1]), text[:, 1:])
+        optimizers[name].zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers[name].step()
+        return time.perf_counter() - started
+
+    taken = in_turns(tuple(groups), step, seconds)
+    replicas.clear()
+    gc.collect()  # DDP is part of a reference cycle, and holds its group
+    return taken
 
 
 def contribution(elements: int, dtype: torch.dtype, rank: int) -> Tensor:
@@ -126,9 +192,7 @@ def seen_by_all() -> list[nccl.Seen]:
 
 def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
     """Measures with the ranks of the default group, which only coordinates; rank 0 gets the result.
-
-    Raises NcclMissing, at every rank, where NCCL is asked for and can't run.
-    """
+    Raises NcclMissing, at every rank, where NCCL is asked for and can't run."""
     device, setup = torch.device("cpu"), None
     with tempfile.TemporaryDirectory(prefix="lossycoll-bench-") as folder:
         account = Path(folder) / "nccl.log"
@@ -146,7 +210,7 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
             on_size(size, done + 1)
         # DDP would hand a model on the GPU to backends of the CPU: those measure theirs.
         ours = {name: group for name, group in groups.items() if name != "nccl"}
-        steps = ddp_step.measure(ours, config["step_seconds"]) if config["step_seconds"] else {}
+        steps = measure_steps(ours, config["step_seconds"]) if config["step_seconds"] else {}
         connected = nccl.transports(account.read_text()) if account.exists() else ()
     gathered: list[Any] = [None] * dist.get_world_size()
     own = {"sizes": measured, "steps": steps, "traffic": traffic(groups), "nccl": connected}

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 import lossycoll
 from lossycoll.train.common.recovery import MAX_MISSING
 from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY
-from lossycoll.train.sharded.undelivered import TOO_MANY
+from lossycoll.train.sharded.parameter_sync import TOO_MANY
 
 STRIDE: Final = 31
 """OwnSteps keeps one element in so many, a dozen of each packet. Prime, so that it meets all
@@ -41,9 +41,7 @@ columns of matrices whose width is a power of two."""
 
 class OwnersTrail:
     """The last values of the parameters that this rank owns, kept from now on after each step.
-
-    ``optimizer``: a ShardedOptimizer with the default ``max_age``, which says what is missing.
-    """
+    ``optimizer``: a ShardedOptimizer with the default ``max_age``, which says what is missing."""
 
     def __init__(self, optimizer: lossycoll.ShardedOptimizer) -> None:
         self._optimizer = optimizer
@@ -138,9 +136,7 @@ def stale_drift(moved: Sequence[float], world: int, missed: float) -> float:
 
 def drift_by_age(ages: Sequence[float], moved: Sequence[float], world: int) -> float:
     """``ages[k]``: the chance that what a receiver holds is k steps old, each receiver for itself.
-
-    Of all pairs of ranks and blocks, the owner is one of the pair in 2 / world.
-    """
+    Of all pairs of ranks and blocks, the owner is one of the pair in 2 / world."""
     both = sum(a * b * moved[abs(i - j)] for i, a in enumerate(ages) for j, b in enumerate(ages))
     one = sum(age * moved[k] for k, age in enumerate(ages))
     return (1 - 2 / world) * both + 2 / world * one

@@ -13,12 +13,9 @@ from importlib import metadata
 from pathlib import Path
 
 from .findings import Finding, Severity, good_if
-from .job_environment import chosen_interface, mtu, port_range
-from .loopback import engine_in_shared_memory, engine_loopback, udp_loopback
-from .rdma import rdma
+from .job_environment import chosen_interface, memory_sharing, mtu, port_range, rdma
+from .loopback import engine_in_shared_memory, engine_loopback, sealing, udp_loopback
 from .requirements import Admitted, python_versions, torch_versions
-from .sealing import sealing
-from .shared_memory import memory_sharing
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104

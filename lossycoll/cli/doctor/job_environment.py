@@ -6,6 +6,7 @@ their own, and the checks that need them have nothing to say.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ from .findings import Finding, Severity, good_if
 
 if TYPE_CHECKING:
     from lossycoll.options.fields import Options
+    from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
     from lossycoll.runtime.net.interfaces import Interface
+    from lossycoll.runtime.net.rdma_ports import Port
 
 ENOUGH_PORTS = 64
 
@@ -121,3 +124,111 @@ def _free(
         if free == enough:
             break
     return free
+
+
+TOKEN = "doctor"
+NAME = "memory sharing"
+
+
+def memory_sharing() -> list[Finding]:
+    from lossycoll.runtime.engine.host import shared_bytes
+    from lossycoll.runtime.net.control_groups import memory_room
+    from lossycoll.runtime.net.machine import this_machine
+
+    advice = "ranks of this machine use UDP among themselves, which is slower"
+    try:
+        this_machine()
+        reason = _attempt()
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        return [Finding(NAME, Severity.WARN, f"no: {reason}", advice)]
+    ranks = local_ranks()
+    room, wanted = memory_room(), ranks * shared_bytes(ranks)
+    advice = (
+        f"{ranks} ranks may take {wanted >> 20} MiB of shared memory, and use UDP where they "
+        f"can't: raise the memory limit of their control group"
+    )
+    found = f"yes, among processes of user {os.geteuid()} in this network namespace"
+    if room < 1 << 60:
+        found += f"; {room / 2**30:.1f} GiB of memory free"
+    return [good_if(room >= wanted, NAME, found, Severity.WARN, advice)]
+
+
+def _attempt() -> str:
+    """Why descriptors can't be handed over; empty if they can."""
+    from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
+
+    with contextlib.ExitStack() as undo:
+        ends = [DescriptorExchange(1) for _ in range(2)]
+        for end in ends:
+            undo.callback(end.close)
+        asleep, wake = os.pipe()
+        undo.callback(os.close, asleep)
+        undo.callback(os.close, wake)
+        memory = _sealed_memory()
+        undo.callback(os.close, memory)
+        return _hand_over(ends[0], ends[1], (memory, wake))
+
+
+def _hand_over(
+    sender: DescriptorExchange, receiver: DescriptorExchange, descriptors: tuple[int, int]
+) -> str:
+    failed = sender.send(0, TOKEN, {1: receiver.name}, descriptors)
+    receiver.take(TOKEN, [0])
+    reasons = [*failed.values(), *receiver.refused.values()]
+    return "" if 0 in receiver.taken else (reasons or ["nothing came"])[0]
+
+
+def _sealed_memory() -> int:
+    import fcntl
+
+    from lossycoll.runtime.net.descriptor_exchange import F_SEAL_FUTURE_WRITE, SEALS
+
+    memory = os.memfd_create("lossycoll-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, 4096)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
+    return memory
+
+
+def rdma() -> list[Finding]:
+    from lossycoll.errors import OptionError
+    from lossycoll.options.fields import Options
+    from lossycoll.runtime.net.rdma_ports import ports
+
+    have = ports()
+    if not have:
+        return [Finding("RDMA", Severity.OK, "no devices; packets go by UDP")]
+    try:
+        options = Options.from_env()
+    except OptionError:
+        options = Options()  # the variables have their own line
+    return [_port(port, options) for port in have]
+
+
+def _port(port: Port, options: Options) -> Finding:
+    from lossycoll.errors import EngineError
+    from lossycoll.runtime.engine.verbs_port import VerbsPort, memory_limit
+    from lossycoll.runtime.net.rdma_ports import ACTIVE, usable_gids
+
+    name = f"RDMA {port}"
+    if port.state != ACTIVE:
+        return Finding(name, Severity.OK, f"{port.layer}, {port.state}: it is not used")
+    gids = usable_gids(port)
+    if not gids:
+        advice = "give its interface an IP address, so that it has a GID of RoCE v2"
+        return Finding(name, Severity.WARN, f"{port.layer}, no GID of RoCE v2", advice)
+    try:
+        opened = VerbsPort(port.device, port.number, gids[0].index, library=options.libibverbs)
+    except EngineError as error:
+        return Finding(name, Severity.WARN, f"{port.layer}, not usable", str(error))
+    opened.close()
+    found = (
+        f"{port.layer}, GID {', '.join(map(str, gids))}; datagrams of {opened.mtu} bytes, "
+        f"{opened.queue} may wait (memory that may be locked: {memory_limit()})"
+    )
+    advice = (
+        f"{opened.queue_wanted} datagrams should have room: raise ulimit -l, LimitMEMLOCK= of "
+        f"systemd, or --ulimit memlock=-1 of a container"
+    )
+    return good_if(opened.queue == opened.queue_wanted, name, found, Severity.WARN, advice)

@@ -32,9 +32,6 @@ class Admitted:
 
         A pre-release or development version (2.13.0rc1) comes before its release. It isn't in
         ``<2.13`` either, as in PEP 440. Post-releases and local versions count as their release.
-
-        Raises:
-            ValueError: The range or the version can't be read.
         """
         clauses = [part.strip() for part in self.text.split(",") if part.strip()]
         return all(_holds(clause, version) for clause in clauses)

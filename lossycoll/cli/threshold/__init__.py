@@ -1,5 +1,1 @@
-"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times.
-
-``command`` has the options, ``prediction`` what the times predict, ``text`` and ``plot`` how it is
-shown.
-"""
+"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times."""

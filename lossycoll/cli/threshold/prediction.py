@@ -88,10 +88,8 @@ def predict(
 
 
 def slow_rank(times: Times) -> tuple[int, float] | None:
-    """The slowest rank, and its mean compute time over the median rank's, if that is much.
-
-    Times are by micro-batch, so that a rank with more of them doesn't count as slow.
-    """
+    """The slowest rank, and its mean compute time over the median rank's, if that is much. Times
+    are by micro-batch, so that a rank with more of them doesn't count as slow."""
     means = np.nanmean(times[usual(times)], axis=(0, 2))
     slowest = int(np.argmax(means))
     ratio = float(means[slowest] / np.median(means))

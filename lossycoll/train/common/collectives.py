@@ -16,15 +16,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.errors import PeerLostError
+from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.options.scopes import lossy, reliable
 
-from .arguments import own_group
-from .packet_elements import as_elements, missed_by_rounding, rounded_to
 from .recovery import NOTHING_ASKED, Recovery
 from .staleness import Mask
-from .wire import FP16, NOT_ASKED, Wire, exactly
+from .wire import FP16, NOT_ASKED, Wire, as_elements, exactly, missed_by_rounding, rounded_to
 from .works import BlockGather, Complete, ReportedMean, Work
+
+
+def own_group(group: object) -> dist.ProcessGroup:
+    """The group to work in; None is the default group. UnsupportedError: this rank isn't in it."""
+    found = dist.group.WORLD if group is None else group
+    if isinstance(found, dist.ProcessGroup):
+        return found
+    if not dist.is_initialized():
+        raise UnsupportedError(
+            "there is no process group; call torch.distributed.init_process_group first"
+        )
+    here = f"rank {dist.get_rank()}/{dist.get_world_size()}"
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise UnsupportedError(
+            f"{here}: this rank isn't in the group that was passed (new_group has given it "
+            f"GroupMember.NON_GROUP_MEMBER); call this on the ranks of that group only"
+        )
+    raise UnsupportedError(f"{here}: group is {found!r}, wanted a ProcessGroup or None")
 
 
 class Collectives:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
-
-from .arguments import is_whole
+from lossycoll.options.ranges import is_whole
 
 MAX_MISSING: Final = 0.01
 """Which share of the packets may be missing, where nobody says otherwise. Twice as many stale

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lossycoll.errors import UnsupportedError
 
-from .arguments import own_group
+from .collectives import own_group
 from .layout import is_dense
 from .wrapped import check_keeps_parameters, ddp_of, innermost
 

@@ -19,7 +19,7 @@ from lossycoll.train.common.layout import is_dense
 from lossycoll.train.common.wire import Wire
 
 from .error_memory import RankMemory
-from .rows import MatrixShape, by_element, by_first_dimension, pays
+from .selection import MatrixShape, by_element, by_first_dimension, pays
 from .settings import DENSE_BELOW, ARCTopKSettings
 from .step import BucketGradient, BucketStep, TrafficCounts, mean_whole
 

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from lossycoll.errors import OptionError
-from lossycoll.train.common.arguments import is_number, is_whole
+from lossycoll.options.ranges import is_number, is_whole
 from lossycoll.train.common.wire import Wire
 
 from .error_memory import RULES

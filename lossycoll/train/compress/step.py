@@ -20,7 +20,7 @@ from lossycoll.train.common.collectives import Collectives
 
 from . import selection
 from .error_memory import ErrorMemory, RowSum
-from .rows import MatrixShape, as_matrix, kept_rows
+from .selection import MatrixShape, as_matrix, kept_rows
 from .settings import ARCTopKSettings
 from .transport import Mean, is_exact, mean, padded, sent_bytes
 

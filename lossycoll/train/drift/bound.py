@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedError
-from lossycoll.train.common.arguments import is_whole
+from lossycoll.options.ranges import is_whole
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.recovery import Recovery
@@ -31,9 +32,56 @@ from lossycoll.train.common.works import BlockGather
 from lossycoll.train.common.wrapped import steps_of
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-from .silent_owners import SilentOwners
 from .slices import slice_owner, slice_up
 from .sources import Layout, Source, device_of, group_of, layout_of, sources_of, stepped
+
+BLOCKS: Final = 256
+"""So many in a row are lost once in 5e11 times, at 90% loss."""
+SWEEPS: Final = 2
+KNOWN_STEPS: Final = 2
+
+
+class SilentOwners:
+    """By owner, the steps and blocks since one of its blocks last arrived at this rank.
+
+    In ``period`` steps, a sweep, each owner sends its share of everything.
+    """
+
+    def __init__(self, rank: int, world: int, period: int) -> None:
+        self._rank = rank
+        self._period = period
+        self._since = np.full(world, np.nan)
+        self.blocks = np.zeros(world, np.int64)
+        """Blocks that were lost since, by owner."""
+        self.steps = np.zeros(world, np.int64)
+        """Steps since, by owner."""
+
+    def note(self, arrived: Mask, now: float) -> None:
+        """Takes in one more step's arrivals, bool (world, blocks) by owner, at ``now`` seconds."""
+        came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
+        self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
+        self.steps = np.where(came, 0, self.steps + 1)
+        self._since = np.where(came, now, self._since)
+        self._since = np.where(np.isnan(self._since), now, self._since)
+
+    def last_arrival(self, owner: int) -> float:
+        """Seconds at which an owner's block last arrived, or should have for the first time."""
+        return float(self._since[owner])
+
+    def dead(self, now: float, link_timeout: float, known: Collection[int] = ()) -> list[int]:
+        """Ranks, ascending, of owners whose links are dead; times are in seconds.
+
+        Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's timeout.
+        A link that is away for less has only lost much. Links in ``known``, which the engine has
+        found dead, need not be waited for through so many steps.
+        """
+        silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
+        silent &= self.blocks >= BLOCKS
+        for owner in known:
+            away = now - self._since[owner] >= link_timeout
+            silent[owner] |= away and self.steps[owner] >= KNOWN_STEPS
+        return [int(owner) for owner in np.flatnonzero(silent)]
+
 
 log: Final = logging.getLogger("lossycoll")
 

@@ -19,15 +19,12 @@ from lossycoll.simulate.threshold import Choice, Cut
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-from .averaging import GradientAveraging, averaging_of
-from .gradients import device_of
-from .loop import MicroBatches
+from .averaging import GradientAveraging, averaging_of, device_of
+from .loop import MicroBatches, Stopwatch
 from .report import DropReport
 from .runner import StepRunner
-from .sampler import RequeueSampler
 from .settings import DropSettings
-from .source import BatchSource, PeekingIterator
-from .stopwatch import Stopwatch
+from .source import BatchSource, PeekingIterator, RequeueSampler
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from lossycoll.errors import OptionError
+from lossycoll.options.ranges import is_number, is_whole
 from lossycoll.simulate.threshold import Cut
-from lossycoll.train.common.arguments import is_number, is_whole
 
 DIVISORS: Final = ("completed", "fixed")
 LEAST: Final = {"micro_batches": 1, "warm_up": 2, "skip": 0, "window": 1}

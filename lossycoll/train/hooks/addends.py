@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.train.common.arguments import check_dense
+from lossycoll.errors import UnsupportedError
+
+
+def check_dense(gradients: Tensor, hook: str) -> None:
+    """Raises UnsupportedError if a bucket's gradients are sparse; ``hook`` is the hook's name."""
+    if gradients.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{hook} got a gradient of {gradients.layout}, wanted dense ones: make embeddings "
+            f"with sparse=False, or leave the hook out"
+        )
 
 
 def addend(

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.backend.work import value_or_raise
-from lossycoll.train.common.arguments import check_dense
 from lossycoll.train.compress.arc_topk import ARCTopKState
+from lossycoll.train.hooks.addends import check_dense
 
 
 def arc_topk_hook(

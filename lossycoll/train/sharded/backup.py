@@ -19,9 +19,8 @@ from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
 from lossycoll.train.common.packing import byte_tensor, packed, state_from, unpacked
 
-from .checkpoint import joined, numbered, pack_groups
+from .checkpoint import FragmentState, ShardState, State, joined, numbered, pack_groups
 from .parameter_store import Group, ParameterStore
-from .shard_state import FragmentState, ShardState, State
 
 TAG: Final = 0x5BA
 MOST_BYTES: Final = 1 << 44

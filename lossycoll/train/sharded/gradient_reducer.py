@@ -3,8 +3,8 @@
 Every rank submits the same collectives in the same order, whatever its model did: each bucket once
 for each backward pass, in order. A bucket starts when all of its gradients and all buckets before
 it are there. When the pass ends, the rest start. If several reducers share the group, all buckets
-start then (:mod:`.reducer_order`). The status starts just before the last bucket, when all that it
-says is known: it takes longer to come, and doesn't wait for the bucket to be sent.
+start then (ReducerOrder). The status starts just before the last bucket, when all that it says is
+known: it takes longer to come, and doesn't wait for the bucket to be sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,15 +23,74 @@ from torch.nn import Parameter
 
 from lossycoll.errors import PeerLostError, TrainingError, UnsupportedError
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.grad_stamp import GradStamp
+from lossycoll.train.common.layout import Bucket
 from lossycoll.train.common.works import ReportedMean, Work, wait_all
+from lossycoll.train.sharded.backward_pass import GradStamp
 
-from .backward_pass import PassStatus, at_end, is_nested, pass_number
+from .backward_pass import PassStatus, at_end, is_nested, order_of, pass_number
 from .compression import Compressor
-from .error_feedback import Residual
-from .owner_loss import check_owners, owners_needed
-from .reducer_order import order_of
+from .refusals import check_owners, owners_needed
 from .shard import Shard
+
+
+class Residual:
+    """Error feedback of one bucket: lost gradients, which are sent with the next ones.
+
+    The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p). Here
+    what is lost counts as zero instead, and its sender, to whom it is reported, adds it to its next
+    gradient, and so what encodings round off: error-feedback SGD (Seide et al., Interspeech 2014;
+    Karimireddy et al., arXiv 1901.09847) with the network as the compressor. The residual is
+    without the scale of a GradScaler, which is known only when a step is taken. It is sent with the
+    expected scale, and what that was wrong by stays. ``like`` has the bucket's type.
+    """
+
+    def __init__(self, bucket: Bucket, like: Tensor) -> None:
+        self._bucket = bucket
+        self._values = torch.zeros_like(like)
+        self._views = [
+            self._values.as_strided(member.shape, member.stride, member.begin)
+            for member in bucket.members
+        ]
+
+    def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
+        """Adds a member's residual, times ``scale``, to the gradient that is sent now, in place."""
+        gradient.add_(self._views[position], alpha=scale)
+
+    def keep(
+        self,
+        missed: Tensor | None,
+        present: Collection[int],
+        scales: tuple[float, float],
+    ) -> None:
+        """Takes what was lost, for the next pass.
+
+        ``missed``, float (size,), was lost or rounded off of what this rank sent, also for others
+        of its host or site; None: nothing. ``present`` are positions of members that had a
+        gradient: the others' residual, of which zeros were sent, stays and gets what others lost of
+        theirs. ``scales``: the one given to :meth:`add_to`, and the one that it should have been.
+        """
+        absent = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
+        added, scale = scales
+        self._values.mul_(1 - added / scale)
+        for view, before in absent:
+            view.copy_(before)
+        if missed is not None:
+            self._values.add_(missed, alpha=1 / scale)
+
+    def values(self) -> Tensor:
+        """A copy, float (size,)."""
+        return self._values.clone()
+
+    def replace(self, values: Mapping[int, Tensor]) -> None:
+        """Sets the residual by the index of the parameter; zeros for the others."""
+        self._values.zero_()
+        for member, view in zip(self._bucket.members, self._views, strict=True):
+            if member.index in values:
+                view.copy_(values[member.index])
+
+    def norm(self) -> float:
+        """L2 norm."""
+        return float(torch.linalg.vector_norm(self._values))
 
 
 @dataclass(eq=False)

@@ -27,18 +27,15 @@ from lossycoll.train.compress.arc_topk import ARCTopKState
 from . import checkpoint
 from .backup import ShardBackup, assembled, gathered
 from .backward_pass import PassStatus
+from .checkpoint import FragmentState
 from .compression import Compressor
-from .gradient_norm import clip, total_norm
 from .gradient_reducer import GradientReducer
-from .model_groups import ModelGroups
 from .module_waits import ModuleWaits
-from .parameter_store import ParameterStore, options
-from .parameter_sync import ParameterSync
+from .parameter_store import ModelGroups, ParameterStore, options
+from .parameter_sync import ParameterSync, ShardedStats
 from .refusals import changed_gradient, nonfinite, unscaled_early
-from .scaler_probe import ScalerProbe
+from .scaling import ScalerProbe, clip, total_norm
 from .settings import ShardedSettings
-from .shard_state import FragmentState
-from .stats import ShardedStats
 
 log: Final = logging.getLogger("lossycoll")
 

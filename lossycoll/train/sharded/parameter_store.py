@@ -1,20 +1,56 @@
-"""The parameters of a model at one rank: all of them in buckets, and the rank's own fragments."""
+"""Parameters of a model at one rank: as the user groups them, in buckets, and as own fragments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import check_same
 from lossycoll.train.common.layout import ParameterSpec, lay_out
 
-from .elementwise_probe import elementwise_state
-from .eligibility import NamedParameter, agreement, check_parameters
+from .eligibility import NamedParameter, agreement, check_parameters, elementwise_state
 from .shard import OwnedFragment, Shard
+
+
+class ModelGroups(Optimizer):
+    """The model's parameter groups as the user gave them, checked by torch; it takes no steps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @contextlib.contextmanager
+    def adding(
+        self, param_group: dict[str, Any], frozen: Collection[Parameter]
+    ) -> Iterator[tuple[dict[str, Any], set[Parameter]]]:
+        """Adds a group; if the block raises, the groups are what they were before.
+
+        Those of ``frozen`` that require gradients now leave the groups that they are in. Yields the
+        new group, and the parameters that were frozen.
+        """
+        added = dict(param_group)
+        members = added["params"]
+        added["params"] = [members] if isinstance(members, Tensor) else list(members)
+        tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in added["params"]]
+        thawed = {tensor for tensor in tensors if tensor in frozen and tensor.requires_grad}
+        before = [list(group["params"]) for group in self.param_groups]
+        for group in self.param_groups:
+            group["params"] = [p for p in group["params"] if p not in thawed]
+        try:
+            self.add_param_group(added)
+            yield added, thawed
+        except BaseException:
+            for group, parameters in zip(self.param_groups, before, strict=False):
+                group["params"] = parameters
+            del self.param_groups[len(before) :]
+            raise
+
 
 Group = dict[str, Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,13 +20,125 @@ from torch.nn import Parameter
 from lossycoll.errors import LinkError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
+from lossycoll.train.common.wire import rounded_to
 from lossycoll.train.common.works import BlockGather, OnHost, wait_all
 
-from .owner_loss import check_owners, owners_needed
-from .parameter_differences import MOVE_EVERY, ParameterDifferences
+from .refusals import check_owners, owners_needed
 from .shard import Shard
-from .stats import ShardedStats
-from .undelivered import UndeliveredShare
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStats:
+    """Counts over all steps at this rank: what :meth:`.ShardedOptimizer.stats` returns.
+
+    A block is what one packet carries of one rank's chunk of a bucket. Counts are of blocks of
+    parameters, not of gradients.
+    """
+
+    steps: int = 0
+    """Steps that were taken."""
+    skipped: int = 0
+    """Steps that no rank took because of NaN or infinity; not those that a GradScaler skips."""
+    blocks: int = 0
+    """Blocks that other ranks sent here."""
+    stale: int = 0
+    """Those of ``blocks`` that didn't arrive, so that the old values stayed."""
+    repaired: int = 0
+    """Those of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
+
+
+TOO_MANY: Final = 0.02
+"""Stale blocks up to this share have no measurable cost in quality, 4% and more do
+(docs/quality.md)."""
+ENOUGH: Final = 256
+"""Blocks that an owner must have sent before its share is believed."""
+MEMORY: Final = 1024
+"""Blocks after which what came of others counts by 1/e: links change."""
+
+
+class UndeliveredShare:
+    """The undelivered share at one rank, by owner.
+
+    Only blocks that weren't needed count: a needed one is resent until it arrives.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._sent = np.zeros(world)
+        self._missing = np.zeros(world)
+        self._ever = np.zeros(world, np.int64)
+
+    def note(self, needed: Mask | None, arrived: Mask) -> None:
+        """Counts one bucket's blocks in one step, both bool (world, blocks)."""
+        free = np.ones_like(arrived) if needed is None else ~needed
+        free[self._rank] = False
+        sent = free.sum(axis=1)
+        fade = np.exp(-sent / MEMORY)
+        self._sent = self._sent * fade + sent
+        self._missing = self._missing * fade + (free & ~arrived).sum(axis=1)
+        self._ever += sent
+
+    def owners(self) -> NDArray[np.bool_]:
+        """The owners whose share is above TOO_MANY, bool (world,)."""
+        return (self._ever >= ENOUGH) & (self._missing > TOO_MANY * self._sent)
+
+
+MOVE_EVERY: Final = 8
+"""Steps. An anchor that is older makes differences larger, and so what rounding takes away; one
+that is younger has more steps wait for all blocks."""
+
+
+class ParameterDifferences:
+    """One bucket's parameters in few bits: what travels is how far they are from an anchor.
+
+    All replicas hold the same *anchor*, a copy of the parameters of some steps ago. An owner sends
+    the rounded difference between its parameters and the anchor, and each replica holds the anchor
+    plus what it got, the owner included. So a weight is rounded to a small part of what it has
+    moved, not of its size; and a lost difference leaves a stale value, since none builds on
+    another. What rounding takes away is still owed: the owner's optimizer steps on the exact
+    parameters. An anchor that every replica has got the difference to is moved there: each step
+    where all blocks must come, and else each MOVE_EVERY, when they must. ``shard`` is of float32,
+    and the same on all ranks now.
+    """
+
+    def __init__(self, shard: Shard, rank: int, encoding: str, per_block: int) -> None:
+        self.encoding = encoding
+        self._per_block = per_block
+        self._flat = shard.flat
+        self._anchor = shard.flat.clone()
+        self.values = torch.zeros_like(shard.flat)
+        """The differences, float32 (size,): what is sent, and received in place."""
+        chunk = slice(rank * shard.bucket.chunk, (rank + 1) * shard.bucket.chunk)
+        self._own, self._own_anchor = shard.flat[chunk], self._anchor[chunk]
+        self._own_values = self.values[chunk]
+        self._owed = torch.zeros_like(self._own)
+        """What the owner's parameters are besides what replicas hold."""
+
+    def settle_owed(self) -> None:
+        """Makes this rank's part of the bucket exact, as its optimizer needs it."""
+        self._own.add_(self._owed)
+        self._owed.zero_()
+
+    def forget_owed(self) -> None:
+        """The parameters are others now."""
+        self._owed.zero_()
+
+    def take(self) -> None:
+        """The optimizer has stepped: what is sent, and held of it by all, is rounded now."""
+        torch.sub(self._own, self._own_anchor, out=self._own_values)
+        rounded_to(self._own_values, self._own_values, self.encoding, self._per_block)
+        held = self._own_anchor + self._own_values
+        torch.sub(self._own, held, out=self._owed)
+        self._own.copy_(held)
+
+    def apply(self) -> None:
+        """What has arrived is in :attr:`values`: the bucket becomes what all hold of it."""
+        torch.add(self._anchor, self.values, out=self._flat)
+
+    def move(self) -> None:
+        """All replicas hold the same: that is the anchor from now on."""
+        self._anchor.copy_(self._flat)
+        self.values.zero_()
 
 
 @dataclass(frozen=True, eq=False)

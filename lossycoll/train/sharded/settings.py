@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lossycoll.errors import OptionError
-from lossycoll.train.common.arguments import is_whole
+from lossycoll.options.ranges import is_whole
 from lossycoll.train.common.recovery import Recovery
 from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.common.wire import Wire

@@ -16,7 +16,7 @@ import pytest
 from lossycoll.cli import argtypes
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import interleave, loss_sweep
+from lossycoll.cli.bench import loss_sweep, worker
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.texts import FAST_PATHS
 from tests.support.harness import warm_python
@@ -54,7 +54,7 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
         assert row["verified"] is True
         assert row["wrong"] == 0
         assert row["lossy_over_nccl"] is None
-        assert row["iterations"] >= interleave.LEAST_ROUNDS
+        assert row["iterations"] >= worker.LEAST_ROUNDS
         assert 0 < row["median_ms"] <= row["p99_ms"]
         # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
@@ -122,7 +122,7 @@ def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> N
     assert found["steps"]["loss"] == 0.1
     assert tuple(found["steps"]["seconds"]) == backends
     for times in (*(row["seconds"] for row in found["rows"]), *found["steps"]["seconds"].values()):
-        assert len(times) >= interleave.LEAST_ROUNDS
+        assert len(times) >= worker.LEAST_ROUNDS
         assert min(times) > 0
 
 

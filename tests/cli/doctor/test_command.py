@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lossycoll.cli.doctor import checks, job_environment, sealing, shared_memory
+from lossycoll.cli.doctor import checks, job_environment, loopback
 from lossycoll.cli.doctor import command as doctor
 from lossycoll.cli.doctor.findings import Finding, Severity
 from lossycoll.cli.doctor.requirements import Admitted, torch_versions
@@ -222,11 +222,11 @@ def test_advice_is_printed_whole() -> None:
 
 
 def test_memory_can_be_shared_where_there_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = shared_memory.memory_sharing()
+    (found,) = job_environment.memory_sharing()
     assert (found.status, found.found[:4]) == (Severity.OK, "yes,"), found
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(control_groups, "memory_room", lambda: float(32 << 20))
-    (found,) = shared_memory.memory_sharing()
+    (found,) = job_environment.memory_sharing()
     assert found.status is Severity.WARN
     assert "0.0 GiB of memory free" in found.found
     assert "4 ranks may take 52 MiB of shared memory" in found.advice
@@ -236,7 +236,7 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(descriptor_exchange, "peer_user", lambda end: -1)
-    (found,) = shared_memory.memory_sharing()
+    (found,) = job_environment.memory_sharing()
     assert found.status is Severity.WARN
     assert "another user listens there" in found.found
     assert "UDP" in found.advice
@@ -245,29 +245,29 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
         raise OSError(97, "Address family not supported by protocol")
 
     monkeypatch.setattr(descriptor_exchange, "DescriptorExchange", refused)
-    (found,) = shared_memory.memory_sharing()
+    (found,) = job_environment.memory_sharing()
     assert "Address family not supported" in found.found
 
 
 def test_a_bad_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSSYCOLL_REPIAR", "1")
-    found = [*checks.options(), *sealing.sealing()]
+    found = [*checks.options(), *loopback.sealing()]
     assert [one.name for one in found] == ["variables"]
     assert "did you mean LOSSYCOLL_REPAIR?" in found[0].advice
 
 
 @pytest.mark.in_clear
 def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = sealing.sealing()
+    (found,) = loopback.sealing()
     assert found.status is Severity.OK, found
     for word in ("SSL", "aes-128-gcm", "aes-256-gcm", "chacha20-poly1305", "GB/s"):
         assert word in found.found
     assert found.found.endswith("no secret is set")
     monkeypatch.setenv("LOSSYCOLL_SECRET", "a secret of tests")
-    (found,) = sealing.sealing()
+    (found,) = loopback.sealing()
     assert found.found.endswith("a secret is set: encrypt by aes-128-gcm")
     monkeypatch.setenv("LOSSYCOLL_SECRET", "short")
-    (found,) = sealing.sealing()
+    (found,) = loopback.sealing()
     assert found.status is Severity.FAIL
     assert "has 5 bytes" in found.advice
 
@@ -292,7 +292,7 @@ def test_a_machine_that_cant_seal_says_so(
     monkeypatch.setattr(aead, "library", lambda path: ("", "there is no libcrypto"))
     if secret:
         monkeypatch.setenv("LOSSYCOLL_SECRET", secret)
-    (found,) = sealing.sealing()
+    (found,) = loopback.sealing()
     assert found.status is status
     assert "there is no libcrypto" in found.found
     assert "libssl3" in found.advice

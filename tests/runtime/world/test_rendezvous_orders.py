@@ -6,9 +6,10 @@ could have, and thousands of them take seconds.
 
 from __future__ import annotations
 
+import math
 import random
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,96 +17,37 @@ import pytest
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.world import polled_store, rendezvous
 from lossycoll.runtime.world.rendezvous import GRACE_SECONDS, Rendezvous
+from tests.support.virtual_time import VirtualTime
 
 TIMEOUT = 60.0
-STARVED = 0.2
-"""How often nobody moves though somebody could, and the clock jumps."""
-
-
-class Turns:
-    """Threads of which one moves at a time, and their clock. Stands in for the module ``time``."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._now = 0.0
-        self._wakes: dict[int, float] = {}
-        self._gates: dict[int, threading.Semaphore] = {}
-        self._done = threading.Semaphore(0)
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._wakes[threading.get_ident()] = self._now + seconds
-        self.step()
-
-    def step(self) -> None:
-        """Ends this thread's turn; returns when it has the next one."""
-        me = threading.get_ident()
-        self._pass_on()
-        self._gates[me].acquire()
-
-    def _pass_on(self) -> None:
-        if not self._gates:
-            self._done.release()
-            return
-        ready = [one for one in self._gates if self._wakes.get(one, 0.0) <= self._now]
-        # Time passes for who sleeps also while others that could move are starved.
-        if not ready or (self._wakes and self._random.random() < STARVED):
-            self._now = max(self._now, min(self._wakes.values()))
-            ready = [one for one, at in self._wakes.items() if at <= self._now]
-        chosen = self._random.choice(ready)
-        self._wakes.pop(chosen, None)
-        self._gates[chosen].release()
-
-    def run(self, works: list[Callable[[], None]]) -> None:
-        begun = threading.Barrier(len(works) + 1)
-
-        def body(work: Callable[[], None]) -> None:
-            me = threading.get_ident()
-            gate = self._gates[me] = threading.Semaphore(0)
-            begun.wait()
-            gate.acquire()
-            work()
-            del self._gates[me]
-            self._pass_on()
-
-        threads = [threading.Thread(target=body, args=(work,)) for work in works]
-        for thread in threads:
-            thread.start()
-        begun.wait()
-        self._pass_on()
-        self._done.acquire()
-        for thread in threads:
-            thread.join()
 
 
 class Store:
     """Shared keys; each use is a step."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: VirtualTime) -> None:
         self._turns = turns
         self._data: dict[str, bytes] = {}
 
     def set(self, key: str, value: str) -> None:
-        self._turns.step()
+        self._turns.sleep(0.0)
         self._data[key] = value.encode()
 
     def get(self, key: str) -> bytes:
         return self._data[key]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._turns.step()
+        self._turns.sleep(0.0)
         return [self._data[key] for key in keys]
 
     def add(self, key: str, value: int) -> int:
-        self._turns.step()
+        self._turns.sleep(0.0)
         total = int(self._data.get(key, b"0")) + value
         self._data[key] = str(total).encode()
         return total
 
     def check(self, keys: list[str]) -> bool:
-        self._turns.step()
+        self._turns.sleep(0.0)
         return all(key in self._data for key in keys)
 
 
@@ -113,7 +55,8 @@ def _outcomes(
     seed: int, ranks: list[int], size: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Any], float]:
     """What became of each process, and how long it took all of them."""
-    turns = Turns(seed)
+    turns = VirtualTime(random.Random(seed))
+    begin = turns.monotonic()
     for module in (rendezvous, polled_store):
         monkeypatch.setattr(module, "time", turns)
     store = Store(turns)
@@ -121,7 +64,7 @@ def _outcomes(
     out: list[Any] = [None] * len(ranks)
 
     def is_alive(hello: Mapping[str, Any]) -> bool:
-        turns.step()
+        turns.sleep(0.0)
         return hello["process"] in alive
 
     def work(i: int) -> None:
@@ -141,8 +84,11 @@ def _outcomes(
             alive.discard(i)
             out[i] = error
 
-    turns.run([lambda i=i: work(i) for i in range(len(ranks))])  # type: ignore[misc]
-    return out, turns.monotonic()
+    threads = [turns.start(partial(work, i)) for i in range(len(ranks))]
+    turns.run(math.inf)
+    for thread in threads:
+        thread.join()
+    return out, turns.monotonic() - begin
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

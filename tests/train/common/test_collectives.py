@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import lossycoll
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.packet_elements import as_elements
+from lossycoll.train.common.wire import as_elements
 from lossycoll.train.common.works import BlockGather, wait_all, wait_result
 
 TRAIN = Path(lossycoll.__file__).parent / "train"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lossycoll
-from lossycoll.train.compress.rows import MatrixShape
+from lossycoll.train.compress.selection import MatrixShape
 from tests.support.arc_cases import shifted_run
 
 AT = (1, 50, 100, 200, 500, 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lossycoll.train.compress.error_memory import memory_of
-from lossycoll.train.compress.rows import MatrixShape
+from lossycoll.train.compress.selection import MatrixShape
 from lossycoll.train.compress.step import BucketGradient, end_of, spans_of
 
 

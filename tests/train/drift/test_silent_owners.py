@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lossycoll.train.drift.silent_owners import SilentOwners
+from lossycoll.train.drift.bound import SilentOwners
 
 
 @pytest.mark.parametrize("loss", [0.4, 0.9])

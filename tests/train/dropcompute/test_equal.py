@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.dropcompute.ddp_averaging import _GradientOrder
+from lossycoll.train.dropcompute.averaging import _GradientOrder
 from tests.support.dropcompute_cases import Shuffled, dropping, inputs_of, loss_of
 from tests.support.harness import init, run_good
 from tests.support.sharded_cases import sharded

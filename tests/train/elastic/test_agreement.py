@@ -38,7 +38,7 @@ class Process:
         self.start = name or f"start of {slot}"
         polled = PolledStore(self._Mortal(self), f"slot {slot}")
         self.agreement = Agreement(
-            polled, slot, slots, self.start, clock=self.time.clock, sleep=self._sleep
+            polled, slot, slots, self.start, clock=self.time.monotonic, sleep=self._sleep
         )
         self.agreed: Generation | None = None
         self.error: LossyError | None = None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import lossycoll
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.train.sharded.backup import ShardBackup, assembled, chosen, gathered
-from lossycoll.train.sharded.shard_state import FragmentState, ShardState
+from lossycoll.train.sharded.checkpoint import FragmentState, ShardState
 from tests.support.harness import EXACT, init, run_good
 from tests.train.sharded.test_checkpoint import CASES, ENV, bits, made, same, train
 

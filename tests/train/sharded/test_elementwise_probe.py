@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import lossycoll
-from lossycoll.train.sharded.elementwise_probe import elementwise_state
+from lossycoll.train.sharded.eligibility import elementwise_state
 
 PLAIN: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),

@@ -37,21 +37,14 @@ class Theory(Protocol):
 
 @dataclass
 class Prepared:
-    """A method applied to a model.
+    """A method applied to a model."""
 
-    Attributes:
-        forward: What is run forward: the model itself, or a wrapper of it.
-        optimizer: What is stepped.
-        attached: What ``attach`` returned; it only has to live as long as the training.
-        theory: What predicts the drift, where it was asked for and anything does.
-        wait: As the method's.
-    """
-
-    forward: nn.Module
-    optimizer: Optimizer
-    attached: object = None
+    forward: nn.Module  # what is run forward: the model itself, or a wrapper of it
+    optimizer: Optimizer  # what is stepped
+    attached: object = None  # what ``attach`` returned; it only has to live as long as the training
+    # what predicts the drift, where it was asked for and anything does
     theory: Theory | None = None
-    wait: Callable[[Any], None] | None = None
+    wait: Callable[[Any], None] | None = None  # as the method's
 
     def wait_parameters(self) -> None:
         """Returns when the last step is over: before anything but ``forward`` reads parameters."""
@@ -138,21 +131,8 @@ _METHODS: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:
-    """Adds a method to those that are compared.
-
-    A method that its module registers again, as when it is reloaded, takes the earlier one's place.
-
-    Args:
-        method: Of a module that every rank can import.
-
-    Returns:
-        ``method``.
-
-    Raises:
-        ValueError: Its name, or the name of its run, is another method's, one of the demo's own
-            runs or no name at all, or ranks can't import its module.
-        OptionError: Its options aren't a group's.
-    """
+    """Adds a method to those that are compared. A method that its module registers again, as when
+    it is reloaded, takes the earlier one's place."""
     if method.module == "__main__":
         raise ValueError(
             f"method {method.name!r} is registered by the program that is run, which ranks can't "
@@ -205,18 +185,7 @@ def methods() -> Sequence[Method]:
 
 
 def find(name: str, module: str) -> Method:
-    """Imports a module and finds the method that it registers.
-
-    Args:
-        name: As the method is registered.
-        module: Of an import statement.
-
-    Returns:
-        The method.
-
-    Raises:
-        ValueError: It registers no such method.
-    """
+    """Imports a module and finds the method that it registers."""
     import_module(module)
     if name not in _METHODS:
         raise ValueError(f"{module} registers no method {name!r}, only {', '.join(_METHODS)}")

@@ -41,17 +41,11 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the other end says of itself, checked.
+    """What the other end says of itself, checked."""
 
-    Attributes:
-        address: Of the interface that its ranks would use.
-        device: That interface.
-        mtu: The interface's.
-    """
-
-    address: str
-    device: str
-    mtu: int
+    address: str  # of the interface that its ranks would use
+    device: str  # that interface
+    mtu: int  # the interface's
     budget: int
     idle: int
     rate: int
@@ -59,22 +53,17 @@ class Peer:
 
 @dataclass
 class Control:
-    """A connection with the other doctor.
-
-    Attributes:
-        leads: Whether this end goes first where they take turns.
-        session: 16 bytes that no stranger knows.
-        address: Where measurements go: the other end of this very connection.
-    """
+    """A connection with the other doctor."""
 
     end: socket.socket
     received: bytearray
-    leads: bool
-    session: bytes
+    leads: bool  # whether this end goes first where they take turns
+    session: bytes  # 16 bytes that no stranger knows
     peer: Peer
 
     @property
     def address(self) -> str:
+        """Where measurements go: the other end of this very connection."""
         return plain(str(self.end.getpeername()[0]))
 
     @property
@@ -155,13 +144,7 @@ class _Pending:
 
 
 class Meeting:
-    """Finds the other doctor. ``find``, once.
-
-    Args:
-        host: The other end's name or address.
-        port: The port at which both listen.
-        hello: What this end says of itself.
-    """
+    """Finds the other doctor. ``find``, once."""
 
     def __init__(self, host: str, port: int, hello: Mapping[str, Any]) -> None:
         self._host = host
@@ -184,11 +167,7 @@ class Meeting:
         self._allowed = {plain(str(one[4][0])) for one in found}
 
     def find(self, seconds: float) -> Control:
-        """Returns when both ends have found each other.
-
-        Raises:
-            PeerError: They haven't in time, or something else listens there.
-        """
+        """Returns when both ends have found each other."""
         end = time.monotonic() + seconds
         tried = -PAUSE_SECONDS
         listener = self._listener()

@@ -89,10 +89,8 @@ def send_train(
     rate: float,
     seconds: float = TRAIN_SECONDS,
 ) -> tuple[int, float]:
-    """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``.
-
-    Returns how many, and how long that took. Those that the interface refuses are counted as sent.
-    """
+    """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``. Returns how
+    many, and how long that took. Those that the interface refuses are counted as sent."""
     control.receive("ready")
     begin = time.monotonic()
     due = begin

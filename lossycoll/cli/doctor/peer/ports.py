@@ -42,19 +42,12 @@ class Ports:
 
 @dataclass(frozen=True)
 class Reached:
-    """What one direction lets through.
+    """What one direction lets through."""
 
-    Attributes:
-        tcp: What became of each port that was tried: "" where it was reached.
-        udp: Ports that were tried.
-        heard: Numbers of ``udp`` from whose counterpart a packet came.
-        busy: Ports of the receiver's range that something else has.
-    """
-
-    tcp: dict[int, str]
-    udp: list[int]
-    heard: list[int]
-    busy: int = 0
+    tcp: dict[int, str]  # what became of each port that was tried: "" where it was reached
+    udp: list[int]  # ports that were tried
+    heard: list[int]  # numbers of ``udp`` from whose counterpart a packet came
+    busy: int = 0  # ports of the receiver's range that something else has
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lossycoll.cli.doctor.findings import Severity
-from lossycoll.cli.doctor.peer import analysis, control, packets, report
+from lossycoll.cli.doctor.peer import command, control, measure, packets
 from lossycoll.cli.doctor.peer.control import Control, Meeting, PeerError
 from lossycoll.cli.doctor.peer.measure import Direction, Found
 from lossycoll.cli.doctor.peer.packets import Arrival
@@ -149,8 +149,8 @@ def test_nobody_there_ends_in_time_and_says_what_to_run(
     assert main(["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--json"]) == 1
     assert "127.0.0.1 is this host" in capsys.readouterr().out
     monkeypatch.setattr(Meeting, "_listener", lambda self: None)
-    command = ["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--wait", "1"]
-    assert main([*command, "--json"]) == 1
+    words = ["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--wait", "1"]
+    assert main([*words, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is False
     assert answer["options"] == {}
@@ -246,12 +246,12 @@ def test_a_policer_is_told_from_a_queue(lost: float) -> None:
         return lambda number, now: None if number % every == every - 1 else made(number, now)
 
     made, seconds = arrivals(8000, 400, with_loss(policer(20, 250_000)))
-    rate = analysis.rate_of(made, 8000, seconds, lost)
+    rate = measure.rate_of(made, 8000, seconds, lost)
     assert rate.limit == "policer"
     assert rate.got == pytest.approx(20, rel=0.1)
     assert rate.burst == pytest.approx(250_000, rel=0.15)
     made, seconds = arrivals(8000, 400, with_loss(queue(50, 0.03)))
-    rate = analysis.rate_of(made, 8000, seconds, lost)
+    rate = measure.rate_of(made, 8000, seconds, lost)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(50, rel=0.1)
     assert rate.queue_ms == pytest.approx(30, rel=0.2)
@@ -259,19 +259,19 @@ def test_a_policer_is_told_from_a_queue(lost: float) -> None:
 
 def test_a_path_without_limit_and_a_deep_queue() -> None:
     made, seconds = arrivals(4000, 400, lambda number, now: 0.001)
-    rate = analysis.rate_of(made, 4000, seconds)
+    rate = measure.rate_of(made, 4000, seconds)
     assert (rate.limit, rate.lost, rate.burst) == ("none", 0.0, 0)
     assert rate.got == pytest.approx(400, rel=0.01)
     made, seconds = arrivals(4000, 400, queue(100, 60.0))
-    rate = analysis.rate_of(made, 4000, seconds)
+    rate = measure.rate_of(made, 4000, seconds)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(100, rel=0.05)
-    assert analysis.rate_of([], 100, 1.0).lost == 1.0
+    assert measure.rate_of([], 100, 1.0).lost == 1.0
 
 
 def test_loss_order_and_doubles_are_counted() -> None:
     numbers = [0, 1, 3, 2, 3, 7]
-    flow = analysis.flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
+    flow = measure.flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
     assert flow.lost == pytest.approx(0.5)
     assert flow.late == pytest.approx(0.1)
     assert flow.doubled == pytest.approx(0.1)
@@ -282,12 +282,12 @@ def test_a_translator_is_named() -> None:
     seen = (("192.168.0.5", 42000), ("198.51.100.7", 1024))
     closed = Reached({42000: "no answer"}, [42000], [])
     found = Found(Reach(closed, closed, seen, []), 1.0, Direction(), Direction())
-    checks = report.report(found, "node1", "0", 1500, PEER)
+    checks = command.report(found, "node1", "0", 1500, PEER)
     (address,) = [one for one in checks if one.name == "address of this host"]
     assert address.status is Severity.FAIL
     assert "NAT" in address.advice
     assert sum(one.status is Severity.FAIL for one in checks) == 5
-    assert report.settings(found, 1500, PEER, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
+    assert command.settings(found, 1500, PEER, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
 
 
 PEER = control.Peer("10.0.0.2", "eth0", 1500, 1, 0, 1)

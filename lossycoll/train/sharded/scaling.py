@@ -1,4 +1,4 @@
-"""A dummy parameter in the optimizer's groups, whose gradient observes a GradScaler.
+"""Scale of gradients: a dummy parameter that observes a GradScaler, the norm, and clipping.
 
 A GradScaler wants a gradient from each rank, also from one that owns nothing of what had gradients.
 And what it does to the dummy's gradient shows by what it has divided the others, or that somebody
@@ -8,13 +8,18 @@ scales or clips before any gradient has been reduced.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from lossycoll.train.common.grad_stamp import GradStamp
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.sharded.backward_pass import GradStamp
+
+from .refusals import owners_needed
 
 PROBE: Final = 2.0**-90
 """A gradient that only a scale changes: its square, and so its part in a norm, is 0."""
@@ -63,3 +68,27 @@ class ScalerProbe:
         grad = None if self._parameter is None else self._parameter.grad
         found = 0.0 if grad is None else float(grad)
         return PROBE / found if found > 0 and math.isfinite(found) else 1.0
+
+
+def total_norm(
+    grads: Sequence[Tensor], norm_type: float, device: torch.device, collectives: Collectives
+) -> Tensor:
+    """The p-norm of all ranks' gradients together, float64 (), the same on all ranks."""
+    norms = [torch.zeros((), dtype=torch.float64, device=device)]
+    for grad in grads:
+        norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+        norms.append(norm.to(device))
+    own = torch.stack(norms)
+    highest = math.isinf(norm_type)
+    total = own.max() if highest else own.pow(norm_type).sum()
+    op = dist.ReduceOp.MAX if highest else dist.ReduceOp.SUM
+    with owners_needed():
+        collectives.all_reduce(total, op).wait()
+    return total if highest else total.pow(1.0 / norm_type)
+
+
+def clip(grads: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scales gradients in place to ``max_norm``, as torch.nn.utils.clip_grad_norm_ does."""
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(scale.to(grad.device, grad.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lossycoll.train.common.grad_stamp import GradStamp
+from lossycoll.train.sharded.backward_pass import GradStamp
 
 
 def test_a_stamp_fits_the_same_tensor_until_it_is_written_to() -> None:

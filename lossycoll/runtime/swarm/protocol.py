@@ -1,5 +1,5 @@
 """Messages of peers and directories: JSON lists, ``[kind, field, ...]``, each field checked before
-anything is made of it. docs/moshpit.md has the table.
+anything is made of it. docs/swarm-reference.md has the table.
 
 Long because there are many kinds of messages, each with its fields and their checks.
 """

@@ -50,10 +50,10 @@ class MoshpitAverager:
         wire: How packets carry values: the option of this name, as in ``"int8"`` or
             ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
             bf16 or fp16, what rounding takes from a value is made up for in later rounds
-            (docs/moshpit.md).
+            (docs/swarm-reference.md).
         max_norm: Contributions and means that have moved further than so many times what is typical
-            in a round aren't believed, as of peers that lie (docs/moshpit.md): 3, say. None: all is
-            believed. Not with ``wire``.
+            in a round aren't believed: 3, say (docs/swarm-reference.md). None: all is believed. Not
+            with ``wire``.
 
     Raises:
         OptionError: There are no tensors, or the grid, the share, the wire or the norm can't be.

@@ -1,4 +1,4 @@
-"""Which hosts share a site, found from the round trips between them. docs/topology.md explains it.
+"""Which hosts share a site, found from the round trips between them (docs/learnt-sites.md).
 
 Several sites are found only where there is no doubt: hosts of one site are all near one another,
 all others are far, and nothing lies between. Everything else is one site, which costs bytes but is

@@ -1,6 +1,7 @@
 """ElasticWorld: torch's default group, made anew whenever ranks have come back.
 
-docs/rejoin.md has the protocol; meeting.py is who meets, sharing.py what they then have in common.
+docs/rejoin-protocol.md has the protocol; meeting.py is who meets, sharing.py what they then have in
+common.
 """
 
 from __future__ import annotations

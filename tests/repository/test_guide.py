@@ -1,4 +1,4 @@
-"""The code blocks of docs/guide.md and docs/optimizers.md run as they stand there, in one folder."""
+"""The code blocks of docs/guide.md and docs/optimizers.md run as they stand, in one folder."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ from .protocol import (
     Offers,
     Peers,
     Present,
+    Probe,
     Ready,
     Redirect,
     Refused,
@@ -466,6 +467,8 @@ class DirectoryClient:
                     self._round = message.round + 1
             elif isinstance(message, Beat):
                 self.peers = message.peers
+            elif isinstance(message, Probe):
+                session.beat = 0.0  # so that one is due
             elif isinstance(message, Agreed):
                 self._agreed = message
                 if message.reason and not self._asks_agreed:  # said again, to another directory

@@ -144,6 +144,10 @@ class Directory:
         same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
         return same and wanted.session == self.session
 
+    def holder(self, name: str) -> Peer | None:
+        """The peer of a name."""
+        return self.peers.get(self._named.get(name, MOST_PEERS))
+
     def join(self, wanted: Join) -> Joined | Refused:
         """A peer comes, or comes back."""
         if wanted.version != VERSION:
@@ -469,7 +473,7 @@ class Directory:
     def is_needed(self, name: str) -> bool:
         """Whether peers haven't had all the rounds yet that this one has, who is about to leave
         with the directory: by another one they wouldn't meet as they would by this."""
-        own = self.peers.get(self._named.get(name, MOST_PEERS))
+        own = self.holder(name)
         if own is None or own.told or self._progress.target:
             return False
         others = (one for one in self._able.values() if one.schema == own.schema)

@@ -304,6 +304,11 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """To a peer whose name another process wants: it answers by a beat at once, if it lives."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """From a peer that goes, or to all peers of a directory that does."""
 
@@ -333,6 +338,7 @@ Message: TypeAlias = (
     | Gone
     | Present
     | Beat
+    | Probe
     | Leave
 )
 
@@ -524,6 +530,7 @@ _KINDS: Final[Mapping[str, type]] = {
             Gone,
             Present,
             Beat,
+            Probe,
             Leave,
         ),
         *(Spare, DirectoryStatus, Redirect),

@@ -71,7 +71,7 @@ class Before:
         return {one.slot for one in members if one.start not in self.refused} - self.gone
 
     def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether the slots ``here`` may continue without ``left``, of whom nothing is known."""
+        """True if the slots ``here`` may continue without ``left``, of whom nothing is known."""
         return has_quorum(here, self.expected - {*left})
 
 
@@ -88,7 +88,7 @@ class Watch:
         self._alive = ALIVE_SECONDS
 
     def look(self, now: float) -> list[Member]:
-        """Those whose heartbeat has grown lately, of each slot the latest to come, by slot.
+        """Participants whose heartbeat has grown lately, of each slot the latest to come, by slot.
 
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
         is in seconds, by a clock that only grows. RendezvousError: the store fails.

@@ -15,6 +15,9 @@ PAGE, SCRIPT = "swarms.md", "train_swarm.py"
 
 def test_two_peers_train_by_the_guides_script(tmp_path: Path) -> None:
     (text,) = (text for _, text in pages.blocks(PAGE) if text.startswith(f"# {SCRIPT}"))
+    first = "    optimizer.catch_up()"
+    assert first in text
+    text = text.replace(first, f"    swarm.wait_for(2, timeout=90)\n{first}")
     (tmp_path / SCRIPT).write_text(text.replace("20_000", "8_000"))
     place = f"127.0.0.1:{free_port()}"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}

@@ -219,7 +219,7 @@ def _marked(parameters: Iterable[inspect.Parameter]) -> Iterator[object]:
 def markdown(text: str) -> str:
     """A docstring in Google style as markdown."""
     text = re.sub(r":\w+:`~?\.?([\w.]+)`", lambda found: f"`{found[1].split('.')[-1]}`", text)
-    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text.replace("``", "`"))
+    text = re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", text.replace("``", "`"))
     out: list[str] = []
     section = ""
     for line in text.splitlines():

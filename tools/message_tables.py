@@ -26,8 +26,8 @@ TABLES: Final[dict[str, dict[str, list[Schema[Any]]]]] = {
         "answers": [ANSWER],
         "types of fields": [WORLD, GROUP, ANSWER],
     },
-    "moshpit.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
-    "rejoin.md": {"values in the store": [STORE]},
+    "swarm-reference.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
+    "rejoin-protocol.md": {"values in the store": [STORE]},
 }
 _NAMES: Final = {
     int: "whole number",

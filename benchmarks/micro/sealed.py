@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=whole(1), default=6, help="turns (%(default)s)")
     parser.add_argument("--each", type=whole(2), default=9, help="in a row (%(default)s)")
     parser.add_argument(
-        "--report", type=Path, help="write the table into sealing.md of this folder"
+        "--report", type=Path, help="write the table into performance.md of this folder"
     )
     parser.add_argument("--mark", default="sealed", help="where in the page (%(default)s)")
     options = parser.parse_args()
@@ -158,7 +158,7 @@ def main() -> int:
         seals = library(Options.from_env().libcrypto)[0]
         when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}; {seals}."
         text = f"{when}\n\n{markdown(HEADINGS, cells(found))}"
-        fill(options.report / "sealing.md", {options.mark: text})
+        fill(options.report / "performance.md", {options.mark: text})
     return 0
 
 

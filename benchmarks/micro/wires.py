@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--delay-ms", type=real(0), default=0.1, help="one way (%(default)g)")
     parser.add_argument("--rounds", type=whole(1), default=4, help="turns (%(default)s)")
     parser.add_argument("--each", type=whole(2), default=9, help="in a row (%(default)s)")
-    parser.add_argument("--report", type=Path, help="write the table into wire.md of this folder")
+    parser.add_argument("--report", type=Path, help="folder of performance.md, for the table")
     options = parser.parse_args()
     rows = cells(options, measure(options, WIRES))
     table = Table(*HEADINGS, title=described(options))
@@ -128,7 +128,7 @@ def main() -> int:
     if options.report:
         from benchmarks.common.report import fill, markdown
 
-        fill(options.report / "wire.md", {"wires": markdown(HEADINGS, rows)})
+        fill(options.report / "performance.md", {"wires": markdown(HEADINGS, rows)})
     return 0
 
 

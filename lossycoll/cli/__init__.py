@@ -1,1 +1,1 @@
-"""What a person runs."""
+"""Command line of lossycoll."""

@@ -1,4 +1,4 @@
-"""Run a swarm's directory by itself: who is there, and who meets whom (docs/moshpit.md)."""
+"""Run a swarm's directory by itself: who is there, and who meets whom (docs/swarms.md)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
-    """What is shown, and whether anything could be learnt."""
+    """Text to show, and whether anything could be learnt."""
     try:
         jobs = find_jobs(place)
     except Unreachable as error:

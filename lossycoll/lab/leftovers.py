@@ -77,7 +77,7 @@ def clean() -> list[Process]:
 
 
 def is_alive(name: str) -> bool:
-    """Whether the maker of a laboratory still runs: a process of that number and that start."""
+    """True if the maker of a laboratory still runs: a process of that number and that start."""
     try:
         _, pid, started = name.split("-")
         maker, start = int(pid), int(started)

@@ -1,4 +1,4 @@
-"""What runs in a process of its own: the switch, and the two ends of a probe (native/lab/lab.h).
+"""Processes of the laboratory: the switch, and the two ends of a probe (native/lab/lab.h).
 
     process.py EXTENSION switch MEMORY LIFELINE READY
     process.py EXTENSION receive PORT COUNT IDLE_MS
@@ -42,7 +42,7 @@ def switch(lab: Any, memory: str, lifeline: str, ready: str) -> None:
 
 
 def receive(lab: Any, port: str, count: str, idle_ms: str) -> None:
-    """Until all are there or, once stdin ends, none has come for ``idle_ms``."""
+    """Wait until all are there or, once stdin ends, none has come for ``idle_ms``."""
     counts = lab.ffi.new("lab_probe_counts *")
     if lab.lib.lab_probe_receive(int(port), int(count), int(idle_ms), 1, 0, counts):
         sys.exit(f"cannot receive: {os.strerror(lab.ffi.errno)}")

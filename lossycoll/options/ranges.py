@@ -7,15 +7,15 @@ from typing import TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is an int or a float; NaN and infinity are."""
+    """Return whether ``value`` is an int or a float; NaN and infinity are."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: object, low: int, high: float = math.inf) -> TypeGuard[int]:
-    """Whether ``value`` is an int from ``low`` to ``high``, both included."""
+    """Return whether ``value`` is an int from ``low`` to ``high``, both included."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_real(value: object, low: float, high: float) -> TypeGuard[float]:
-    """Whether ``value`` is a finite number from ``low`` to ``high``, both included."""
+    """Return whether ``value`` is a finite number from ``low`` to ``high``, both included."""
     return is_number(value) and math.isfinite(value) and low <= value <= high

@@ -32,7 +32,7 @@ _SERVICE_LINK: Final = re.compile(
 
 
 def is_of_kubernetes(variable: str) -> bool:
-    """Whether Kubernetes names variables so that tell a pod of a service."""
+    """Return whether Kubernetes names a variable so, to tell a pod of a service."""
     return _SERVICE_LINK.fullmatch(variable) is not None
 
 

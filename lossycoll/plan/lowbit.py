@@ -1,4 +1,4 @@
-"""Groups of float32 in a few bits each, in numpy: docs/wire.md has the format.
+"""Groups of float32 in a few bits each, in numpy: docs/wire-format.md has the format.
 
 native/lowbit.c is the same to the bit. All steps are float32 operations, of which only those of
 :func:`_places` round; decoding is exact.

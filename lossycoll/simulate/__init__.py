@@ -1,4 +1,4 @@
-"""What a threshold of compute time gains, predicted from recorded times or from a distribution.
+"""Gain of a threshold of compute time, predicted from recorded times or from a distribution.
 
 ``times`` checks an array of recorded times, ``recorded`` reads one from a file. ``threshold``
 chooses by them, ``scale`` for another number of ranks. ``noise`` has distributions of a

@@ -1,4 +1,4 @@
-"""How many rounds peers need to agree, by each way of averaging, where some fail in each round.
+"""Rounds that peers need to agree, by each way of averaging, where some fail in each round.
 
 Each peer begins with a number from N(0, 1), and a round replaces numbers by means. In each round
 each peer fails by itself with some probability: it then neither gives nor takes. Source of methods

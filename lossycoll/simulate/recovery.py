@@ -1,4 +1,4 @@
-"""What brings back lost packets in the least time: nothing, parity, resending, or both.
+"""Choice of what brings back lost packets soonest: nothing, parity, resending, or both.
 
 native/recovery.c is the same; docs/parity.md has the model. :func:`left` predicts the share that a
 code leaves missing, :func:`choose` is the engine's choice for one stream.
@@ -82,7 +82,7 @@ def _burst(burst: float, loss: float) -> float:
 
 
 def _lefts(loss: float, burst: float, columns: int, sets: int, most: int) -> Iterator[float]:
-    """What sets of so many columns leave with 0, 1, ... ``most`` rows.
+    """Packets that sets of so many columns leave with 0, 1, ... ``most`` rows.
 
     A chain over the packets of a set, data first, of whether each is lost (Gilbert), with the
     number of those lost so far: its chance (row 0 of ``good`` and ``bad``), and the data packets

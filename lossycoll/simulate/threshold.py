@@ -37,7 +37,7 @@ cost nothing, so the best of the grid is a little above 1 even if no rank is eve
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one threshold does, averaged over steps.
+    """Effect of one threshold, averaged over steps.
 
     Attributes:
         threshold: Seconds since a rank's step began.
@@ -146,7 +146,7 @@ def grid(times: Times) -> Times:
 def curve(
     steps: Iterable[Times], thresholds: Times, communication: float, *, cut: Cut = "finished"
 ) -> tuple[Point, ...]:
-    """What each threshold does, averaged over the steps.
+    """Return the effect of each threshold, averaged over the steps.
 
     With c the time at which a micro-batch is completed and T = max c, a threshold tau has in each
     step: drop rate = the share of micro-batches with c >= tau; cut time = max c where c < tau

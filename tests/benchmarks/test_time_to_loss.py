@@ -84,7 +84,7 @@ def test_the_report_compares_with_the_faster_gloo() -> None:
     assert "| 19.8 | 19.8, 19.8 | 10.0x | 20.0 | 2.0000 |" in rows["lossy"]
     assert "| not reached | - | - | 20.0 | 3.0000 |" in rows["lossy, DriftBound"]
     assert "| not reached | - | - | cut off | 3.0000 |" in rows["gloo, bbr"]
-    assert "20 s rather than gloo's 198 s on `home` (4 ranks, lossy)" in report.caption(found)
+    assert "| `home` | 4 | 198 s | 20 s (lossy) |" in report.caption(found)
 
 
 def test_a_median_needs_every_seed() -> None:

@@ -1,4 +1,4 @@
-"""Every code block of docs/guide.md runs as it stands there, in order, in one folder."""
+"""The code blocks of docs/guide.md and docs/optimizers.md run as they stand, in one folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support import pages
 from tests.support.harness import warm_python
 
-PAGE = "guide.md"
+PAGES = ("guide.md", "optimizers.md")
 WANTED = {
     "train.py": r"loss \d\.\d+",
     "train_bounded.py": r"loss \d\.\d+, replicas \d+\.\d+% of",
@@ -23,18 +23,21 @@ WANTED = {
 }
 """What each script prints."""
 
-scripts = pages.scripts(PAGE)
-commands = pages.commands(PAGE)
+scripts = {name: text for page in PAGES for name, text in pages.scripts(page).items()}
+commands = [command for page in PAGES for command in pages.commands(page)]
 
 
 def test_each_script_is_run_by_a_command_of_the_guide() -> None:
-    assert {kind for kind, _ in pages.blocks(PAGE)} == {"python", "sh"}
+    assert {kind for page in PAGES for kind, _ in pages.blocks(page)} == {"python", "sh"}
     assert set(scripts) == set(WANTED) == {command.split()[-1] for command in commands}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pages.write(PAGE, tmp_path_factory.mktemp("guide"))
+    made = tmp_path_factory.mktemp("guide")
+    for page in PAGES:
+        pages.write(page, made)
+    return made
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from .runs import PROFILES, REFERENCES, VARIANTS, Run
 Curve = Sequence[tuple[float, int, float]]
 NEAR = 1.01
 NAME = "time-to-target"
+ACROSS = 2
+"""Panels of the picture in a row."""
 COLOURS = dict(
     zip(
         VARIANTS,
@@ -160,26 +162,25 @@ def ranks_of(profile: str) -> int:
 
 
 def caption(found: Mapping[str, Any]) -> str:
-    """The picture, and one sentence with the figures in it."""
-    said = []
+    """The picture, a table with a row for each network, and what its figures are."""
+    rows = []
     for profile, variants in found["networks"].items():
         gloo = fastest_gloo(variants)
         ours = {n: median(variants[n]["seconds"]) for n in variants if n not in REFERENCES}
         best = min(((s, n) for n, s in ours.items() if s is not None), default=None)
         if best and gloo is not None:
-            said.append(
-                f"{best[0]:.0f} s rather than gloo's {gloo:.0f} s on `{profile}` "
-                f"({ranks_of(profile)} ranks, {best[1]})"
-            )
+            ranks = str(ranks_of(profile))
+            rows.append([f"`{profile}`", ranks, f"{gloo:.0f} s", f"{best[0]:.0f} s ({best[1]})"])
     networks = found["networks"].values()
     counts = {len(one["seeds"]) for variants in networks for one in variants.values()}
     seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    head = ["network of the [laboratory](docs/lab.md)", "ranks", "gloo", "lossycoll"]
     return (
         f"![Validation loss against seconds of training](docs/{NAME}.png)\n\n"
-        "The demo's GPT in networks of the [laboratory](docs/lab.md), seconds to within 1% of the "
-        f"validation loss that gloo ends with: {'; '.join(said) or 'none got there'}. Medians of "
-        f"{seeds} seed{'s' if max(counts) > 1 else ''}; gloo's is the faster of cubic and bbr "
-        f"([all of it](docs/performance.md#time-to-target))."
+        f"{markdown(head, rows)}\n\n"
+        "Seconds until the demo's GPT is within 1% of gloo's last validation loss: medians of "
+        f"{seeds} seed{'s' if max(counts) > 1 else ''}. gloo has the faster of TCP cubic and bbr "
+        "([all variants](docs/performance.md#time-to-target))."
     )
 
 
@@ -195,30 +196,30 @@ def write(entries: Sequence[Result], folder: Path) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Loss against seconds, a panel for each network; every seed a line."""
+    """Loss against seconds, a panel for each network: medians of the seeds, and a band from the
+    fastest to the slowest."""
     networks = {name: found["networks"][name] for name in PROFILES if name in found["networks"]}
-    size = (5.6 * len(networks), 3.8)
-    figure, axes = plt.subplots(1, len(networks), figsize=size, layout="constrained", squeeze=False)
-    for axis, (profile, variants) in zip(axes[0], networks.items(), strict=True):
+    rows = math.ceil(len(networks) / ACROSS)
+    size = (8, 2.6 * rows + 1)
+    figure, axes = plt.subplots(rows, ACROSS, figsize=size, layout="constrained", squeeze=False)
+    lines = {}
+    for axis, (profile, variants) in zip(axes.flat, networks.items(), strict=False):
         for name in (name for name in VARIANTS if name in variants):
-            for i, curve in enumerate(variants[name]["curves"]):
-                seconds = [point[0] for point in curve[1:]]
-                losses = [point[2] for point in curve[1:]]
-                label = name if i == 0 else None
-                axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.2, label=label)
-        for target in found["targets"].get(profile, {}).values():
-            axis.axhline(target, color="grey", linestyle=":", linewidth=0.8)
+            steps = zip(*variants[name]["curves"], strict=False)  # those that all seeds have had
+            at = [list(zip(*points, strict=True)) for points in steps][1:]
+            losses = [statistics.median(loss) for _, _, loss in at]
+            seconds = [statistics.median(times) for times, _, _ in at]
+            (lines[name],) = axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.4)
+            ends = ([end(times) for times, _, _ in at] for end in (min, max))
+            axis.fill_betweenx(losses, *ends, color=COLOURS[name], alpha=0.2, linewidth=0)
+        goals = found["targets"].get(profile, {}).values()
+        if goals:
+            axis.axhline(statistics.median(goals), color="grey", linestyle=":", linewidth=0.8)
         axis.set_xscale("log")
-        title = f"{profile}: {ranks_of(profile)} ranks, the same data and steps"
-        axis.set_title(title, fontsize=10)
+        axis.set_title(f"{profile}, {ranks_of(profile)} ranks", fontsize=10)
         axis.set_xlabel("seconds of training")
-    axes[0][0].set_ylabel("validation loss, nats per byte")
-    named: set[str] = set()
-    for axis in axes[0]:  # each variant where it comes first
-        handles, labels = axis.get_legend_handles_labels()
-        new = {label: handle for handle, label in zip(handles, labels, strict=True)}
-        new = {label: handle for label, handle in new.items() if label not in named}
-        named |= new.keys()
-        if new:
-            axis.legend(new.values(), new.keys(), fontsize=8)
+        axis.set_ylabel("validation loss, nats")
+    for axis in list(axes.flat)[len(networks) :]:
+        axis.set_visible(False)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3, fontsize=9)
     save(figure, path)

@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """What worker.py reads."""
+    """Configuration that worker.py reads."""
     return {
         "backends": options.backend,
         "sizes": options.sizes,
@@ -315,7 +315,7 @@ def table(results: dict[str, Any]) -> Table:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """What was measured, in words: a line per backend where there is more to say than its name."""
+    """Text lines on the measurement: one per backend where there is more to say than its name."""
     nccl = results["nccl"]
     if nccl is None:
         return []

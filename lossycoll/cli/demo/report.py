@@ -105,7 +105,7 @@ def table(runs: dict[str, Run]) -> Table:
 
 
 def remarks(runs: dict[str, Run]) -> list[str]:
-    """What a reader of the table should know about the distance between replicas."""
+    """Notes for readers of the table on the distance between replicas."""
     drifting = [name for name, run in runs.items() if run["drift"]["mean_square_distance"] > 0]
     if not drifting:
         return []

@@ -1,1 +1,1 @@
-"""What this machine can do, and what to change."""
+"""Report of what this machine can do, and what to change."""

@@ -1,4 +1,4 @@
-"""What recorded times predict: the chosen threshold, and what else a person wants to know."""
+"""Prediction from recorded times: the chosen threshold, and its gain in detail."""
 
 from __future__ import annotations
 

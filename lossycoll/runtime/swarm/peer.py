@@ -110,7 +110,7 @@ class Peer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has something to average, and others know where it is."""
+        """True if it has something to average, and others know where it is."""
         return self.weight is not None and self.place is not None
 
     @property

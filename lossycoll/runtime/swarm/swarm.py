@@ -39,7 +39,7 @@ class Swarm:
 
     The first peer listens, others join it; those that listen as well take the directory over if it
     ends. With neither, the swarm is this peer alone. Or all peers, the first one too, join a valkey
-    server, and none listens. docs/moshpit.md has the whole story.
+    server, and none listens. docs/swarms.md is the guide.
 
     Args:
         listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same: tensors before they are sent as one, arguments."""
+"""Checks that all ranks have the same: tensors before they are sent as one, arguments."""
 
 from __future__ import annotations
 

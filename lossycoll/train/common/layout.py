@@ -63,7 +63,7 @@ class Fragment:
 
     @property
     def offset(self) -> int:
-        """Of its first element within its parameter, in the order of memory."""
+        """Place of its first element within its parameter, in the order of memory."""
         return self.begin - self.member.begin
 
 
@@ -165,7 +165,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill a stretch of memory, each place once, in whatever order."""
+    """Return whether the elements fill a stretch of memory, each place once, in whatever order."""
     expected = 1
     for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
         if step != expected:

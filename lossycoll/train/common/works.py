@@ -32,7 +32,7 @@ class BlockGather:
         return self._arrived()
 
     def wait_result(self) -> Mask:
-        """As :meth:`wait`, but returns as soon as the result can be read. This rank's chunk may
+        """Wait as :meth:`wait` does, but only until the result can be read. This rank's chunk may
         still be asked for, so no chunk may be written until :meth:`wait` has returned."""
         wait_result(self._work)
         return self._arrived()

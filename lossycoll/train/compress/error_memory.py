@@ -54,7 +54,7 @@ class ErrorMemory:
 
     @property
     def ready(self) -> bool:
-        """Whether rows can be chosen."""
+        """True if rows can be chosen."""
         return True
 
     def move(self, device: torch.device) -> None:

@@ -74,7 +74,7 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
 
 
 def is_exact(collectives: Collectives, like: Tensor) -> bool:
-    """Whether a mean of vectors like this is exact: nothing is lost, nor travels in few bits.
+    """True if a mean of vectors like this is exact: nothing is lost, nor travels in few bits.
 
     The same on all ranks.
     """

@@ -43,7 +43,7 @@ class Slices:
         return self.chunks[number * self.world : (number + 1) * self.world]
 
     def empty(self, number: int) -> bool:
-        """Whether there is nothing in a slice: there are fewer bytes than chunks before it."""
+        """True if nothing is in a slice: there are fewer bytes than chunks before it."""
         return not any(self.of(number))
 
 

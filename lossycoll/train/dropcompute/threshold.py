@@ -72,7 +72,7 @@ class Threshold:
 
     @property
     def due(self) -> bool:
-        """Whether the warm-up is over, and the ranks are to exchange their tables."""
+        """True if the warm-up is over, and the ranks are to exchange their tables."""
         return self.measured and not self.warm_up_left and bool(self._laps)
 
     def request(self) -> None:
@@ -81,7 +81,7 @@ class Threshold:
 
     @property
     def outdated(self) -> bool:
-        """Whether the threshold is to be measured again: on request, or because the median seconds
+        """True if the threshold is to be measured again: on request, or because the median seconds
         of a micro-batch over ``window`` steps have changed by more than ``tolerance``."""
         if not self.measured or self.warm_up_left:
             return False

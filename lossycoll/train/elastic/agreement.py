@@ -1,6 +1,6 @@
 """Agreement of processes on who is in the next group: a state machine on a store.
 
-docs/rejoin.md has the keys and the rules. Nothing here knows torch's groups.
+docs/rejoin-protocol.md has the keys and the rules. Nothing here knows torch's groups.
 """
 
 from __future__ import annotations

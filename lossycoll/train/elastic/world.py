@@ -1,6 +1,7 @@
 """ElasticWorld: torch's default group, made anew whenever ranks have come back.
 
-docs/rejoin.md has the protocol; agreement.py decides who meets, sharing.py shares their state.
+docs/rejoin-protocol.md has the protocol; agreement.py decides who meets, sharing.py shares
+their state.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class WireFeedbackState:
         wire_rounding: str = "nearest",
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Of one model.
+        """State of the hook, for one model.
 
         Args:
             wire: How gradients travel: an encoding of few bits, or two, of which the first is that
@@ -105,7 +105,7 @@ class WireFeedbackState:
 
 
 def _parts(whole: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    """Those of each parameter. A bucket has complex gradients as pairs."""
+    """Gradients of each parameter. A bucket has complex gradients as pairs."""
     sizes = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in parameters]
     return torch.split(whole, sizes)
 

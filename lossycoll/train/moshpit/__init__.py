@@ -1,1 +1,1 @@
-"""Averaging in a swarm (docs/moshpit.md)."""
+"""Averaging in a swarm (docs/swarms.md)."""

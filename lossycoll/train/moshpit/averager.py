@@ -50,10 +50,10 @@ class MoshpitAverager:
         wire: How packets carry values: the option of this name, as in ``"int8"`` or
             ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
             bf16 or fp16, what rounding takes from a value is made up for in later rounds
-            (docs/moshpit.md).
+            (docs/swarm-reference.md).
         max_norm: Contributions and means that have moved further than so many times what is typical
-            in a round aren't believed, as of peers that lie (docs/moshpit.md): 3, say. None: all is
-            believed. Not with ``wire``.
+            in a round aren't believed: 3, say (docs/swarm-reference.md). None: all is believed. Not
+            with ``wire``.
 
     Raises:
         OptionError: There are no tensors, or the grid, the share, the wire or the norm can't be.
@@ -163,12 +163,12 @@ class MoshpitAverager:
 
     @property
     def is_due(self) -> bool:
-        """Whether all peers together have seen ``target`` samples since a round was due last."""
+        """True if all peers together have seen ``target`` samples since a round was due last."""
         return self._member.is_due
 
     @property
     def peers(self) -> int:
-        """How many peers the swarm has, as the directory has said last; 0: it hasn't yet."""
+        """Number of the swarm's peers, as the directory has said last; 0: it hasn't yet."""
         return self._member.peers
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
@@ -200,7 +200,7 @@ class MoshpitAverager:
         *,
         increments: int = 0,
     ) -> RoundReport:
-        """As :meth:`step`, of other tensors of the same shapes and types: gradients, say.
+        """Average other tensors of the same shapes and types, as :meth:`step` does: gradients, say.
 
         All peers of a round must mean the same by it.
 
@@ -279,11 +279,11 @@ class MoshpitAverager:
 
     @property
     def count(self) -> int:
-        """How many tensors it averages."""
+        """Number of tensors that it averages."""
         return len(self._tensors)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Whether :meth:`step_on` takes them.
+        """Check that :meth:`step_on` takes the tensors.
 
         Args:
             tensors: What is to be averaged.

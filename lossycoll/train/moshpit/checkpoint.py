@@ -92,7 +92,7 @@ def _free(folder: Path) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """What the system said, rather than what torch's writer made of it."""
+    """Return the system's error, rather than what torch's writer made of it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -48,7 +48,7 @@ class OneRound:
 
     @property
     def is_over(self) -> bool:
-        """Whether :meth:`result` waits for nothing."""
+        """True if :meth:`result` waits for nothing."""
         return self._thread is None or not self._thread.is_alive()
 
     def result(self) -> RoundReport:

@@ -62,7 +62,7 @@ Outer = Callable[[Iterable[Tensor]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class CatchUpReport:
-    """How a newcomer came to the state of the others.
+    """Report of a newcomer's catch-up to the state of the others.
 
     Attributes:
         round: The round that it took part in with weight 0.
@@ -196,7 +196,7 @@ class MoshpitSGD(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizers inside."""
+        """Parameter groups of the optimizers inside."""
         if len(self._inner) == 1:
             return self._inner[0].param_groups
         return [group for one in self._inner for group in one.param_groups]
@@ -229,7 +229,7 @@ class MoshpitSGD(Optimizer):
         return self._latest
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the optimizer. Between two rounds of gradients it keeps them: they add up.
+        """Clear gradients as the optimizer does; between two rounds of gradients they add up.
 
         Args:
             set_to_none: Gradients become None rather than 0.
@@ -320,7 +320,7 @@ class MoshpitSGD(Optimizer):
         return True
 
     def _is_due_by_samples(self) -> bool:
-        """Of all peers: this one's are told as often as a round needs them."""
+        """Samples of all peers: this one's are told as often as a round needs them."""
         now = time.monotonic()
         if self._averager.is_due:
             self._began = now
@@ -339,7 +339,7 @@ class MoshpitSGD(Optimizer):
         return False
 
     def _counts(self, weight: float) -> float:
-        """What this peer is ready with: the directory has the samples."""
+        """Weight with which this peer is ready: the directory has the samples."""
         return float(self._since > 0) if self._target else weight
 
     def _tell_progress(self) -> None:
@@ -492,7 +492,7 @@ class MoshpitSGD(Optimizer):
         raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
-        """Whether this peer is where the others are, after its first round."""
+        """Return whether this peer is where the others are, after its first round."""
         if self._outer is None and not self._of_gradients:
             # The mean is all that they have in common. Moments are each peer's own: those of some
             # rounds ago are as good, and by the time that newer ones came they would be old, too.
@@ -553,7 +553,7 @@ class MoshpitSGD(Optimizer):
         }
 
     def _kinds(self) -> list[Any]:
-        """Of the optimizers: what a state must have to be for them."""
+        """Signature of the optimizers: what a state must have to be for them."""
         outer = [] if self._outer is None else [self._outer]
         return [type(one).__name__ for one in (*self._inner, *outer)]
 

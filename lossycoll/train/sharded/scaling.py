@@ -50,11 +50,11 @@ class ScalerProbe:
             self._parameter, self._members = None, []
 
     def is_dummy(self, parameter: object) -> bool:
-        """Whether a parameter is the dummy one."""
+        """Return whether a parameter is the dummy one."""
         return self._parameter is not None and parameter is self._parameter
 
     def was_changed(self) -> bool:
-        """Whether anything but clearing was done to its gradient since it was attached.
+        """True if anything but clearing was done to its gradient since it was attached.
 
         False in float16, and for a scale of 1, where this isn't visible.
         """
@@ -64,7 +64,7 @@ class ScalerProbe:
         return float(grad) != PROBE or not self._stamp.fits(grad)
 
     def scale(self) -> float:
-        """What a GradScaler has divided the gradients by; 1 in float16, which it refuses."""
+        """Divisor of a GradScaler for the gradients; 1 in float16, which it refuses."""
         grad = None if self._parameter is None else self._parameter.grad
         found = 0.0 if grad is None else float(grad)
         return PROBE / found if found > 0 and math.isfinite(found) else 1.0

@@ -29,7 +29,7 @@ class OwnedFragment:
 
     @property
     def index(self) -> int:
-        """Of the model's parameter that it is part of."""
+        """Index of the model's parameter that it is part of."""
         return self.fragment.member.index
 
 
@@ -67,7 +67,7 @@ class Shard:
         ]
 
     def holds(self, position: int, parameter: Parameter) -> bool:
-        """Whether a parameter still is the bucket's view at its position, in memory and type."""
+        """True if a parameter still is the bucket's view at its position, in memory and type."""
         member = self.bucket.members[position]
         place = self.flat.data_ptr() + member.begin * self.flat.element_size()
         return member.begin == member.end or (
@@ -75,6 +75,6 @@ class Shard:
         )
 
     def is_finite(self) -> bool:
-        """Whether all that this rank contributes is a number."""
+        """Return whether all values that this rank contributes are finite."""
         low, high = torch.aminmax(self.grads)  # a single pass, and NaN gets through
         return bool(torch.isfinite(low) & torch.isfinite(high))

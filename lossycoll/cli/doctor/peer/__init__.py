@@ -1,1 +1,1 @@
-"""What the network between two hosts does, measured by a doctor at each end."""
+"""Measurements of the network between two hosts, by a doctor at each end."""

@@ -168,7 +168,8 @@ class Record:
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     """How long a step takes: the time between the same call of two steps, where the latest calls
-    repeat one sequence.
+    repeat one sequence. Other calls that were made now and then, as for a validation, end it for
+    a while only.
 
     Args:
         calls: What was called, and when: the oldest first.
@@ -178,10 +179,15 @@ def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     """
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
     names = [name for name, _ in latest]
+    best = (0, 0)
     for period in range(1, len(names) // 2 + 1):
-        if names[period:] == names[:-period]:
-            return latest[-1][1] - latest[-1 - period][1]
-    return -1.0
+        alike = period
+        while alike < len(names) and names[-1 - alike] == names[-1 - alike + period]:
+            alike += 1
+        if alike == len(names) or alike >= max(3 * period, 2 * len(names) // 3):
+            best = max(best, (alike, -period))
+    length, period = best
+    return latest[-1][1] - latest[-1 + period][1] if length else -1.0
 
 
 # ---- checks of what strangers send ----

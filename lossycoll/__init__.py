@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from .backend.replacement import stop_replacing
     from .backend.spans import export_chrome_trace
     from .backend.wire_all_reduce import wire_allreduce_
     from .errors import (
@@ -94,6 +95,7 @@ _HOME: Final = {
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
     "wire_allreduce_": "backend.wire_all_reduce",
+    "stop_replacing": "backend.replacement",
     "export_chrome_trace": "backend.spans",
     "ShardedOptimizer": "train.sharded.optimizer",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift.measure"),
@@ -154,6 +156,7 @@ __all__ = [
     "rekey",
     "reliable",
     "stats",
+    "stop_replacing",
     "topology",
     "torchft_process_group",
     "wire_allreduce_",

@@ -44,3 +44,23 @@ def register() -> None:
         import warnings
 
         warnings.warn(f"lossycoll: the backend is not registered: {error!r}", stacklevel=2)
+    _replace()
+
+
+def _replace() -> None:
+    """Has lossy serve where gloo is asked for, if the option ``replace`` says so."""
+    import os
+
+    wanted = os.environ.get("LOSSYCOLL_REPLACE", "")
+    if not wanted:
+        return
+    try:
+        if wanted != "gloo":
+            raise ValueError(f"{wanted!r}, wanted gloo, or nothing")
+        from .backend.replacement import start
+
+        start()
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"lossycoll: LOSSYCOLL_REPLACE replaces nothing: {error}", stacklevel=3)

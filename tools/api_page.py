@@ -52,7 +52,7 @@ GROUPS: Final = {
     "Inference": ("wire_allreduce_",),
     "Options and scopes": ("Options", "lossy", "reliable"),
     "Stats": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
-    "In torch's tools": ("export_chrome_trace", "debug_handlers"),
+    "In torch's tools": ("export_chrome_trace", "debug_handlers", "stop_replacing"),
     "Hosts and sites": ("topology", "Topology"),
     "Keys": ("rekey",),
 }

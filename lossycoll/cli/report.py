@@ -212,9 +212,11 @@ def _by_rank(job: Job, name: str) -> Series:
 
 
 def _shares(rank: Rank) -> list[tuple[float, float]]:
-    """Share of packets missing, between two lines."""
+    """Share of packets missing, between two lines; no number where none came."""
     rows = rank.increases("packets_missing", "packets_received")
-    return [(at, lost / (lost + came)) for at, (lost, came) in rows if lost + came > 0]
+    return [
+        (at, lost / (lost + came) if lost + came > 0 else math.nan) for at, (lost, came) in rows
+    ]
 
 
 def _rates(job: Job, name: str) -> Series:
@@ -228,11 +230,13 @@ def _rates(job: Job, name: str) -> Series:
 
 def _worst(series: Series) -> Series:
     """The series with the highest means, in order of their names; those of zeros are left out."""
-    means = {n: sum(v for _, v in points) / len(points) for n, points in series.items() if points}
+    means = {}
+    for name, points in series.items():
+        told = [value for _, value in points if math.isfinite(value)]
+        if any(told):
+            means[name] = sum(told) / len(told)
     kept = sorted(means, key=lambda name: -means[name])[:MOST_LINES]
-    return {
-        name: series[name] for name in series if name in kept and any(v for _, v in series[name])
-    }
+    return {name: series[name] for name in series if name in kept}
 
 
 # ---- what is said ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.world.job_status import (
     ALIVE,
     DEAD,
@@ -30,14 +31,16 @@ def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
 def _job(job: Mapping[str, Any]) -> str:
     over = ", has ended" if is_over(job) else ""
     lines = [f"job {job['session']}: {job['world']} ranks{over}"]
-    if not over:
-        lines += [f"  {line}" for line in culprits(job)]
+    first = [] if over else [f"  {line}" for line in culprits(job)]
+    lines += first
     for rank in job["ranks"]:
         where = f" {rank['host']}/{rank['pid']}" if rank["tells"] else ""
         lines.append(f"rank {rank['rank']}{where}: {rank['state']}, {doing(rank)}")
         lines += [f"    {line}" for line in (rank.get("stacks") or "").splitlines()]
         if rank.get("no_stacks"):
             lines.append(f"    no stacks: {rank['no_stacks']}")
+    if any(rank.get("stacks") for rank in job["ranks"]):
+        lines += first and ["again, what to look at first:", *first]  # stacks are long
     return "\n".join(lines)
 
 
@@ -73,15 +76,18 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
         who = by_rank.get(other)
         state = f", which is {who['state']}" if who is not None else ""
         found.append(
-            f"rank {other}{state}: {len(waiters)} wait for it, "
+            f"rank {other}{state}: {len(waiters)} wait{'s' if len(waiters) == 1 else ''} for it, "
             f"{in_words(longest['call_seconds'])} in {longest['call']}"
         )
     for rank in job["ranks"]:
         if rank["state"] != ALIVE and rank["rank"] not in waited:
-            heard = "" if rank["state"] == DEAD else f", heard {ago(rank['heard_seconds'])}"
+            heard = f", heard {ago(rank['heard_seconds'])}" if rank["state"] in BY_EAR else ""
             found.append(f"rank {rank['rank']} is {rank['state']}{heard}")
         for link in rank["link"]:
             here, there = rank["rank"], link["rank"]
+            ends = rank, by_rank.get(there, rank)
+            if link["trouble"] and any(end["state"] != ALIVE for end in ends):
+                continue  # no wonder
             if link["trouble"] == NOT_THERE:
                 found.append(f"link from rank {here} to rank {there}: nothing arrives")
             elif link["trouble"]:
@@ -92,7 +98,8 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
 
 
 NOT_THERE: Final = DIRECTIONS[2]
-
+BY_EAR: Final = (RankState.SILENT.word, RankState.LEFT.word)
+"""States that follow from what other ranks hear. Of the others the kernel tells."""
 
 BAD_LOSS = 0.05
 """Loss of a link from which on it is told at once."""

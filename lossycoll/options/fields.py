@@ -408,6 +408,14 @@ class Options:
         "path that ends in `.jsonl`, lines for `lossycoll report` are appended (operate.md).",
         enters=Enters.PYTHON,
     )
+    replace: str = option(
+        "",
+        choice("gloo", besides=("",), in_words="empty"),
+        "gloo: groups that a program or framework makes of gloo, by name or by default, are "
+        "lossy's (backend.md). Read when torch is imported, and so from "
+        "the environment alone.",
+        enters=Enters.PYTHON,
+    )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),
@@ -471,6 +479,11 @@ class Options:
         table = {entry.name: entry for entry in fields(cls)}
         variables = {variable(name): entry for name, entry in table.items()}
         values = dict(explicit)
+        if explicit.get("replace", "") not in ("", environ.get(variable("replace"), "")):
+            raise refused(
+                f"option replace comes too late here: it is read when torch is imported, from "
+                f"{variable('replace')}"
+            )
         for name, written in environ.items():
             if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,19 @@ def test_one_process_of_a_machine_appends_lines(
     assert sorted(job.ranks) == [0, 1]
     assert not files[1].exists()
     assert files[0].stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_drawn_across_times_without_packets(tmp_path: Path) -> None:
+    """A job that waits misses nothing, and its last share isn't the one of the time between."""
+    lines = [line(step) for step in (1, 2, 2, 3)]
+    for number, one in enumerate(lines):
+        one["time"] = 1000.0 + number
+    job = chosen(read_files([written(tmp_path / "job.jsonl", *lines)]), "")
+    (chart,) = (one for one in charts_of(job) if one.title.startswith("Missing"))
+    shares = [share for _, share in chart.series["rank 1"]]
+    assert shares[0] == shares[2] == 0.1
+    assert math.isnan(shares[1])
+    assert main(["report", str(tmp_path / "job.jsonl"), "--output", str(tmp_path / "p.html")]) == 0
 
 
 def test_series_of_a_line_are_bounded() -> None:

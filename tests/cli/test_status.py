@@ -123,6 +123,7 @@ def _told_by_the_command(place: str) -> None:
     assert [rank["waits_for"] for rank in ranks] == [[LATE], [LATE], [], [LATE]]
     assert "_be_late" in ranks[LATE]["stacks"]
     assert "all_reduce" in ranks[0]["stacks"]
+    assert not any("thread lossycoll-" in (rank["stacks"] or "") for rank in ranks)
 
 
 def _told_by_the_log(ranks: Ranks) -> None:

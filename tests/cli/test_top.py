@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +21,9 @@ from rich.console import Console
 
 from lossycoll.cli import top
 from lossycoll.cli.launcher import EXIT_FAILED
-from lossycoll.cli.main import EXIT_USAGE, main
+from lossycoll.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
+from tests.runtime.engine.test_status_page import made
+from tests.support.waiting import until
 
 
 def link(rank: int, loss: float = 0.0) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def test_wide_tables_have_all_columns() -> None:
     text = shown([SICK], 200)
     for word in ("12.5 s", "20.0% to 1", "all_reduce float32[9]", "2 MB/s", "udp*", "1.00%"):
         assert word in text, word
-    assert "rank 3, which is alive: 1 wait for it" in text
+    assert "rank 3, which is alive: 1 waits for it" in text
 
 
 def test_a_thousand_ranks_fit_a_screen_and_say_how_many_are_left() -> None:
@@ -100,6 +112,64 @@ def test_without_a_terminal_one_table_is_printed(
     assert main(["top", "127.0.0.1:1"]) == EXIT_FAILED
     assert "nobody can be reached" in capsys.readouterr().out.replace("\n", " ")
     assert main(["top", "nowhere"]) == EXIT_USAGE
+
+
+class Terminal:
+    """``lossycoll top`` at a terminal of 40 columns and 12 lines."""
+
+    def __init__(self) -> None:
+        self._screen, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 40, 0, 0))
+        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lossycoll.cli", "top", "--every", "0.1"],
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(theirs)
+        os.set_blocking(self._screen, False)
+        self._seen = ""
+
+    def shows(self, text: str) -> None:
+        """Returns once that is shown after all that was waited for before."""
+
+        def look() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                self._seen += os.read(self._screen, 1 << 16).decode(errors="replace")
+            plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._seen)
+            if text not in plain:
+                return False
+            self.lines = plain.splitlines()
+            self._seen = ""
+            return True
+
+        until(look)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._screen)
+
+
+def test_ranks_and_jobs_come_and_go_at_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with contextlib.closing(Terminal()) as terminal:
+        terminal.shows("no job of this user")
+        page = made()
+        terminal.shows("job 0000000000000abc: 2 silent, 1 alive")
+        assert max(map(len, terminal.lines)) <= 40
+        page.close()
+        terminal.shows("no job of this user")
+        again = made()
+        terminal.shows("2 silent, 1 alive")
+        assert terminal.end() == EXIT_INTERRUPTED
+        again.close()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 132])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+import lossycoll
 from lossycoll.cli.main import main
+from lossycoll.errors import UnsupportedError
 from tests.cli.test_status import LATE, WORLD, Watched, own_folder  # noqa: F401
 from tests.support.harness import free_port, init, run_good
 from tests.support.waiting import until
@@ -59,6 +62,14 @@ def test_torchs_reader_names_the_rank_that_has_not_made_the_call(
     # Neither a folder without a job, nor one that can't be written.
     assert main(["status", "--flight-recorder", str(tmp_path / "none")]) == 1
     assert "0 jobs" in capsys.readouterr().err
+
+
+def test_where_torchs_server_cannot_be_loaded_what_it_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "lossycoll.cli.debug_server", None)
+    with pytest.raises(UnsupportedError, match="jinja2, tabulate, and aiohttp or requests"):
+        lossycoll.debug_handlers()
 
 
 def rank_is_profiled(rank: int, world: int) -> tuple[list[tuple[str, int]], list[Any], list[str]]:

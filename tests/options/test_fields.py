@@ -66,6 +66,7 @@ from lossycoll.plan.sets import Code
         ("status", "off", "off"),
         ("warn_after", "60", 60.0),
         ("metrics", ":9400", ":9400"),
+        ("replace", "gloo", "gloo"),
         ("log", "off", "off"),
     ],
 )

@@ -164,13 +164,19 @@ class Record:
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     """Duration of a step: the time between the same call of two steps, where the latest calls
-    repeat one sequence. In seconds; -1 where nothing is repeated."""
+    repeat one sequence; other calls now and then, as for a validation, end it for a while only. In
+    seconds; -1 where nothing is repeated."""
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
     names = [name for name, _ in latest]
+    best = (0, 0)
     for period in range(1, len(names) // 2 + 1):
-        if names[period:] == names[:-period]:
-            return latest[-1][1] - latest[-1 - period][1]
-    return -1.0
+        alike = period
+        while alike < len(names) and names[-1 - alike] == names[-1 - alike + period]:
+            alike += 1
+        if alike == len(names) or alike >= max(3 * period, 2 * len(names) // 3):
+            best = max(best, (alike, -period))
+    length, period = best
+    return latest[-1][1] - latest[-1 + period][1] if length else -1.0
 
 
 # ---- checks of what strangers send ----

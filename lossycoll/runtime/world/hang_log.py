@@ -26,6 +26,7 @@ USUAL_TIMES: Final = 10
 """A call that usually takes long is told of after so many times as long."""
 MOST_ASKED: Final = 4
 """Ranks that one line asks."""
+_LIBRARY: Final = re.compile(r"/lib/python3[^/]*/(?!(site|dist)-packages/)")
 _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 
@@ -131,10 +132,12 @@ def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the first thread of :func:`python_stacks`; empty: there is none."""
+    """The innermost frame of the first thread of :func:`python_stacks`, outside Python's library
+    where there is one; empty: there is none at all."""
     main = stacks.partition("\n\n")[0]
     frames = _FRAME.findall(main)
     if not frames:
         return ""
-    file, line, name = frames[-1]
+    own = [one for one in frames if not _LIBRARY.search(one[0])]
+    file, line, name = (own or frames)[-1]
     return f"{Path(file).name}:{line} in {name}"

@@ -225,6 +225,16 @@ def test_steps_are_told_by_what_repeats() -> None:
     assert step_seconds([]) == -1.0
 
 
+def test_a_call_now_and_then_does_not_hide_the_step() -> None:
+    """As where a script validates, or measures drift."""
+    names = [*"AAB" * 4, "drift", *"AAB" * 14]
+    calls = [(name, float(at)) for at, name in enumerate(names)]
+    assert step_seconds(calls) == 3.0
+    assert step_seconds(calls[:20]) == -1.0, "too few steps since"
+    equal = [*"A" * 20, "B"] * 3  # of one step's many equal calls nothing follows
+    assert step_seconds([(name, float(at)) for at, name in enumerate(equal)][:60]) in (21.0, -1.0)
+
+
 def test_a_dead_process_keeps_nobody_from_a_page() -> None:
     """As where a number and a session come again."""
     first = made()

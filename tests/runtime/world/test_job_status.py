@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lossycoll.runtime.engine import status_page
@@ -16,6 +18,7 @@ from lossycoll.runtime.engine.status_record import (
 from lossycoll.runtime.world.job_status import job_of, jobs_of
 
 WORLD = 4
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate.md"
 
 
 def peer(rank: int, heard: float = 0.5, state: int = RankState.PRESENT) -> PeerRecord:
@@ -152,3 +155,23 @@ def test_figures_are_told_by_rank_and_link() -> None:
 def test_there_may_be_no_records_at_all() -> None:
     assert jobs_of([]) == []
     assert job_of("ab", []) == {"session": "ab", "world": 0, "ranks": []}
+
+
+def _documented(of: str) -> set[str]:
+    """The fields that the page's table has."""
+    table = PAGE.read_text(encoding="utf-8").partition(f"| field of a {of} | meaning |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_all_fields_are_on_the_page_and_no_others() -> None:
+    job = job_of("ab", [record(0, 7), record(1, 6, waits=False)])
+    rank = job["ranks"][0]
+    assert _documented("job") == job.keys()
+    assert _documented("rank") == rank.keys() | {"stacks", "no_stacks"}
+    assert _documented("link") == rank["link"][0].keys()
+    for entry in job["ranks"]:  # those that tell nothing have all of them too
+        assert entry.keys() == rank.keys()
+    text = PAGE.read_text(encoding="utf-8")
+    for name in (*rank["groups"][0], *job["ranks"][1]["last_call"]):
+        assert f"`{name}`" in text

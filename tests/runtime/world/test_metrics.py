@@ -67,26 +67,105 @@ def test_series_are_bounded() -> None:
     assert sum(map(len, found.values())) < 300
 
 
+def _labels() -> dict[str, set[str]]:
+    """Labels by metric, as prometheus_client tells them."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text_of(RECORDS)):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
 def test_the_dashboard_is_one_and_draws_what_is_told() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     assert isinstance(dashboard["schemaVersion"], int)
-    assert {"title", "uid", "panels", "templating", "time"} <= dashboard.keys()
-    numbers, places = set(), set()
-    names = set(told(text_of(RECORDS)))
+    assert {"title", "uid", "panels", "templating", "time", "annotations"} <= dashboard.keys()
+    (variable,) = dashboard["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    source = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    numbers, places, drawn = set(), set(), set()
+    labels = _labels()
     for panel in dashboard["panels"]:
         assert panel["type"] == "timeseries"
         assert panel["title"]
+        assert {"legend", "tooltip"} <= panel["options"].keys()
         place = panel["gridPos"]
         assert 0 <= place["x"] < place["x"] + place["w"] <= 24
         numbers.add(panel["id"])
         places.add((place["x"], place["y"]))
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references) > 0
         for target in panel["targets"]:
             used = set(re.findall(r"lossycoll_\w+", target["expr"]))
             assert used
-            assert used <= names, used - names
-            assert target["refId"]
-            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert used <= labels.keys(), used - labels.keys()
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert shown
+            for name in used:
+                assert shown <= labels[name], (name, shown)
+            assert target["datasource"] == panel["datasource"] == source
+        drawn |= used
     assert len(numbers) == len(places) == len(dashboard["panels"])
+    assert {"lossycoll_waited_for", "lossycoll_link_loss_ratio"} <= drawn
+
+
+def test_links_are_drawn_in_the_direction_that_is_told() -> None:
+    """A figure of a link is of the path from ``rank`` to ``peer``."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    legends = [one["legendFormat"] for one in targets if "lossycoll_link_" in one["expr"]]
+    assert legends == ["{{rank}} to {{peer}}"] * 3
+
+
+def _kept_by_grafana(given: Any, kept: Any, where: str = "") -> None:
+    """Whatever Grafana's own types don't know, they drop."""
+    if isinstance(given, dict):
+        assert given.keys() <= kept.keys(), (where, given.keys() - kept.keys())
+        for name, value in given.items():
+            _kept_by_grafana(value, kept[name], f"{where}/{name}")
+    elif isinstance(given, list):
+        assert len(given) == len(kept), where
+        for number, value in enumerate(given):
+            _kept_by_grafana(value, kept[number], f"{where}/{number}")
+    else:
+        assert given == kept, where
+
+
+def test_the_dashboard_has_grafanas_schema() -> None:
+    """By the types that Grafana generates from its schemas."""
+    package, reason = "grafana_foundation_sdk", "Grafana's types aren't installed"
+    plugins: Any = pytest.importorskip(f"{package}.cog.plugins", reason=reason)
+    encoder: Any = pytest.importorskip(f"{package}.cog.encoder", reason=reason)
+    models: Any = pytest.importorskip(f"{package}.models.dashboard", reason=reason)
+    timeseries: Any = pytest.importorskip(f"{package}.models.timeseries", reason=reason)
+    prometheus: Any = pytest.importorskip(f"{package}.models.prometheus", reason=reason)
+    plugins.register_default_plugins()
+    text = DASHBOARD.read_text(encoding="utf-8")
+
+    def kept(given: Any) -> Any:
+        return json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(given)))
+
+    dashboard = models.Dashboard.from_json(json.loads(text))
+    assert dashboard.panels
+    for panel in dashboard.panels:
+        assert isinstance(panel.options, timeseries.Options)
+        for target in panel.targets:
+            assert isinstance(target, prometheus.Dataquery)
+    _kept_by_grafana(json.loads(text), kept(json.loads(text)))
+    wrong = json.loads(text)
+    wrong["panels"][0]["fieldConfigs"] = wrong["panels"][0].pop("fieldConfig")
+    with pytest.raises(AssertionError, match="fieldConfigs"):
+        _kept_by_grafana(wrong, kept(json.loads(json.dumps(wrong))))
+
+
+def test_queries_are_promql() -> None:
+    promql = pytest.importorskip("promql_parser", reason="it isn't installed")
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            promql.parse(target["expr"])
+    with pytest.raises(ValueError, match="unclosed"):
+        promql.parse("sum(rate(lossycoll_bytes_sent_total[1m])")
 
 
 def _free_port() -> int:

@@ -1,0 +1,51 @@
+"""A job's status as text: what to look at first, and nothing that only follows from it."""
+
+from __future__ import annotations
+
+from lossycoll.cli.status_text import as_text, culprits
+from tests.cli.test_top import job, link, rank, waiting
+
+
+def test_all_troubles_are_named_and_each_once() -> None:
+    found = culprits(job(waiting(0, 1), rank(1), rank(2, state="stopped"), waiting(3, 1)))
+    assert found == [
+        "rank 1, which is alive: 2 wait for it, 12.5 s in all_reduce float32[9]",
+        "rank 2 is stopped",
+    ]
+    assert "1 waits for it" in culprits(job(waiting(0, 1), rank(1)))[0]
+
+
+def test_links_are_told_by_direction() -> None:
+    silent = {"trouble": "nothing comes"}
+    unheard = {"trouble": "nothing arrives there"}
+    found = culprits(job(rank(0, link=[link(1, 0.2)]), rank(1, link=[link(0) | silent]), rank(2)))
+    assert found == [
+        "link from rank 0 to rank 1: loses 20.0%",
+        "link from rank 0 to rank 1: nothing comes",
+    ]
+    assert culprits(job(rank(0, link=[link(1) | unheard]), rank(1))) == [
+        "link from rank 0 to rank 1: nothing arrives"
+    ]
+
+
+def test_a_link_to_a_rank_that_does_not_run_is_no_trouble_of_its_own() -> None:
+    for state in ("stopped", "dead", "silent"):
+        gone = rank(1, state=state, link=[link(0) | {"trouble": "nothing comes"}])
+        ranks = job(rank(0, link=[link(1) | {"trouble": "nothing comes"}]), gone)
+        (only,) = culprits(ranks)
+        assert only.startswith(f"rank 1 is {state}")
+
+
+def test_a_silent_rank_was_heard_a_while_ago_and_a_stopped_one_is_known_to_be() -> None:
+    found = culprits(job(*(rank(i, state=s) for i, s in enumerate(("silent", "stopped", "dead")))))
+    assert found == ["rank 0 is silent, heard 0 ms ago", "rank 1 is stopped", "rank 2 is dead"]
+
+
+def test_after_stacks_what_to_look_at_first_is_said_again() -> None:
+    ranks = [waiting(0, 1) | {"stacks": "thread MainThread:\n  x"}, rank(1) | {"stacks": None}]
+    lines = as_text([job(*ranks)]).splitlines()
+    first = lines[1]
+    assert first.strip().startswith("rank 1, which is alive: 1 waits for it")
+    assert lines[-2:] == ["again, what to look at first:", first]
+    assert "again" not in as_text([job(waiting(0, 1), rank(1))])
+    assert "again" not in as_text([job(rank(0) | {"stacks": "x"})])

@@ -1,1 +1,1 @@
-"""What a person runs."""
+"""The command ``lossycoll``."""

@@ -1,4 +1,4 @@
-"""What a laboratory counted, as data.
+"""Counts of a laboratory, as data.
 
 Packets are those on the wire, however the kernel aggregates them; bytes are of Ethernet frames
 without checksum.
@@ -96,7 +96,7 @@ class LevelBytes:
     into: tuple[int, ...]
 
     def since(self, before: LevelBytes) -> LevelBytes:
-        """What was added to an earlier count."""
+        """Difference to an earlier count."""
         return LevelBytes(_less(self.out, before.out), _less(self.into, before.into))
 
 
@@ -110,7 +110,7 @@ class Counters:
 
     @property
     def levels(self) -> dict[str, LevelBytes]:
-        """What crossed the edge of each "host" and each "site". Ranks of one host send each other
+        """Bytes across the edge of each "host" and each "site". Ranks of one host send each other
         nothing that would be counted here."""
         return {
             "host": _level([(host.up, host.down) for host in self.hosts]),
@@ -168,7 +168,7 @@ def read(shared: Any, network: Network) -> Counters:
 def crossing(
     sent: Mapping[tuple[int, int], QueueCounts], groups: Sequence[int]
 ) -> list[tuple[QueueCounts, QueueCounts]]:
-    """What each group of hosts sent to other groups, and was sent by them.
+    """Traffic of each group of hosts to other groups, and from them.
 
     For networks without queues at the edges of groups. ``sent``: from host to host. ``groups``: the
     group of each host, numbered from 0.

@@ -115,7 +115,7 @@ class Switch:
             self._ask()
 
     def counters(self) -> Counters:
-        """What was counted up to now."""
+        """Counts up to now."""
         with self._lock:
             if self.running:
                 self._ask()
@@ -168,5 +168,5 @@ def why(what: str, code: int) -> LabError:
 
 
 def instead() -> str:
-    """What to do where no laboratory can be made."""
+    """Remedy where no laboratory can be made."""
     return "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"

@@ -27,7 +27,7 @@ class NcclMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank sees. ``host``: as NCCL knows it; ``gpus``: their UUIDs, by device."""
+    """View of one rank. ``host``: as NCCL knows it; ``gpus``: their UUIDs, by device."""
 
     host: str
     torch: str
@@ -62,7 +62,7 @@ class Setup:
 
 
 def look() -> Seen:
-    """What this process sees."""
+    """View of this process."""
     # Here, so that --help can answer before torch is imported.
     import torch
     import torch.distributed as dist
@@ -142,7 +142,7 @@ def set_up(place: GpuAssignment, log: Path) -> None:
 
 
 def transports(account: str) -> tuple[str, ...]:
-    """What NCCL has connected its channels by, from its account at NCCL_DEBUG=INFO: "NET/Socket",
+    """Transports of NCCL's channels, from its account at NCCL_DEBUG=INFO: "NET/Socket",
     "P2P/CUMEM", "SHM/direct", ..."""
     return tuple(sorted({found[1] for found in _VIA.finditer(account)}))
 

@@ -1,4 +1,4 @@
-"""What one rank of the demo does: training, measured.
+"""One rank of the demo: training, measured.
 
 Started as ``python -m lossycoll.cli.demo.worker CONFIG``. Apart from the name of the backend,
 nothing in the training loop knows that packets may be lost; the methods differ in how model and
@@ -46,7 +46,7 @@ UNTIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What a rank is to do. ``method``: the name of a :class:`Method` that ``module`` registers."""
+    """Task of a rank. ``method``: the name of a :class:`Method` that ``module`` registers."""
 
     backend: str
     method: str
@@ -69,7 +69,7 @@ COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_
 
 
 class Traffic:
-    """What training has sent and missed at this rank, without what measuring it has."""
+    """Packets that training has sent and missed at this rank, without those of measuring it."""
 
     def __init__(self, backend: str) -> None:
         # torch's other backends don't count.
@@ -193,7 +193,7 @@ def compared_steps(steps: int) -> set[int]:
 
 
 def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, Any]:
-    """How far the replicas are apart, and how far they should be: None where nothing bounds it."""
+    """Distance of the replicas, and the one they should have: None where nothing bounds it."""
     drift = lossycoll.measure_drift(model)
     expected = None if loss else 0.0
     return {

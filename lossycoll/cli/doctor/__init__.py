@@ -1,1 +1,1 @@
-"""What this machine can do, and what to change."""
+"""``lossycoll doctor``: abilities of this machine, and remedies."""

@@ -1,4 +1,4 @@
-"""What a check of the doctor says."""
+"""Findings of the doctor's checks."""
 
 from __future__ import annotations
 

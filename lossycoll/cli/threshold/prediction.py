@@ -1,4 +1,4 @@
-"""What recorded times predict: the chosen threshold, and what else a person wants to know."""
+"""Predictions from recorded times: the chosen threshold, and curves to compare it with."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Source:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """What tells it from others, also of another optimizer."""
+        """Identity, also among tensors of another optimizer."""
         return self.name, id(self.parameter)
 
     def tensor(self, optimizer: Optimizer) -> Tensor | None:
@@ -51,7 +51,7 @@ class Layout:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """How a tensor lies in memory now."""
+    """Layout of a tensor in memory now."""
     return Layout(tensor.dtype, tensor.shape, tensor.stride())
 
 

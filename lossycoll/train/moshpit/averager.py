@@ -168,7 +168,7 @@ class MoshpitAverager:
 
     @property
     def peers(self) -> int:
-        """How many peers the swarm has, as the directory has said last; 0: it hasn't yet."""
+        """Number of the swarm's peers, as the directory has said last; 0: it hasn't yet."""
         return self._member.peers
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
@@ -279,7 +279,7 @@ class MoshpitAverager:
 
     @property
     def count(self) -> int:
-        """How many tensors it averages."""
+        """Number of tensors that it averages."""
         return len(self._tensors)
 
     def check(self, tensors: Sequence[Tensor]) -> None:

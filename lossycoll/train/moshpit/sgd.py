@@ -37,8 +37,8 @@ from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
 from .averager import MoshpitAverager, averaged, check_weight
+from .checkpoint import load_model, load_optimizer, model_state
 from .one_round import OneRound
-from .training_state import load_model, load_optimizer, model_state
 
 AVERAGES: Final = ("parameters", "gradients")
 
@@ -62,7 +62,7 @@ Outer = Callable[[Iterable[Tensor]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class CatchUpReport:
-    """How a newcomer came to the state of the others.
+    """Report of how a newcomer came to the state of the others.
 
     Attributes:
         round: The round that it took part in with weight 0.
@@ -196,7 +196,7 @@ class MoshpitSGD(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizers inside."""
+        """Parameter groups of the optimizers inside."""
         if len(self._inner) == 1:
             return self._inner[0].param_groups
         return [group for one in self._inner for group in one.param_groups]
@@ -229,7 +229,7 @@ class MoshpitSGD(Optimizer):
         return self._latest
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the optimizer. Between two rounds of gradients it keeps them: they add up.
+        """Clears gradients as the optimizer does; between rounds of gradients they stay and add up.
 
         Args:
             set_to_none: Gradients become None rather than 0.
@@ -320,7 +320,7 @@ class MoshpitSGD(Optimizer):
         return True
 
     def _is_due_by_samples(self) -> bool:
-        """Of all peers: this one's are told as often as a round needs them."""
+        """Whether all peers' samples make a round; tells this one's as often as a round needs."""
         now = time.monotonic()
         if self._averager.is_due:
             self._began = now
@@ -339,7 +339,7 @@ class MoshpitSGD(Optimizer):
         return False
 
     def _counts(self, weight: float) -> float:
-        """What this peer is ready with: the directory has the samples."""
+        """Weight with which this peer is ready: the directory has the samples."""
         return float(self._since > 0) if self._target else weight
 
     def _tell_progress(self) -> None:
@@ -553,7 +553,7 @@ class MoshpitSGD(Optimizer):
         }
 
     def _kinds(self) -> list[Any]:
-        """Of the optimizers: what a state must have to be for them."""
+        """Kinds of the optimizers, which a state must have to be for them."""
         outer = [] if self._outer is None else [self._outer]
         return [type(one).__name__ for one in (*self._inner, *outer)]
 

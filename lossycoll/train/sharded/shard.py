@@ -29,7 +29,7 @@ class OwnedFragment:
 
     @property
     def index(self) -> int:
-        """Of the model's parameter that it is part of."""
+        """Index of the model's parameter that it is part of."""
         return self.fragment.member.index
 
 

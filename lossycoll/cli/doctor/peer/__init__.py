@@ -1,1 +1,1 @@
-"""What the network between two hosts does, measured by a doctor at each end."""
+"""The network between two hosts, measured by a doctor at each end."""

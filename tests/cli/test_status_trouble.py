@@ -279,7 +279,7 @@ def test_another_version_and_a_job_that_ends_while_asked(
     with watched.ranks:
         place = watched.waits()["ranks"][0]["control"]
         with monkeypatch.context() as patch:
-            patch.setattr(status_answer, "VERSION", 99)
+            patch.setitem(status_answer.ANSWER.versions, "status", 99)
             with pytest.raises(Unreachable, match="status of version 1, wanted 99"):
                 find_jobs(place)
         watched.go.touch()

@@ -124,8 +124,8 @@ SEALING = (
     mutation(
         "new keys for whoever asks in clear",
         "lossycoll/runtime/world/connections.py",
-        "return is_asked and link.rank < 0 and self._is_sealed",
-        "return is_asked and link.rank < 0",
+        'return hello.purpose == "rekey" and link.rank < 0 and self._is_sealed',
+        'return hello.purpose == "rekey" and link.rank < 0',
         "tests/runtime/world/test_connections.py::test_a_plain_connection_cannot_ask_for_new_keys",
     ),
     mutation(
@@ -137,9 +137,9 @@ SEALING = (
     ),
     mutation(
         "a sealed message that may be left out",
-        "lossycoll/runtime/control/transport.py",
-        "return body if number == one.taken",
-        "return body if number >= one.taken",
+        "lossycoll/runtime/control/connection.py",
+        "return body if number == self.taken",
+        "return body if number >= self.taken",
         "tests/runtime/control/test_curve.py"
         "::test_whatever_is_done_to_sealed_messages_isnt_believed",
     ),
@@ -190,8 +190,8 @@ SEALING = (
     mutation(
         "a part in clear of a group in clear, though there is a secret",
         "lossycoll/backend/connected.py",
-        "if has_secret and not (world.host.is_sealed or asked):",
-        "if has_secret and asked is None:",
+        "if builder.secret is not None and not (world.host.is_sealed or asked):",
+        "if builder.secret is not None and asked is None:",
         "tests/backend/test_sealed.py"
         "::test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret",
     ),

@@ -71,8 +71,8 @@ SWARM = (
     mutation(
         "a weight of any size",
         "lossycoll/runtime/swarm/protocol.py",
-        "not 0 <= value <= MOST_WEIGHT:",
-        "not 0 <= value <= 1e300:",
+        "Annotated[float, Between(0, MOST_WEIGHT)]",
+        "Annotated[float, Between(0, 1e300)]",
         "tests/runtime/swarm/test_protocol.py::test_what_is_no_message",
     ),
     mutation(
@@ -312,7 +312,7 @@ SWARM = (
     ),
     mutation(
         "a redirected peer that keeps its former reflexive address",
-        "lossycoll/runtime/swarm/member.py",
+        "lossycoll/runtime/swarm/endpoint.py",
         "endpoint.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-Place = tuple[str, int]
+Address = tuple[str, int]
 
 
 @dataclass
 class _Mapping:
-    inner: Place
+    inner: Address
     port: int
     used: float
     """When something last went out by it."""
-    sent_to: set[Place] = field(default_factory=set)
+    sent_to: set[Address] = field(default_factory=set)
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Nat:
     unknown: int = 0
     """What came to a port that is nobody's, or isn't any more."""
     expired: int = 0
-    _mappings: dict[tuple[Place, Place | None], _Mapping] = field(default_factory=dict)
+    _mappings: dict[tuple[Address, Address | None], _Mapping] = field(default_factory=dict)
     _by_port: dict[int, _Mapping] = field(default_factory=dict)
 
-    def out(self, inner: Place, to: Place) -> Place:
+    def out(self, inner: Address, to: Address) -> Address:
         """Where the world sees it come from."""
         self._expire()
         key = inner, to if self.symmetric else None
@@ -54,7 +54,7 @@ class Nat:
         found.sent_to.add(to)
         return self.address, found.port
 
-    def into(self, port: int, source: Place) -> Place | None:
+    def into(self, port: int, source: Address) -> Address | None:
         """Whom it is for; None: it is dropped."""
         self._expire()
         found = self._by_port.get(port)

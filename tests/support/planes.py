@@ -11,7 +11,7 @@ from lossycoll.runtime.engine.rank_states import RankState, RankStates
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 from tests.support.waiting import until
 
 TOKEN = "secret"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from lossycoll.runtime.control.curve import Keys
-from lossycoll.runtime.control.descriptors import Place, listener
+from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.events import Connected, Event, Received
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 
 HERE = "127.0.0.1"
@@ -21,7 +22,7 @@ Frame: TypeAlias = tuple[int, bytes]
 """Of ZMTP: flags, and the body."""
 
 
-def listening(keys: Keys | None = None, **rest: object) -> tuple[Transport, Place]:
+def listening(keys: Keys | None = None, **rest: object) -> tuple[Transport, Address]:
     made = Transport(keys, **rest)  # type: ignore[arg-type]
     end = listener(HERE, (0, 0), 64)
     assert end is not None
@@ -31,7 +32,7 @@ def listening(keys: Keys | None = None, **rest: object) -> tuple[Transport, Plac
 
 
 @contextlib.contextmanager
-def pair(keys: Keys | None = None) -> Iterator[tuple[Transport, Transport, Place]]:
+def pair(keys: Keys | None = None) -> Iterator[tuple[Transport, Transport, Address]]:
     """One that listens, and another one."""
     server, place = listening(keys)
     with contextlib.closing(server), contextlib.closing(Transport(keys)) as client:
@@ -59,7 +60,7 @@ def count(wanted: int) -> Callable[[list[Event]], bool]:
     return lambda found: len(found) >= wanted
 
 
-def meet(server: Transport, client: Transport, place: Place, *others: Middle) -> tuple[int, int]:
+def meet(server: Transport, client: Transport, place: Address, *others: Middle) -> tuple[int, int]:
     """A connection: its number at the server, and at the client."""
     peer = client.connect(place)
     assert client.send(peer, b"hello")
@@ -76,7 +77,7 @@ def meet(server: Transport, client: Transport, place: Place, *others: Middle) ->
     return connected.peer, peer
 
 
-def stranger(place: Place, said: bytes = b"", source: str = HERE) -> socket.socket:
+def stranger(place: Address, said: bytes = b"", source: str = HERE) -> socket.socket:
     made = socket.create_connection(place, source_address=(source, 0))
     made.sendall(said)
     return made
@@ -89,10 +90,10 @@ class Middle:
     of the next two frames to it.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._front = socket.create_server((HERE, 0))
         self._front.setblocking(False)
-        self.place: Place = self._front.getsockname()
+        self.place: Address = self._front.getsockname()
         self._leads_to = place
         self._ends: list[socket.socket] = []
         self._came = [bytearray(), bytearray()]

@@ -11,7 +11,7 @@ import subprocess
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CHECKSUM_AT = {socket.IPPROTO_TCP: 16, socket.IPPROTO_UDP: 6}
 """Where each protocol's checksum is, behind the header of IP."""
-Place = tuple[str, int]
+Address = tuple[str, int]
 
 
 def device(name: str, address: str, *routes: str) -> int:
@@ -26,7 +26,7 @@ def device(name: str, address: str, *routes: str) -> int:
     return fd
 
 
-def ends(packet: bytes) -> tuple[int, Place, Place] | None:
+def ends(packet: bytes) -> tuple[int, Address, Address] | None:
     """Protocol, source and destination; None: it has no ports, or is of another kind."""
     if len(packet) < 28 or packet[0] >> 4 != 4 or packet[9] not in CHECKSUM_AT:
         return None
@@ -36,7 +36,7 @@ def ends(packet: bytes) -> tuple[int, Place, Place] | None:
     return packet[9], (addresses[0], ports[0]), (addresses[1], ports[1])
 
 
-def changed(packet: bytes, source: Place, to: Place) -> bytes:
+def changed(packet: bytes, source: Address, to: Address) -> bytes:
     """The packet with other ends, and checksums that fit."""
     out, head = bytearray(packet), 4 * (packet[0] & 15)
     out[12:20] = socket.inet_aton(source[0]) + socket.inet_aton(to[0])

@@ -28,14 +28,9 @@ class SharedContext:
         self._roster: Roster | None = None
 
     def acquire(self, keys: Keys | None) -> tuple[zmq.Context[zmq.Socket[bytes]], Roster | None]:
-        """Returns the context, and with keys its roster. Undone by :meth:`release`.
-
-        Args:
-            keys: Whose callers its listeners are to admit; None: all is in clear.
-
-        Raises:
-            OSError: The process is short of descriptors.
-        """
+        """Returns the context, and with keys its roster. Undone by :meth:`release`. ``keys``: whose
+        callers its listeners are to admit; None: all is in clear. OSError: the process is short of
+        descriptors."""
         import zmq
 
         with self._lock:

@@ -31,13 +31,8 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of one plane.
-
-    Attributes:
-        plane: Its name, which is also the domain of its roster.
-        listener: Of whoever is connected to.
-        caller: Of whoever connects.
-    """
+    """Keys of one plane. ``plane``: its name, which is also the domain of its roster. ``listener``:
+    of whoever is connected to. ``caller``: of whoever connects."""
 
     plane: str
     listener: KeyPair
@@ -45,12 +40,7 @@ class Keys:
 
 
 def keys_of(secret: Secret, plane: str) -> Keys:
-    """Derive the keys of a plane.
-
-    Args:
-        secret: The job's.
-        plane: Its name: processes of different planes can't connect.
-    """
+    """Keys of a plane. Processes of planes of different names can't connect."""
     return Keys(plane, _pair(secret, plane, "listener"), _pair(secret, plane, "caller"))
 
 

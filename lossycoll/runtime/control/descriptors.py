@@ -13,23 +13,18 @@ import struct
 from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
+from .schema import Address
+
 SEGMENT_BYTES: Final = 1220
 """Of TCP: any path of IPv6 carries as much. Where a path carries less than the interfaces, and its
 routers don't say so, larger segments would vanish for ever. Both ends keep to it."""
-Place: TypeAlias = tuple[str, int]
-"""Numeric address and port."""
 Ends: TypeAlias = tuple[Any, Any]
 """The addresses of both ends of a connection, this one's first."""
 
 
 def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socket | None:
-    """A TCP socket that listens; None: no port is free.
-
-    Args:
-        address: Numeric, of this machine.
-        ports: The first and the last that may be taken; 0: any.
-        backlog: Connections that may wait to be taken.
-    """
+    """A TCP socket that listens; None: no port is free. ``ports``: the first and the last that may
+    be taken; 0: any. ``backlog``: connections that may wait to be taken."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     first, last = ports
     for port in range(first, last + 1):
@@ -77,7 +72,7 @@ def shut_down(fd: int, ends: Ends) -> None:
             end.detach()
 
 
-def _is_of(fd: int, here: Collection[Place], there: Collection[Place]) -> bool:
+def _is_of(fd: int, here: Collection[Address], there: Collection[Address]) -> bool:
     """Whether a descriptor listens at one of the places ``here``, has come to one, or has been made
     to one of those ``there``."""
     try:
@@ -97,7 +92,7 @@ def _is_of(fd: int, here: Collection[Place], there: Collection[Place]) -> bool:
         end.detach()
 
 
-def _is_any(place: Place) -> bool:
+def _is_any(place: Address) -> bool:
     return place[0] in ("0.0.0.0", "::")
 
 
@@ -116,15 +111,11 @@ def bound_answers(port: int | None, seconds: float) -> None:
                 end.detach()
 
 
-def close_copies(here: Collection[Place], there: Collection[Place]) -> None:
+def close_copies(here: Collection[Address], there: Collection[Address]) -> None:
     """Closes a forked child's copies of listeners and connections.
 
     They are found by their addresses: a descriptor that was noted may be another's by now, and one
     that libzmq hasn't told of yet isn't noted.
-
-    Args:
-        here: Where its parent listens.
-        there: Where its parent's connections lead.
     """
     for name in os.listdir("/proc/self/fd"):
         if _is_of(int(name), here, there):

@@ -11,13 +11,8 @@ Peer: TypeAlias = int
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The other end of a connection has said something.
-
-    Attributes:
-        peer: The connection.
-        address: The other end's numeric address.
-        own: The numeric address of this end.
-    """
+    """The other end of a connection has said something. ``peer``: the connection. ``address``: the
+    other end's numeric address. ``own``: the numeric address of this end."""
 
     peer: Peer
     address: str

@@ -58,13 +58,15 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .connection import NEVER, Connection
 from .context import SHARED
 from .curve import Keys
-from .descriptors import Ends, Place, close_copies, ends_of, shut_down
+from .descriptors import close_copies, ends_of, shut_down
 from .events import Closed, Connected, Event, Peer, Readable, Received, Refused
+from .refusals import Refusals
+from .schema import Address
 
 if TYPE_CHECKING:
     import zmq
@@ -73,8 +75,6 @@ LONGEST: Final = 1 << 20
 """Bytes of one message."""
 SEALED_BYTES: Final = 64
 """Room for what CURVE adds to a message, and for its number."""
-NUMBER_BYTES: Final = 8
-"""Of the number that a sealed message of a connection begins with, from 0."""
 UNREAD: Final = 20_000
 """Messages that wait for a peer that doesn't read; of more, the connection is given up."""
 UNHEARD: Final = 128
@@ -89,7 +89,6 @@ MOST_AT_ONCE: Final = 1024
 """Messages that one turn takes."""
 MOST_ZEROS: Final = 64
 """Connections to one place are told from each other by so many zeros; more can't be at once."""
-NEVER: Final = float("inf")
 LEFT: Final = 0x0800
 FORGED: Final = 0x2000
 FAILED: Final = frozenset((LEFT, FORGED, 0x4000))
@@ -101,57 +100,6 @@ _DONE, _FAILED, _HUNG_UP = range(3)
 _EVENT: Final = struct.Struct("=HI")
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """A connection.
-
-    Attributes:
-        peer: Its number.
-        since: When it began.
-        endpoint: Of one that was made here; "": it came.
-        place: Where that leads.
-        routing: How ROUTER calls it; b"": it came, and has said nothing yet.
-        fd: Its descriptor in libzmq's hands; -1: not known yet, or no more.
-        ends: The addresses of both ends.
-        sent: Messages that were; the next one's number.
-        taken: And those that came.
-        gone: The user has been told, or doesn't want to be.
-        admitted: The user knows whose it is.
-        until: When it is cut off.
-    """
-
-    peer: Peer
-    since: float
-    endpoint: str = ""
-    place: Place = ("", 0)
-    routing: bytes = b""
-    fd: int = -1
-    ends: Ends | None = None
-    sent: int = 0
-    taken: int = 0
-    gone: bool = False
-    admitted: bool = False
-    until: float = NEVER
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it was made here."""
-        return bool(self.endpoint)
-
-    @property
-    def heard(self) -> bool:
-        """Whether a message has come."""
-        return self.taken > 0
-
-    @property
-    def address(self) -> str:
-        return "" if self.ends is None else str(self.ends[1][0])
-
-    @property
-    def own(self) -> str:
-        return "" if self.ends is None else str(self.ends[0][0])
-
-
 _names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
@@ -159,14 +107,10 @@ _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 class Transport:
     """All control connections of one user in this process; ``close`` at the end.
 
-    Args:
-        keys: Seal all connections with them (:func:`keys_of`); None: all is in clear.
-        strangers: Connections that have come and aren't admitted, at most.
-        near: Numeric addresses whose strangers are dropped after all others.
-        handshake: Seconds that a stranger has; None: ``HANDSHAKE_SECONDS``.
-
-    Raises:
-        OSError: The process is short of descriptors.
+    ``keys``: seal all connections with them (:func:`keys_of`); None: all is in clear.
+    ``strangers``: connections that have come and aren't admitted, at most. ``near``: numeric
+    addresses whose strangers are dropped after all others. ``handshake``: seconds that a stranger
+    has; None: ``HANDSHAKE_SECONDS``. OSError: the process is short of descriptors.
     """
 
     def __init__(
@@ -192,26 +136,25 @@ class Transport:
         self._numbers = itertools.count(1)
         self._routing = b"\1" + secrets.token_bytes(8)
         """Begins the routing ids that are chosen here: libzmq aborts where another end has one."""
-        self._peers: dict[Peer, _Connection] = {}
-        self._by_routing: dict[bytes, _Connection] = {}
-        self._by_fd: dict[int, _Connection] = {}
-        self._by_endpoint: dict[str, _Connection] = {}
+        self._peers: dict[Peer, Connection] = {}
+        self._by_routing: dict[bytes, Connection] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._by_endpoint: dict[str, Connection] = {}
         self._endpoints_over: list[str] = []
-        self._waiting: dict[Peer, _Connection] = {}
+        self._waiting: dict[Peer, Connection] = {}
         """Those that have come and aren't admitted, the oldest first."""
-        self._over: list[_Connection] = []
+        self._over: list[Connection] = []
         """Those that are over, but what came over them may not be read yet."""
         self._over_since = NEVER
         self._unheard: set[int] = set()
         """Descriptors of connections that ended before their first message was read."""
-        self._asked: dict[int, tuple[socket.socket, _Connection]] = {}
-        """Plain connections that find out why one of libzmq's failed."""
         self._outcome = _DONE
         """How the handshake went that the monitor's last event is of."""
         self._events: list[Event] = []
-        self._listens_at: Place = ("", 0)
+        self._listens_at: Address = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
+        self._refusals = Refusals(self._poller)
         context, self._roster = SHARED.acquire(keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
@@ -262,11 +205,8 @@ class Transport:
     # ---- connections ----
 
     def listen(self, listener: socket.socket) -> None:
-        """Takes connections from now on.
-
-        Args:
-            listener: A TCP socket that listens (:func:`listener`), the transport's from then on.
-        """
+        """Takes connections from now on. ``listener``: a TCP socket that listens
+        (:func:`listener`), the transport's from then on."""
         import zmq
 
         listener.setblocking(False)
@@ -284,15 +224,9 @@ class Transport:
         if self._keys is not None:
             self._router.setsockopt(zmq.CURVE_SERVER, 0)
 
-    def connect(self, place: Place) -> Peer:
-        """Begins a connection; what is sent meanwhile waits for it.
-
-        Args:
-            place: Numeric address and port.
-
-        Raises:
-            OSError: There is no such address, or ``MOST_ZEROS`` connections lead there.
-        """
+    def connect(self, place: Address) -> Peer:
+        """Begins a connection; what is sent meanwhile waits for it. OSError: there is no such
+        address, or ``MOST_ZEROS`` connections lead there."""
         import zmq
 
         for peer in itertools.islice(self._numbers, MOST_ZEROS):
@@ -303,7 +237,7 @@ class Transport:
             many = f"{place[0]}:{place[1]}: {MOST_ZEROS} connections lead there already"
             raise OSError(errno.EADDRINUSE, many)
         routing = self._routing + peer.to_bytes(8, "big")
-        one = _Connection(peer, time.monotonic(), endpoint, place, routing)
+        one = Connection(peer, time.monotonic(), endpoint, place, routing)
         if self._keys is not None:
             self._router.setsockopt(zmq.CURVE_SERVERKEY, self._keys.listener.public)
             self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.caller.public)
@@ -330,13 +264,13 @@ class Transport:
         one = self._peers.get(peer)
         return one is not None and self._send(one, body)
 
-    def _send(self, one: _Connection, body: bytes) -> bool:
+    def _send(self, one: Connection, body: bytes) -> bool:
         import zmq
 
         if not one.routing or one.until < NEVER:
             return False
         if self._keys is not None:
-            body = one.sent.to_bytes(NUMBER_BYTES, "big") + body
+            body = one.sealed(body)
         one.sent += 1
         try:
             self._router.send_multipart([one.routing, body], zmq.DONTWAIT)
@@ -377,7 +311,7 @@ class Transport:
     # ---- what comes ----
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened, after a wait of at most ``seconds``."""
+        """Events, after a wait of at most ``seconds``."""
         if not self._events:
             self._turn(seconds)
         found, self._events = self._events, []
@@ -414,12 +348,12 @@ class Transport:
         return "" if one is None else one.own
 
     @property
-    def places(self) -> set[Place]:
+    def places(self) -> set[Address]:
         """Where connections that were made here lead."""
         return {one.place for one in self._peers.values() if one.is_ours}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Address:
         """Where it listens; port 0: nowhere."""
         return self._listens_at
 
@@ -435,9 +369,9 @@ class Transport:
             if end == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-            elif end in self._asked:
-                made, one = self._asked[end]
-                self._failed(one, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            elif end in self._refusals:
+                peer, code = self._refusals.answer(end)
+                self._failed(self._peers[peer], code)
             elif self._roster is not None and end == self._roster.fd:
                 self._roster.serve()
             elif isinstance(end, int):
@@ -497,12 +431,12 @@ class Transport:
             hung_up = event == LEFT and value in (errno.EPIPE, errno.ECONNRESET)
             self._outcome = _HUNG_UP if hung_up else _FAILED if event in FAILED else _DONE
 
-    def _take_descriptor(self, one: _Connection, fd: int) -> None:
+    def _take_descriptor(self, one: Connection, fd: int) -> None:
         one.fd, one.ends = fd, ends_of(fd)
         self._by_fd[fd] = one
 
     def _on_accepted(self, fd: int) -> None:
-        one = _Connection(next(self._numbers), time.monotonic())
+        one = Connection(next(self._numbers), time.monotonic())
         self._take_descriptor(one, fd)
         self.highest = max(self.highest, fd)
         self._peers[one.peer] = self._waiting[one.peer] = one
@@ -542,14 +476,14 @@ class Transport:
                 whoever = "the other end" if one.heard else "whoever listens there"
                 self._end(one, f"closed by {whoever}")
 
-    def _end(self, one: _Connection, why: str) -> None:
+    def _end(self, one: Connection, why: str) -> None:
         """Ends a connection, and tells it, unless the user has."""
         tells = one.until == NEVER
         self._cut(one)
         if tells:
             self._events.append(Closed(one.peer, why))
 
-    def _cut(self, one: _Connection) -> None:
+    def _cut(self, one: Connection) -> None:
         """Ends a connection without an event. What has come over it is read and dropped."""
         if one.is_ours:
             self._disconnect(one)
@@ -558,7 +492,7 @@ class Transport:
             shut_down(one.fd, one.ends)
         self._forget(one)
 
-    def _disconnect(self, one: _Connection) -> None:
+    def _disconnect(self, one: Connection) -> None:
         if self._by_endpoint.pop(one.endpoint, None) is not None:
             self._endpoints_over.append(one.endpoint)
 
@@ -572,39 +506,21 @@ class Transport:
             with contextlib.suppress(zmq.ZMQError):
                 self._router.disconnect(endpoint)
 
-    def _forget(self, one: _Connection) -> None:
+    def _forget(self, one: Connection) -> None:
         one.gone = True
         self._peers.pop(one.peer, None)
         self._waiting.pop(one.peer, None)
-        for made, asking in list(self._asked.values()):
-            if asking is one:
-                self._unask(made)
+        self._refusals.forget(one.peer)
 
     # ---- why a connection failed: libzmq doesn't say it ----
 
-    def _ask(self, one: _Connection) -> None:
-        """Connects plainly: whether nobody listens there is then the kernel's word."""
-        import zmq
-
+    def _ask(self, one: Connection) -> None:
         self._disconnect(one)
-        family = socket.AF_INET6 if ":" in one.place[0] else socket.AF_INET
-        try:
-            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            code = made.connect_ex(one.place)
-        except OSError as error:  # short of descriptors
-            self._failed(one, error.errno or errno.EMFILE)
-            return
-        self._asked[made.fileno()] = made, one
-        self._poller.register(made.fileno(), zmq.POLLOUT)
-        if code != errno.EINPROGRESS:
+        code = self._refusals.ask(one.peer, one.place)
+        if code is not None:
             self._failed(one, code)
 
-    def _unask(self, made: socket.socket) -> None:
-        self._poller.unregister(made.fileno())
-        del self._asked[made.fileno()]
-        made.close()
-
-    def _failed(self, one: _Connection, code: int) -> None:
+    def _failed(self, one: Connection, code: int) -> None:
         self._cut(one)
         if code == errno.ECONNREFUSED:
             self._events.append(Refused(one.peer))
@@ -628,7 +544,7 @@ class Transport:
                 self._take(one, [body.bytes for body in bodies])
         return False
 
-    def _whose(self, first: zmq.Frame) -> _Connection | None:
+    def _whose(self, first: zmq.Frame) -> Connection | None:
         """The connection of a routing id that is new; None: it is over, or can't be told."""
         import zmq
 
@@ -649,16 +565,16 @@ class Transport:
         self._by_routing[one.routing] = one
         return one
 
-    def _end_unknown(self, one: _Connection) -> None:
+    def _end_unknown(self, one: Connection) -> None:
         if (one.heard or one.is_ours) and not one.gone:
             self._end(one, "it doesn't speak as processes of this job do")
         else:
             self._cut(one)
 
-    def _take(self, one: _Connection, bodies: Sequence[bytes]) -> None:
+    def _take(self, one: Connection, bodies: Sequence[bytes]) -> None:
         if one.gone or one.until < NEVER:
             return
-        body = self._opened(one, bodies)
+        body = one.opened(bodies, is_sealed=self._keys is not None)
         if body is None:
             self.counts["foreign"] += 1
             self._end_unknown(one)
@@ -671,17 +587,8 @@ class Transport:
         else:
             self._events.append(Received(one.peer, body))
 
-    def _opened(self, one: _Connection, bodies: Sequence[bytes]) -> bytes | None:
-        """What a message says; None: no transport has sent it, or not now."""
-        if len(bodies) != 1:
-            return None
-        if self._keys is None:
-            return bodies[0]
-        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
-        return body if number == one.taken.to_bytes(NUMBER_BYTES, "big") else None
 
-
-def _endpoint(place: Place, zeros: int = 0) -> str:
+def _endpoint(place: Address, zeros: int = 0) -> str:
     host, port = place
     return f"tcp://{f'[{host}]' if ':' in host else host}:{'0' * zeros}{port}"
 
@@ -693,7 +600,7 @@ def _abandon_all() -> None:
     if not here:
         return
     listening = {one.place for one in here if one.place[1]}
-    leading: set[Place] = set().union(*(one.places for one in here))
+    leading: set[Address] = set().union(*(one.places for one in here))
     for one in here:
         one.abandon()
     close_copies(listening, leading)

@@ -14,20 +14,13 @@ AVERAGE: Final = "average"
 
 
 def text_of(settings: Mapping[str, object]) -> str:
-    """Settings as a message carries them.
-
-    Args:
-        settings: Names and values, none of which has a comma or an equals sign.
-    """
+    """Settings as a message carries them. ``settings``: names and values, none of which has a comma
+    or an equals sign."""
     return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
 
 
 def digest_of(settings: str) -> str:
-    """Digest of settings, 32 hex digits.
-
-    Args:
-        settings: As of :func:`text_of`.
-    """
+    """Digest of settings, 32 hex digits."""
     return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
 
@@ -37,12 +30,7 @@ def difference(own: Averages, other: Averages) -> str:
     Of a draft only what both have said is compared. A peer that averages tensors by itself may
     begin a training later, so its settings may lack those of one.
 
-    Args:
-        own: What the peer averages.
-        other: What the other one does.
-
-    Returns:
-        As in ``every=5, wanted 10``; "": none.
+    Returns as in ``every=5, wanted 10``; "": none.
     """
     mine, theirs = _items(own.settings), _items(other.settings)
     is_partial = own.draft or other.draft or TENSORS in (mine.get(AVERAGE), theirs.get(AVERAGE))

@@ -29,13 +29,8 @@ MEDIAN_OF: Final = 3
 
 
 def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> float:
-    """Root of the mean square of what values differ by; infinite where they can't be.
-
-    Args:
-        values: Shape (n,).
-        reference: Shape (n,).
-        came: Shape (n,): which of them count.
-    """
+    """Root of the mean square of what values differ by; infinite where they can't be. ``came``:
+    shape (n,): which of them count."""
     with np.errstate(invalid="ignore", over="ignore"):
         square = np.square(values - reference, dtype=np.float64)[came]
     if not len(square):
@@ -45,27 +40,17 @@ def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> floa
 
 
 def typical(own: float, moved: Sequence[float]) -> float:
-    """Reference movement: the own one, or the lower median if that is larger.
-
-    Args:
-        own: Movement that is trusted.
-        moved: Movements of all, the own one included.
-    """
+    """Reference movement: the own one, or the lower median if that is larger. ``moved``: movements
+    of all, the own one included."""
     if len(moved) < MEDIAN_OF:
         return own
     return max(own, sorted(moved)[(len(moved) - 1) // 2])
 
 
 class BoundedRound:
-    """One round of this peer.
-
-    Args:
-        members: Of the group, by rank.
-        rank: This peer's.
-        values: float32, shape (n,), n at least 1.
-        reference: Where the round before ended, shape (n,).
-        most: How many times the typical movement is believed.
-        per_packet: Elements that a packet carries.
+    """One round of this peer. ``values``: float32, shape (n,), n at least 1. ``reference``: where
+    the round before ended, shape (n,). ``most``: how many times the typical movement is believed.
+    EngineError: nobody counts.
 
     Attributes:
         buffer: What the engine reads and writes: values, contributions to this part, means.
@@ -73,9 +58,6 @@ class BoundedRound:
         spread: Plan of the second one.
         parts: As of :func:`.means.shares`.
         refused: Ranks of which something was left out.
-
-    Raises:
-        EngineError: Nobody counts.
     """
 
     def __init__(

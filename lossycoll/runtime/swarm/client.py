@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed
 
-from .directory_list import DirectoryList, Place
+from .directory_list import DirectoryList
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import (
     MOST_PEERS,
@@ -44,6 +44,7 @@ from .protocol import (
     Offers,
     Peers,
     Present,
+    Probe,
     Ready,
     Redirect,
     Refused,
@@ -75,7 +76,7 @@ class DirectorySession:
     of which more come."""
 
     connection: Connection
-    place: Place
+    place: Address
     incarnation: str
     heard: float
     beat: float = 0.0
@@ -89,22 +90,18 @@ class DirectorySession:
 class DirectoryClient:
     """``connect`` first; the thread is there until ``close``.
 
-    Args:
-        directories: (host, port) of each that may be asked, the first that answers is.
-        name: The peer's.
-        transport: By which they are reached, the client's from then on.
-        on_gone: Called by the thread when a peer has gone, with the incarnation that is over.
-        on_transfer: Called by the thread when this peer is to be a donor.
-        on_joined: Called by the thread when a directory has taken this peer in, before it says
-            anything else. If its number is another one than before, where its packets come from is
-            to be said anew.
-        on_members: Called by the thread with the incarnations of a group or transfer, before others
-            hear of it.
+    ``directories``: (host, port) of each that may be asked, the first that answers is.
+    ``transport``: by which they are reached, the client's from then on. ``on_gone``: called by the
+    thread when a peer has gone, with the incarnation that is over. ``on_transfer``: called by the
+    thread when this peer is to be a donor. ``on_joined``: called by the thread when a directory has
+    taken this peer in, before it says anything else. If its number is another one than before,
+    where its packets come from is to be said anew. ``on_members``: called by the thread with the
+    incarnations of a group or transfer, before others hear of it.
     """
 
     def __init__(
         self,
-        directories: Sequence[Place],
+        directories: Sequence[Address],
         name: str,
         transport: DirectoryTransport,
         on_gone: Callable[[str], None],
@@ -164,11 +161,8 @@ class DirectoryClient:
     # ---- by callers ----
 
     def connect(self, timeout: float) -> Joined:
-        """Joins the swarm.
-
-        Raises:
-            RendezvousError: No directory answers in ``timeout`` seconds, or it refuses this peer.
-        """
+        """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
+        refuses this peer."""
         self._thread.start()
         try:
             joined: Joined = self._awaited(lambda: self.joined, timeout)
@@ -181,16 +175,16 @@ class DirectoryClient:
         return joined
 
     @property
-    def directories(self) -> tuple[Place, ...]:
+    def directories(self) -> tuple[Address, ...]:
         """Directories in the order in which this peer tries them, the connected one first."""
         return tuple(self._directories.places)
 
     @property
-    def heard(self) -> tuple[Place, ...]:
+    def heard(self) -> tuple[Address, ...]:
         """Addresses at which directories are or were, as far as this peer has heard."""
         return self._directories.heard
 
-    def may_open(self, place: Place, opens: Callable[[], None]) -> None:
+    def may_open(self, place: Address, opens: Callable[[], None]) -> None:
         """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
         the thread, when all before it have been tried in vain."""
         self._directories.may_open(place, opens)
@@ -220,12 +214,8 @@ class DirectoryClient:
         self._nudge()
 
     def averages(self, wanted: Averages, timeout: float) -> None:
-        """Says what this peer averages.
-
-        Raises:
-            RendezvousError: Others average something else, or on another grid.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Says what this peer averages. RendezvousError: others average something else, or on
+        another grid. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
             self._agreed, self._asks_agreed, self._says_anew = None, True, True
         self.say(wanted)
@@ -239,11 +229,8 @@ class DirectoryClient:
             raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
 
     def names(self, timeout: float) -> tuple[str, ...]:
-        """Return the names of all peers.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Return the names of all peers. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds."""
         with self._changed:
             self._names = None
             self._question += 1
@@ -253,11 +240,7 @@ class DirectoryClient:
 
     def transfers(self, donors: int, timeout: float) -> list[Transfer]:
         """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
-        has one.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        has one. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
             self._seeks += 1
             self._transfers, self._found = [], None
@@ -271,11 +254,8 @@ class DirectoryClient:
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
-
-        Raises:
-            OperationTimeout: There is none within ``timeout`` seconds.
-            LossyError: The directory refuses this peer.
-        """
+        OperationTimeout: there is none within ``timeout`` seconds. LossyError: the directory
+        refuses this peer."""
         with self._changed:
             self._rounds += 1
             self._group, self._ready = None, (self._rounds, Ready(weight))
@@ -343,7 +323,7 @@ class DirectoryClient:
             if self._failure is None and not just_redirected:
                 self._pause()
 
-    def _is_next(self, place: Place, at: int, referred: bool) -> bool:
+    def _is_next(self, place: Address, at: int, referred: bool) -> bool:
         try:
             return self._directories.is_next(place, at, standby=referred)
         except LossyError as error:
@@ -356,7 +336,7 @@ class DirectoryClient:
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 
-    def _run_session(self, place: Place) -> bool:
+    def _run_session(self, place: Address) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
         number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
@@ -466,6 +446,8 @@ class DirectoryClient:
                     self._round = message.round + 1
             elif isinstance(message, Beat):
                 self.peers = message.peers
+            elif isinstance(message, Probe):
+                session.beat = 0.0  # so that one is due
             elif isinstance(message, Agreed):
                 self._agreed = message
                 if message.reason and not self._asks_agreed:  # said again, to another directory
@@ -475,7 +457,7 @@ class DirectoryClient:
                 if not message.more:
                     self._names, session.names = session.names, ()
             elif isinstance(message, Directories):
-                self._learn(session, message.places)
+                self._learn(session, message.addresses)
             elif (
                 isinstance(message, Transfer)
                 and message.members[-1].incarnation == session.incarnation
@@ -517,7 +499,7 @@ class DirectoryClient:
         if had is not None and had.number != message.number:
             self._standing = [one for one in self._standing if type(one) is not Here]
 
-    def _learn(self, session: DirectorySession, places: Sequence[Place]) -> None:
+    def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
         first = [session.place] if session.answered else []
@@ -528,5 +510,5 @@ class DirectoryClient:
         return RendezvousError(f"peer {self._name!r}: {reason}")
 
 
-def _listed(places: Sequence[Place]) -> str:
+def _listed(places: Sequence[Address]) -> str:
     return ", ".join(f"{host}:{port}" for host, port in places)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from lossycoll.runtime.engine.out_of_band import MARK, Place
+from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.out_of_band import MARK
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.world.messages import Malformed
 
 from .protocol import MOST_PEERS
 
@@ -65,7 +65,7 @@ class ConnectivityMessage:
     incarnation: bytes = NOBODY
     nonce: bytes = NOTHING
     echo: bytes = NOTHING
-    reflexive: Place | None = None
+    reflexive: Address | None = None
 
 
 def short(incarnation: str) -> bytes:
@@ -92,12 +92,7 @@ def pack(message: ConnectivityMessage, key: bytes) -> bytes:
 
 
 def unpack(data: bytes, key: bytes) -> ConnectivityMessage:
-    """Read a datagram.
-
-    Raises:
-        Forged: Nobody of this swarm has made it so.
-        Malformed: It is none.
-    """
+    """Read a datagram. Forged: nobody of this swarm has made it so. Malformed: it is none."""
     if len(data) != CONNECTIVITY_BYTES:
         raise Malformed(f"{len(data)} bytes are no connectivity message")
     body, tag = data[: _BODY.size], data[_BODY.size :]
@@ -127,6 +122,6 @@ def _mapped(host: str) -> bytes:
     return (b"" if address.version == 6 else bytes(10) + b"\xff\xff") + address.packed
 
 
-def _place(address: bytes, port: int) -> Place | None:
+def _place(address: bytes, port: int) -> Address | None:
     found = ipaddress.IPv6Address(address)
     return (str(found.ipv4_mapped or found), port) if port else None

@@ -36,7 +36,6 @@ from .protocol import (
     OUT_OF_REACH,
     SILENT,
     START,
-    VERSION,
     Agreed,
     Averages,
     Group,
@@ -69,15 +68,10 @@ GROUP_SIZE: Final = 32
 class Directory:
     """The peers of a swarm.
 
-    Args:
-        clock: In seconds.
-        shape: The grid's; empty: it follows the number of peers.
-        most: Peers in a group at most, where it does.
-        patience: Seconds that late peers are waited for beyond what earlier rounds teach.
-        session: 16 hex digits that name the swarm's packets; empty: drawn.
-
-    Raises:
-        OptionError: A row of the grid is too long for a group.
+    ``shape``: the grid's; empty: it follows the number of peers. ``most``: peers in a group at
+    most, where it does. ``patience``: seconds that late peers are waited for beyond what earlier
+    rounds teach. ``session``: 16 hex digits that name the swarm's packets; empty: drawn.
+    OptionError: a row of the grid is too long for a group.
     """
 
     def __init__(
@@ -144,10 +138,12 @@ class Directory:
         same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
         return same and wanted.session == self.session
 
+    def holder(self, name: str) -> Peer | None:
+        """The peer of a name."""
+        return self.peers.get(self._named.get(name, MOST_PEERS))
+
     def join(self, wanted: Join) -> Joined | Refused:
         """A peer comes, or comes back."""
-        if wanted.version != VERSION:
-            return Refused(f"this directory speaks version {VERSION}, and you {wanted.version}")
         others = len(self.peers)
         if wanted.name in self._named:
             return Refused(f"a peer named {wanted.name!r} is there; choose another name")
@@ -278,10 +274,7 @@ class Directory:
 
     def agreed(self, of: Sequence[int] | None = None) -> list[int]:
         """Return the peers to answer now, since as many as they wait for have said the same.
-
-        Args:
-            of: Which of those that wait; None: any.
-        """
+        ``of``: which of those that wait; None: any."""
         out = []
         for number in list(self._waiting) if of is None else of:
             wanted = self._waiting[number]
@@ -469,7 +462,7 @@ class Directory:
     def is_needed(self, name: str) -> bool:
         """Whether peers haven't had all the rounds yet that this one has, who is about to leave
         with the directory: by another one they wouldn't meet as they would by this."""
-        own = self.peers.get(self._named.get(name, MOST_PEERS))
+        own = self.holder(name)
         if own is None or own.told or self._progress.target:
             return False
         others = (one for one in self._able.values() if one.schema == own.schema)

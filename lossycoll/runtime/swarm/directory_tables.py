@@ -7,7 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from .directory_list import Place
+from lossycoll.runtime.control.schema import Address
+
 from .peer import Peer
 from .placement import GridRow
 from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS
@@ -65,11 +66,7 @@ class DirtyQueue:
 
 
 class IdAllocator:
-    """Allocator of peer numbers. The number of a lost peer stays free for a while.
-
-    Args:
-        clock: In seconds.
-    """
+    """Allocator of peer numbers. The number of a lost peer stays free for a while."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,13 +76,8 @@ class IdAllocator:
         """Whose the numbers were of peers that have gone, and until when they aren't given away."""
 
     def take(self, wanted: int, name: str, draw: int | None) -> int:
-        """A number for a peer that comes. There is one.
-
-        Args:
-            wanted: Which it had; MOST_PEERS: none.
-            name: The peer's.
-            draw: Says which it gets if that is another's by now; None: the lowest.
-        """
+        """A number for a peer that comes. There is one. ``draw``: says which it gets if that is
+        another's by now; None: the lowest."""
         at = bisect.bisect_left(self._free, wanted)
         if at == len(self._free) or self._free[at] != wanted:
             at = self._another(name, draw)
@@ -118,14 +110,14 @@ class StandbyDirectories:
         self._spare: list[tuple[int, int, Peer]] = []
         """Peers that would open one, in order of their numbers."""
 
-    def serves(self, peer: Peer, place: Place) -> None:
+    def serves(self, peer: Peer, place: Address) -> None:
         """A peer has a directory of its own."""
         if peer.serves is None:
             bisect.insort(self._serve, (peer.came, peer.number, peer))
             self._drop(self._spare, peer.number, peer)
         peer.serves = place
 
-    def spare(self, peer: Peer, place: Place) -> None:
+    def spare(self, peer: Peer, place: Address) -> None:
         """A peer opens one there if all others have gone."""
         if peer.spare is None and peer.serves is None:
             bisect.insort(self._spare, (peer.number, peer.number, peer))
@@ -141,7 +133,7 @@ class StandbyDirectories:
         if at < len(among) and among[at][2] is peer:
             del among[at]
 
-    def listed(self) -> tuple[Place, ...]:
+    def listed(self) -> tuple[Address, ...]:
         """Return the directory list."""
         serve = [one.serves for _, _, one in self._serve[:MOST_DIRECTORIES]]
         spare = [one.spare for _, _, one in self._spare[: MOST_DIRECTORIES - len(serve)]]
@@ -149,11 +141,8 @@ class StandbyDirectories:
 
 
 class Donors:
-    """Peers that have a state for newcomers, and the joiners that seek one.
-
-    Args:
-        unreachable: Pairs that can't reach each other.
-    """
+    """Peers that have a state for newcomers, and the joiners that seek one. ``unreachable``: pairs
+    that can't reach each other."""
 
     def __init__(self, unreachable: UnreachablePairs) -> None:
         self._unreachable = unreachable
@@ -185,13 +174,7 @@ class Donors:
 
     def of(self, joiner: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
         """Choose the donors with the newest states, others each time, and note both ends as
-        partners.
-
-        Args:
-            joiner: Peer that seeks a state.
-            most: So many at most.
-            draw: Of a number: who goes first of those that are equally far.
-        """
+        partners. ``draw``: of a number: who goes first of those that are equally far."""
         if joiner.place is None or not joiner.schema:
             return []
         found = [

@@ -8,10 +8,9 @@ from typing import Final, Protocol
 
 from lossycoll.runtime.control.curve import Keys, keys_of
 from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
-
-from .directory_list import Place
 
 CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 30.0
@@ -47,13 +46,9 @@ class Connection(Protocol):
 class DirectoryTransport(Protocol):
     """Transport of a peer to directories: its thread's alone, but for :meth:`wake`."""
 
-    def reach(self, place: Place, session: str) -> Connection:
+    def reach(self, place: Address, session: str) -> Connection:
         """Begins a connection with the directory at a place, for a peer of a session ("": of none
-        yet).
-
-        Raises:
-            OSError: There is none.
-        """
+        yet). OSError: there is none."""
 
     def wait(self, seconds: float) -> None:
         """Until something has come, :meth:`wake` is called, or so many seconds have passed."""
@@ -67,12 +62,7 @@ class DirectoryTransport(Protocol):
 
 class TransportConnection:
     """A :class:`Connection` by the control transport; :meth:`take` has what it tells of the peer.
-
-    Args:
-        transport: Of the thread.
-        peer: The connection.
-        own: The numeric address of this end; "": the transport knows.
-    """
+    ``own``: the numeric address of this end; "": the transport knows."""
 
     def __init__(self, transport: Transport, peer: Peer, own: str = "") -> None:
         self.peer = peer
@@ -90,7 +80,6 @@ class TransportConnection:
 
     @property
     def reached(self) -> bool:
-        """As :attr:`Connection.reached`."""
         return bool(self.own)
 
     def take(self, event: Event) -> None:
@@ -103,66 +92,49 @@ class TransportConnection:
             self.broken = "nobody listens there"
 
     def read(self) -> list[bytes]:
-        """As :meth:`Connection.read`."""
         found, self._came = self._came, []
         return found
 
     def write(self, body: bytes) -> None:
-        """As :meth:`Connection.write`. That it has broken is an event."""
+        """That it has broken is an event."""
         self._transport.send(self.peer, body)
 
     def finish(self) -> None:
-        """As :meth:`Connection.finish`."""
         self._finishes = True
         self._transport.finish(self.peer)
 
     def close(self) -> None:
-        """As :meth:`Connection.close`."""
         if not self._finishes:
             self._transport.drop(self.peer)
 
 
 class ZmqDirectoryTransport:
     """The :class:`DirectoryTransport` to directories that listen: a transport of the peer's.
-
-    Args:
-        secret: The swarm's; None: all is in clear.
-
-    Raises:
-        OSError: The process is short of descriptors.
-    """
+    ``secret``: the swarm's; None: all is in clear. OSError: the process is short of descriptors."""
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
         self._connection: TransportConnection | None = None
         """The latest: a peer has one at a time."""
 
-    def reach(self, place: Place, session: str) -> TransportConnection:
-        """As :meth:`DirectoryTransport.reach`."""
+    def reach(self, place: Address, session: str) -> TransportConnection:
         self._connection = TransportConnection(self._transport, self._transport.connect(place))
         return self._connection
 
     def wait(self, seconds: float) -> None:
-        """As :meth:`DirectoryTransport.wait`."""
         for event in self._transport.poll(seconds):
             peer = getattr(event, "peer", None)
             if self._connection is not None and peer == self._connection.peer:
                 self._connection.take(event)
 
     def wake(self) -> None:
-        """As :meth:`DirectoryTransport.wake`."""
         if not self._transport.closed:
             self._transport.wake()
 
     def end(self) -> None:
-        """As :meth:`DirectoryTransport.end`."""
         self._transport.close(FINISH_SECONDS)
 
 
 def swarm_keys(secret: Secret | None) -> Keys | None:
-    """Derive the keys of directories and peers; None: all is in clear.
-
-    Args:
-        secret: The swarm's.
-    """
+    """Derive the keys of directories and peers; None: all is in clear."""
     return None if secret is None else keys_of(secret, "swarm")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from lossycoll.runtime.engine.out_of_band import Place
+from lossycoll.runtime.control.schema import Address
 
 from .connectivity import NONCE, NOTHING, ConnectivityMessage, Kind, short
 from .protocol import Member
@@ -29,7 +29,7 @@ CHALLENGE_SECONDS: Final = 1.0
 QUIET: Final = 3.5
 """Intervals of KEEPALIVE without one after which a route isn't trusted."""
 
-Sends: TypeAlias = list[tuple[Place, ConnectivityMessage]]
+Sends: TypeAlias = list[tuple[Address, ConnectivityMessage]]
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Route:
 
     incarnation: str
     own: str
-    place: Place
+    place: Address
     salt: bytes
     heard: float
     doubted: bool = False
@@ -53,11 +53,11 @@ class _Attempt:
     incarnation: str
     own: str
     nonce: bytes
-    candidates: list[Place]
+    candidates: list[Address]
     due: float
     again: float = FIRST_AGAIN
     learnt: int = 0
-    nominated: tuple[Place, bytes] | None = None
+    nominated: tuple[Address, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -71,14 +71,7 @@ class IceAgentCounts:
 
 @dataclass
 class IceAgent:
-    """ICE agent of one peer.
-
-    Args:
-        number: The peer's.
-        clock: In seconds.
-        interval: Seconds between two KEEPALIVE.
-        draw: Makes a nonce of so many bytes.
-    """
+    """ICE agent of one peer. ``draw``: makes a nonce of so many bytes."""
 
     number: int
     clock: Callable[[], float]
@@ -96,12 +89,7 @@ class IceAgent:
     # ---- what the peer wants ----
 
     def begin(self, member: Member, own: str) -> Sends:
-        """Begin to look for a route to a peer, unless its incarnation and ours have one.
-
-        Args:
-            member: The peer.
-            own: Our incarnation.
-        """
+        """Begin to look for a route to a peer, unless its incarnation and ours have one."""
         number, now = member.number, self.clock()
         if self.route(member, own) is not None:
             return []
@@ -167,7 +155,7 @@ class IceAgent:
 
     # ---- what others say ----
 
-    def heard(self, message: ConnectivityMessage, source: Place) -> Sends:
+    def heard(self, message: ConnectivityMessage, source: Address) -> Sends:
         """Take a message that a peer of the swarm has made. Returns the messages to send."""
         if message.receiver != self.number or message.sender == self.number:
             self.counts.foreign += 1
@@ -185,7 +173,7 @@ class IceAgent:
                 self._keepalive_received(message, source)
         return []
 
-    def _check_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+    def _check_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         """Answer a check in any case: to open a route to here is up to its sender."""
         number, one = message.sender, self._attempts.get(message.sender)
         fits = one is not None and short(one.incarnation) == message.incarnation
@@ -216,14 +204,14 @@ class IceAgent:
             )  # it has begun: not to wait for the time
         return out
 
-    def _learn_candidate(self, number: int, one: _Attempt, source: Place) -> Sends:
+    def _learn_candidate(self, number: int, one: _Attempt, source: Address) -> Sends:
         if source in one.candidates or one.learnt >= MOST_PEER_REFLEXIVE:
             return []
         one.learnt += 1
         one.candidates.append(source)
         return [] if one.nominated else [(source, self._request(number, one))]
 
-    def _challenge(self, message: ConnectivityMessage, source: Place) -> Sends:
+    def _challenge(self, message: ConnectivityMessage, source: Address) -> Sends:
         """Challenge a peer that sends checks though there is a route to it. It may want a new
         route, or somebody repeats an old message: its answer tells."""
         route, now = self._routes.get(message.sender), self.clock()
@@ -241,7 +229,7 @@ class IceAgent:
         asks = ConnectivityMessage(Kind.CHECK, self.number, message.sender, short(route.own), nonce)
         return [(source, asks)]
 
-    def _answer_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+    def _answer_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
         check, _ = self._challenges.get(number, (NOTHING, 0.0))
         route = self._routes.get(number)
@@ -260,7 +248,7 @@ class IceAgent:
         one.nominated = source, message.nonce
         return [(source, self._request(number, one))]
 
-    def _nominate_received(self, message: ConnectivityMessage, source: Place) -> Sends:
+    def _nominate_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
         said = ConnectivityMessage(
             Kind.NOMINATED, self.number, number, nonce=message.echo, echo=message.nonce
@@ -280,14 +268,14 @@ class IceAgent:
         self.counts.stale += 1
         return []
 
-    def _nominated_received(self, message: ConnectivityMessage, source: Place) -> None:
+    def _nominated_received(self, message: ConnectivityMessage, source: Address) -> None:
         number, one = message.sender, self._attempts.get(message.sender)
         if one is None or message.echo != one.nonce or one.nominated != (source, message.nonce):
             self.counts.stale += 1
             return
         self._connect(number, one, source, one.nonce + message.nonce)
 
-    def _keepalive_received(self, message: ConnectivityMessage, source: Place) -> None:
+    def _keepalive_received(self, message: ConnectivityMessage, source: Address) -> None:
         route = self._routes.get(message.sender)
         if (
             route is None
@@ -298,7 +286,7 @@ class IceAgent:
             return
         route.heard = self.clock()
 
-    def _connect(self, number: int, one: _Attempt, place: Place, salt: bytes) -> None:
+    def _connect(self, number: int, one: _Attempt, place: Address, salt: bytes) -> None:
         self._routes[number] = Route(one.incarnation, one.own, place, salt, self.clock())
         self._attempts.pop(number)
         self._challenges.pop(number, None)

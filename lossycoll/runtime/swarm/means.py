@@ -28,14 +28,8 @@ MOST_MADE_UP: Final = 64
 
 
 def shares(members: Sequence[Member]) -> tuple[float, ...]:
-    """Weights of members, of 1 for the one that counts most; 0: nothing.
-
-    Args:
-        members: Of a group.
-
-    Raises:
-        EngineError: Nobody counts.
-    """
+    """Weights of members, of 1 for the one that counts most; 0: nothing. EngineError: nobody
+    counts."""
     most = max((member.weight for member in members), default=0.0)
     if not most > 0:
         raise EngineError("the directory told of a group of which nobody has a weight")
@@ -44,12 +38,7 @@ def shares(members: Sequence[Member]) -> tuple[float, ...]:
 
 
 def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
-    """Rates by which members own parts: those of their links, or 1 where somebody hasn't said one.
-
-    Args:
-        members: Of a group.
-        parts: As of :func:`shares`.
-    """
+    """Rates by which members own parts: those of their links, or 1 where one isn't known."""
     known = all(member.rate for member, part in zip(members, parts, strict=True) if part)
     return tuple(
         (member.rate if known else 1) if part else 0
@@ -57,17 +46,13 @@ def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
     )
 
 
-class Means:
+class MeanEncoding:
     """Encoding of this peer's values, and the rounding errors that it still owes the others.
 
     What is taken from a contribution is added to the next one; so is what a mean loses that this
     peer owns, times how often the others have it, as far as the next grid isn't much coarser for
     it. So no value is a step away from where it belongs for long. Where elements are rounded at
     random nothing is remembered: their mean is right by itself.
-
-    Args:
-        encoding: A name of plan.codec's.
-        payload_bytes: Of a packet.
     """
 
     def __init__(self, encoding: str, payload_bytes: int) -> None:
@@ -103,7 +88,7 @@ class Means:
         return np.repeat(low, how.group)[:n], np.repeat(high, how.group)[:n]
 
     def most_made_up(self, times: float) -> float:
-        """How many times what a mean has lost may be added to a contribution: a part of the grid's
+        """Factor by which what a mean has lost may be added to a contribution: a part of the grid's
         steps, or the next grid would be coarser, and more would be lost each time."""
         name = self.second.partition("/")[0].partition("+")[0]
         bits = int(name.removeprefix("int")) if name.startswith("int") else 0
@@ -112,24 +97,13 @@ class Means:
 
 
 class Round:
-    """One round of this peer.
+    """One round of this peer. ``values``: float32, shape (n,), n at least 1. ``buffer``: what the
+    engine reads and writes, in place. ``parts``: as of :func:`shares`.
+    EngineError: nobody counts."""
 
-    Args:
-        means: Of this peer.
-        members: Of the group, by rank.
-        rank: This peer's.
-        values: float32, shape (n,), n at least 1.
-
-    Attributes:
-        buffer: What the engine reads and writes, in place.
-        plan: Of the engine.
-        parts: As of :func:`shares`.
-
-    Raises:
-        EngineError: Nobody counts.
-    """
-
-    def __init__(self, means: Means, members: Sequence[Member], rank: int, values: Floats) -> None:
+    def __init__(
+        self, means: MeanEncoding, members: Sequence[Member], rank: int, values: Floats
+    ) -> None:
         self._means, self._rank = means, rank
         self.parts = shares(members)
         each = means.per_packet

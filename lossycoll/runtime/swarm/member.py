@@ -25,28 +25,26 @@ from lossycoll.errors import (
 )
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
+from lossycoll.runtime.collectives.engine_call import lossy_delivery
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.engine.out_of_band import Place
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
 
 from .bounded import BoundedRound
 from .client import DirectoryClient
-from .connectivity import key_of
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .means import Means, Round
-from .nat_agent import KEEPALIVE_SECONDS, NatAgent, NatAgentCounts
+from .endpoint import Endpoint, Endpoints, EndpointSettings
+from .means import MeanEncoding, Round
+from .nat_agent import KEEPALIVE_SECONDS, NatAgentCounts
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
 from .protocol import (
-    MOST_PEERS,
     WHY_ABSENT,
     Averages,
     Group,
-    Here,
     Joined,
     Member,
     Offers,
@@ -55,7 +53,7 @@ from .protocol import (
     Transfer,
 )
 from .state import Snapshot
-from .state_transfer import StateTransfers, TransferredState
+from .state_transfer import TransferredState
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -104,45 +102,21 @@ class RoundReport:
     refused: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
-    socket's address, as this machine sees it."""
-
-    place: Place
-    nat_agent: NatAgent
-    paths: Paths
-    transfers: StateTransfers
-
-    def close(self) -> None:
-        """Others may have to ask for packets no more. Idempotent."""
-        self.nat_agent.close()
-        self.transfers.close()
-        self.paths.close()
-
-
 class SwarmMember:
     """A peer of a swarm, from when it has joined until ``close``.
 
-    Args:
-        directories: (host, port) of each that may be asked.
-        name: This peer's; no two that live have the same.
-        secret: The swarm's; None: all is in clear.
-        options: Those of the engine.
-        timeout: Seconds to join in.
-        own_directory: The directory listens on all of this machine's addresses, for others too.
-        keepalive: Seconds between two signs of life to the directory's UDP port and to each peer.
-        rate: Bytes/s of this peer's link; 0: unknown.
-        transport: To directories that know no reflexive addresses; None: the control transport.
-
-    Raises:
-        RendezvousError: No directory answers, or it refuses this peer.
-        EngineError: The socket can't be opened.
+    ``directories``: (host, port) of each that may be asked. ``name``: this peer's; no two that live
+    have the same. ``secret``: the swarm's; None: all is in clear. ``own_directory``: the directory
+    listens on all of this machine's addresses, for others too. ``keepalive``: seconds between two
+    signs of life to the directory's UDP port and to each peer. ``rate``: Bytes/s of this peer's
+    link; 0: unknown. ``transport``: to directories that know no reflexive addresses; None: the
+    control transport. RendezvousError: no directory answers, or it refuses this peer. EngineError:
+    the socket can't be opened.
     """
 
     def __init__(
         self,
-        directories: Sequence[Place],
+        directories: Sequence[Address],
         *,
         name: str,
         secret: Secret | None = None,
@@ -154,11 +128,8 @@ class SwarmMember:
         transport: DirectoryTransport | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
-        self._secret = secret
         self._rate = rate
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
-        """No two ends are opened at once, nor one for a number that is another's by then."""
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
@@ -174,12 +145,7 @@ class SwarmMember:
         self._client = DirectoryClient(
             directories, name, transport or ZmqDirectoryTransport(secret), *calls
         )
-        self._keepalive = keepalive
-        self._asks_reflexive = transport is None
-        self._endpoint: Endpoint | None = None
-        """By the number that it has now; None: it isn't open yet, or not any more."""
-        self._former: list[Endpoint] = []
-        """By numbers that it had before: others may still ask for packets."""
+        self._endpoints: Endpoints | None = None
         self._file: PeerFile | None = None
         try:
             joined = self._client.connect(timeout)
@@ -190,95 +156,38 @@ class SwarmMember:
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
             self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
-            self._means = Means(self._options.encoding, self._payload)
-            with self._opening:
-                self.number = (self._client.joined or joined).number
-                self._open()
+            self._means = MeanEncoding(self._options.encoding, self._payload)
+            settings = EndpointSettings(
+                self.session,
+                self.address,
+                self._payload,
+                secret,
+                self._options,
+                transport is None,
+                keepalive,
+            )
+            self._endpoints = Endpoints(settings, self._client)
+            self._endpoints.open(lambda: (self._client.joined or joined).number)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
-        """An engine, and what goes by its socket, for this peer's number."""
-        number = self.number
-        host = Host(
-            number, MOST_PEERS, self.address, payload_bytes=self._payload, options=self._options
-        )
-        try:
-            if self._secret is not None:
-                host.seal(b"", self._secret.filter(self.session))
-            out_of_band = host.out_of_band()
-            place = (self.address, host.link().port)
-            host.start(
-                int(self.session, 16),
-                [place if one == number else None for one in range(MOST_PEERS)],
-            )
-        except BaseException:
-            host.close()
-            raise
-        nat_agent = NatAgent(
-            out_of_band,
-            number,
-            key_of(self._secret, self.session),
-            lambda: self._client.directories[0] if self._asks_reflexive else None,
-            lambda reflexive, moved: self._say_address(place, reflexive, moved),
-            self._keepalive,
-        )
-        paths = Paths(
-            host,
-            number,
-            self.session,
-            self._secret,
-            self._options,
-            nat_agent,
-            self._client.report_unreachable,
-        )
-        transfers = StateTransfers(number, paths, self._payload)
-        with self._lock:
-            if self._endpoint is not None:
-                former = self._endpoint.transfers
-                transfers.schema, transfers.state = former.schema, former.state
-            self._endpoint = Endpoint(place, nat_agent, paths, transfers)
-        self._say_address(place, nat_agent.reflexive_address() or place, False)
+    @property
+    def number(self) -> int:
+        """This peer's number; -1: it has none yet."""
+        return -1 if self._endpoints is None else self._endpoints.number
 
-    def _say_address(self, place: Place, reflexive: Place, moved: bool) -> None:
-        """Tell the directory the reflexive address of the engine at ``place``. NAT agents' threads
-        call it, too."""
-        with self._lock:
-            if self._endpoint is None or self._endpoint.place != place:
-                return  # one that this peer had by another number
-            self._client.say(Here(*place, () if reflexive == place else (reflexive,)))
-        if moved:  # and so are the routes that others know
-            self._client.renew()
+    @property
+    def _endpoint(self) -> Endpoint | None:
+        return None if self._endpoints is None else self._endpoints.now
+
+    def _all_endpoints(self) -> list[Endpoint]:
+        return [] if self._endpoints is None else self._endpoints.all()
 
     def _came(self, joined: Joined) -> None:
-        """Follow the number that a directory has given. By the client's thread."""
-        with self._opening:
-            endpoint = self._endpoint
-            if endpoint is None:  # it is about to be opened, or closed
-                return
-            if joined.number != self.number:
-                self._renumber(endpoint, joined.number)
-            else:  # maybe this one sees the socket otherwise than the one before
-                endpoint.nat_agent.ask()
-
-    def _renumber(self, endpoint: Endpoint, number: int) -> None:
-        """Packets of the number that this peer had would be taken for those of another. A round or
-        a transfer that is on ends as it was."""
-        with self._lock:
-            self._former.append(endpoint)
-        self.number = number
-        try:
-            self._open()
-        except EngineError:  # of the ports that there may be, the former has the last
-            self._close_former()
-            self._open()
-
-    def _close_former(self) -> None:
-        with self._lock:
-            former, self._former = self._former, []
-        for endpoint in former:
-            endpoint.close()
+        """Follow the number that a directory has given. The client's thread calls it."""
+        if self._endpoints is not None:
+            self._endpoints.follow(joined.number)
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
@@ -290,19 +199,20 @@ class SwarmMember:
             self._file.close()
         with self._lock:
             engine = self._group[0] if self._group else None
-            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
+        endpoints = self._all_endpoints()
         if engine is not None:
             engine.close()
         for endpoint in endpoints:
             endpoint.nat_agent.close()
             endpoint.transfers.close()
         with self._rounds:  # until whoever averages is out
-            self._endpoint, self._former = None, []
+            if self._endpoints is not None:
+                self._endpoints.forget()
         for endpoint in endpoints:
             endpoint.paths.close()
 
     @property
-    def directories(self) -> tuple[Place, ...]:
+    def directories(self) -> tuple[Address, ...]:
         """Directory list of this peer."""
         return self._client.directories
 
@@ -317,11 +227,8 @@ class SwarmMember:
         return self._client.malformed
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Ask for the names of all peers.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
-        """
+        """Ask for the names of all peers. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds."""
         return self._client.names(timeout)
 
     def serves(self, host: str, port: int) -> None:
@@ -330,14 +237,8 @@ class SwarmMember:
         self._client.may_open((host, port), lambda: None)
 
     def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
-        """This peer opens a directory if all others have gone.
-
-        Args:
-            host: Where: a numeric address.
-            port: And at which port.
-            opens: Does it, called by a thread of this peer, maybe more than once. May raise
-                RendezvousError.
-        """
+        """This peer opens a directory if all others have gone. ``opens``: does it, called by a
+        thread of this peer, maybe more than once. May raise RendezvousError."""
 
         def serves() -> None:
             opens()
@@ -365,22 +266,15 @@ class SwarmMember:
     ) -> None:
         """Says what this peer averages, before its first round.
 
-        Args:
-            schema: 16 to 64 hex digits, equal on all peers that average the same, and by the same
-                means.
-            grid: As in ``32x32``; "": it follows the number of peers.
-            timeout: Seconds.
-            max_missing: The option of this name, unless the options have it, ``repair`` or ``fec``.
-            wire: The option of this name, unless the options have it.
-            settings: What the schema is a digest of, to name values that differ.
-            draft: :meth:`settle` says the rest before the first round.
-            max_norm: As of :class:`.bounded.BoundedRound`; 0: all is believed.
-
-        Raises:
-            OptionError: ``max_norm`` with packets of few bits.
-            RendezvousError: Others average something else, or by another wire; the grid is too
-                small.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        ``schema``: 16 to 64 hex digits, equal on all peers that average the same, and by the same
+        means. ``grid``: as in ``32x32``; "": it follows the number of peers. ``max_missing``: the
+        option of this name, unless the options have it, ``repair`` or ``fec``. ``wire``: the option
+        of this name, unless the options have it. ``settings``: what the schema is a digest of, to
+        name values that differ. ``draft``: :meth:`settle` says the rest before the first round.
+        ``max_norm``: as of :class:`.bounded.BoundedRound`; 0: all is believed. OptionError:
+        ``max_norm`` with packets of few bits. RendezvousError: others average something else, or by
+        another wire; the grid is too small. OperationTimeout: the directory doesn't answer within
+        ``timeout`` seconds.
         """
         self.offers(None)  # of what it averaged before
         options = self._options
@@ -394,24 +288,16 @@ class SwarmMember:
         self._agree(
             Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
         )
-        self._means = Means(options.encoding, self._payload)
+        self._means = MeanEncoding(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
         if max_missing is not None and not given:
             self._delivery = replace(options, max_missing=max_missing)
 
     def settle(self, schema: str, settings: str, target: int = 0, timeout: float = 10.0) -> None:
-        """Says all of what this peer averages, after a draft.
-
-        Args:
-            schema: As of :meth:`averages`.
-            settings: As of :meth:`averages`.
-            target: Samples of all peers after which a round begins; 0: whenever peers are ready.
-            timeout: Seconds.
-
-        Raises:
-            RendezvousError: Others average something else.
-            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """Says all of what this peer averages, after a draft. ``target``: samples of all peers
+        after which a round begins; 0: whenever peers are ready. RendezvousError: others average
+        something else. OperationTimeout: the directory doesn't answer within ``timeout`` seconds.
         """
         said = self._said
         if said is None:
@@ -423,9 +309,8 @@ class SwarmMember:
     def _agree(self, wanted: Averages, timeout: float) -> None:
         self._client.averages(wanted, timeout)
         self._said, self._schema = wanted, wanted.schema
-        with self._lock:
-            if self._endpoint is not None:
-                self._endpoint.transfers.schema = wanted.schema
+        if self._endpoints is not None:
+            self._endpoints.average(wanted.schema)
 
     @property
     def averages_now(self) -> bool:
@@ -438,13 +323,9 @@ class SwarmMember:
         return self._said is not None
 
     def wait_for(self, peers: int, timeout: float) -> None:
-        """Returns when so many peers average the same, this one included.
-
-        Raises:
-            RendezvousError: There are fewer after ``timeout`` seconds, or this one hasn't said what
-                it averages.
-            OperationTimeout: The directory doesn't answer.
-        """
+        """Returns when so many peers average the same, this one included. RendezvousError: there
+        are fewer after ``timeout`` seconds, or this one hasn't said what it averages.
+        OperationTimeout: the directory doesn't answer."""
         if self._said is None:
             raise RendezvousError(f"peer {self.number} hasn't said what it averages")
         try:
@@ -459,28 +340,15 @@ class SwarmMember:
     # ---- states ----
 
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
-        """Offer this peer's state to newcomers from now on.
-
-        Args:
-            state: Makes the state: called by a thread of this peer, whenever a joiner asks. None:
-                nothing any more.
-        """
-        with self._lock:
-            if self._endpoint is None:
-                return
-            transfers = self._endpoint.transfers
-            had, transfers.state = transfers.state, state
-        if had is not None or state is not None:
+        """Offer this peer's state to newcomers from now on. ``state``: makes the state: called by a
+        thread of this peer, whenever a joiner asks. None: nothing any more."""
+        if self._endpoints is not None and self._endpoints.offer(state):
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
-        """Says how far this peer is.
-
-        Args:
-            samples: Of the swarm, as of this peer's latest round or the state that it has taken.
-            since: Its own since then.
-            claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
-        """
+        """Says how far this peer is. ``samples``: of the swarm, as of this peer's latest round or
+        the state that it has taken. ``claims``: its state comes from a checkpoint: if it is the
+        newest, others are to take it."""
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
 
     @property
@@ -502,18 +370,10 @@ class SwarmMember:
     ) -> TransferredState | None:
         """Takes the state of others.
 
-        Args:
-            own: What this peer has already; None: nothing.
-            donors: Of so many at most.
-            most: Bytes that it may have.
-            timeout: Seconds for all of it.
-
-        Returns:
-            The state; None: nobody has one, or none that is newer than ``own``.
-
-        Raises:
-            OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
-            LossyError: No donor has all of the state, or none is there any more.
+        ``own``: what this peer has already; None: nothing. Returns the state; None: nobody has one,
+        or none that is newer than ``own``. OperationTimeout: the directory doesn't answer, or the
+        state doesn't come in time. LossyError: no donor has all of the state, or none is there any
+        more.
         """
         begin = time.monotonic()
         transfers = self._client.transfers(donors, timeout)
@@ -524,7 +384,7 @@ class SwarmMember:
         return endpoint.transfers.fetch(transfers, own, most, left) if transfers else None
 
     def _donate(self, transfer: Transfer) -> None:
-        """By the client's thread."""
+        """The client's thread calls it."""
         if self._endpoint is not None:
             self._endpoint.transfers.donate(transfer)
 
@@ -542,18 +402,14 @@ class SwarmMember:
         A value of which nothing comes stays as it was. So do all of them if the group fails; only
         what keeps this peer from taking part at all is an error.
 
-        Args:
-            values: Shape (n,), n the same on all peers.
-            weight: What this peer's values count, 0 to 1e6.
-            timeout: Seconds for the whole of it.
-            reference: Where the round before ended, with ``max_norm``; None: at 0.
-
-        Raises:
-            OperationTimeout: No group forms within ``timeout``.
-            RendezvousError: The directory refuses this peer.
+        ``values``: shape (n,), n the same on all peers. ``weight``: what this peer's values count,
+        0 to 1e6. ``timeout``: seconds for the whole of it. ``reference``: where the round before
+        ended, with ``max_norm``; None: at 0. OperationTimeout: no group forms within ``timeout``.
+        RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
-            self._close_former()
+            if self._endpoints is not None:
+                self._endpoints.close_former()
             try:
                 if self._file is not None:
                     self._file.waits(self.peers)
@@ -692,9 +548,8 @@ class SwarmMember:
     def _call(
         self, plan: Plan, parts: Sequence[float], source: Floats, target: Floats, timeout: float
     ) -> EngineCall:
-        options, means = self._delivery, self._means
+        means = self._means
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
-        code, most_parity, missing = options.parity
         return EngineCall(
             input=source.ctypes.data,
             output=target.ctypes.data,
@@ -702,13 +557,7 @@ class SwarmMember:
             scale=1.0,
             signature=signature("swarm", self._schema, plan.signature, means.numbers, told),
             timeout=timeout,
-            reliable=False,
-            repair=0 if options.chooses_rounds else options.repair,
-            notify=False,
-            code=code,
-            most_parity=most_parity,
-            choose_rounds=options.chooses_rounds,
-            max_missing=missing,
+            delivery=lossy_delivery(self._delivery),
             lingers=True,
             weights=parts,
             divisor=0.0,
@@ -732,15 +581,13 @@ class SwarmMember:
         return engine
 
     def _on_members(self, incarnations: Sequence[str]) -> None:
-        """By the client's thread."""
+        """The client's thread calls it."""
         if self._endpoint is not None:
             self._endpoint.paths.confirm_alive(incarnations)
 
     def _lost(self, incarnation: str) -> None:
-        """By the client's thread."""
-        with self._lock:
-            endpoints = [*self._former, *([self._endpoint] if self._endpoint is not None else [])]
-        for endpoint in endpoints:
+        """The client's thread calls it."""
+        for endpoint in self._all_endpoints():
             endpoint.paths.gone(incarnation)
         with self._lock:  # a group that is made meanwhile looks who has gone
             engine, incarnations = self._group or (None, [])

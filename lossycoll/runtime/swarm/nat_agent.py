@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import ClosedError
-from lossycoll.runtime.engine.out_of_band import OutOfBand, Place
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.out_of_band import OutOfBand
 
 from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
 from .ice_agent import IceAgent, IceAgentCounts, Route, Sends
@@ -47,14 +47,10 @@ class NatAgentCounts(IceAgentCounts):
 class NatAgent:
     """NAT agent of one peer, until ``close``. Any thread may call.
 
-    Args:
-        out_of_band: Of its engine, which has been started.
-        number: The peer's.
-        key: Authenticates the swarm's connectivity messages.
-        directory: Address of the present directory; None: none knows reflexive addresses.
-        on_reflexive: Called by the thread with a new reflexive address, and whether the same
-            directory saw another one before.
-        keepalive: Seconds between two signs of life.
+    ``out_of_band``: of its engine, which has been started. ``directory``: address of the present
+    directory; None: none knows reflexive addresses. ``on_reflexive``: called by the thread with a
+    new reflexive address, and whether the same directory saw another one before. ``keepalive``:
+    seconds between two signs of life.
     """
 
     def __init__(
@@ -62,8 +58,8 @@ class NatAgent:
         out_of_band: OutOfBand,
         number: int,
         key: bytes,
-        directory: Callable[[], Place | None],
-        on_reflexive: Callable[[Place, bool], None],
+        directory: Callable[[], Address | None],
+        on_reflexive: Callable[[Address, bool], None],
         keepalive: float = KEEPALIVE_SECONDS,
     ) -> None:
         self._out_of_band = out_of_band
@@ -74,12 +70,12 @@ class NatAgent:
         self._keepalive = keepalive
         self._ice = IceAgent(number, time.monotonic, keepalive)
         self._counts = NatAgentCounts()
-        self._asked: tuple[bytes, Place] = NOTHING, ("", 0)
+        self._asked: tuple[bytes, Address] = NOTHING, ("", 0)
         """The latest question to a directory: nonce, and which."""
         self._asks_left = ASKS
         self._asks_at = 0.0
         self._keepalive_at = time.monotonic() + keepalive
-        self._reflexive: tuple[Place, Place] | None = None
+        self._reflexive: tuple[Address, Address] | None = None
         """Reflexive address of the socket, and the directory that has seen it."""
         self._changed = threading.Condition()
         self._closed = False
@@ -87,7 +83,7 @@ class NatAgent:
         self._thread = threading.Thread(target=self._run, name="lossycoll-nat-agent", daemon=True)
         self._thread.start()
 
-    def reflexive_address(self, timeout: float = REFLEXIVE_SECONDS) -> Place | None:
+    def reflexive_address(self, timeout: float = REFLEXIVE_SECONDS) -> Address | None:
         """Return the reflexive address of the socket; None: no directory has told it within
         ``timeout`` seconds."""
         if self._directory() is None:
@@ -99,18 +95,8 @@ class NatAgent:
     def find_routes(
         self, members: Sequence[Member], own: str, timeout: float = ROUTE_SECONDS
     ) -> dict[int, Route]:
-        """Finds routes to peers, which look for one to this peer at the same time.
-
-        Args:
-            members: The peers.
-            own: This peer's incarnation.
-            timeout: Seconds.
-
-        Returns:
-            The route to each peer that has one, by its number.
-
-        Raises:
-            ClosedError: This peer has left the swarm.
+        """Finds routes to peers, which look for one to this peer at the same time. Returns the
+        route to each peer that has one, by its number. ClosedError: this peer has left the swarm.
         """
         ice = self._ice
 
@@ -218,7 +204,7 @@ class NatAgent:
         else:
             self._asks_left, self._asks_at = 1, now + self._keepalive
 
-    def _take(self, source: Place, data: bytes) -> None:
+    def _take(self, source: Address, data: bytes) -> None:
         try:
             message = unpack(data, self._key)
         except Forged:

@@ -14,11 +14,10 @@ from typing import Final
 
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.events import Event, Peer, Readable
+from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.world.messages import Malformed
 
 from .directory import LEASE, Directory
-from .directory_list import Place
 from .directory_transport import TransportConnection
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
@@ -40,25 +39,14 @@ ANSWER_SECONDS: Final = 2.0
 
 def yields(own: DirectoryStatus, other: DirectoryStatus) -> bool:
     """Which of two open directories of a swarm is to yield: the one with fewer peers, of equally
-    many that of the later epoch, of equal ones that of the greater number.
-
-    Args:
-        own: Status of the one.
-        other: And the other.
-
-    Returns:
-        Whether it is the first. With the two exchanged it is the contrary, unless they are one.
-    """
+    many that of the later epoch, of equal ones that of the greater number. Returns whether it is
+    the first. With the two exchanged it is the contrary, unless they are one."""
     return (-own.peers, own.epoch, own.id) > (-other.peers, other.epoch, other.id)
 
 
 def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
-    """Whether a directory of this status can have another's peers.
-
-    Args:
-        own: Of the one that is asked.
-        other: Of the one that asks.
-    """
+    """Whether a directory of this status can have another's peers. ``own``: of the one that is
+    asked."""
     same = own.session == other.session and own.id != other.id
     alike = (own.schema, own.wire) == (other.schema, other.wire)
     alike = alike or not (own.schema and other.schema)
@@ -66,13 +54,8 @@ def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
 
 
 class PartitionMerge:
-    """Partition merge of one directory.
-
-    Args:
-        clock: In seconds.
-        directory: Whose peers turn to another, or to which others' come.
-        name: 16 to 64 hex digits, no other directory's; empty: drawn.
-    """
+    """Partition merge of one directory. ``directory``: whose peers turn to another, or to which
+    others' come. ``name``: 16 to 64 hex digits, no other directory's; empty: drawn."""
 
     def __init__(self, clock: Callable[[], float], directory: Directory, *, name: str = "") -> None:
         self._clock = clock
@@ -82,12 +65,12 @@ class PartitionMerge:
         self._asks_at = clock() + self._period()
         self._bound_until = -math.inf
         self._patience = PATIENCE_SECONDS
-        self._known: dict[Place, float] = {}
+        self._known: dict[Address, float] = {}
         """Other directories, the latest that were heard of last; when each has asked last."""
-        self._redirect_to: tuple[Place, str, float] | None = None
+        self._redirect_to: tuple[Address, str, float] | None = None
         """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
         it was heard of."""
-        self._to: Place | None = None
+        self._to: Address | None = None
         """Directory that this one has yielded to."""
         self._told: frozenset[str] = frozenset()
         """Names of those that were told so."""
@@ -96,7 +79,7 @@ class PartitionMerge:
 
     # ---- whom to ask ----
 
-    def learn(self, place: Place) -> None:
+    def learn(self, place: Address) -> None:
         """There is, or was, a directory of this swarm."""
         asked = self._known.pop(place, -math.inf)
         self._known[place] = asked
@@ -109,13 +92,9 @@ class PartitionMerge:
             return min(self._asks_at, self._left + HOLD_SECONDS)
         return self._asks_at
 
-    def due(self, own: Place, others: Sequence[Place] = ()) -> list[Place]:
-        """Return the directories to ask now: others whose peer isn't known to be here.
-
-        Args:
-            own: Where this directory is.
-            others: Directories that the peer knows whose this one is.
-        """
+    def due(self, own: Address, others: Sequence[Address] = ()) -> list[Address]:
+        """Return the directories to ask now: others whose peer isn't known to be here. ``others``:
+        directories that the peer knows whose this one is."""
         now = self._clock()
         if now < self._asks_at:
             return []
@@ -139,7 +118,7 @@ class PartitionMerge:
 
     # ---- questions and answers ----
 
-    def status(self, own: Place, takes: bool = False) -> DirectoryStatus:
+    def status(self, own: Address, takes: bool = False) -> DirectoryStatus:
         """Status of this directory now."""
         directory = self._directory
         peers = [one for one in directory.peers.values() if not one.told]
@@ -159,17 +138,9 @@ class PartitionMerge:
             takes=int(takes),
         )
 
-    def asked(self, other: DirectoryStatus, own: Place) -> DirectoryStatus:
-        """Another directory asks.
-
-        Args:
-            other: Its status.
-            own: Where this one is.
-
-        Returns:
-            The answer. If it takes the other's peers, this one is bound: it doesn't even follow the
-            answer to a question that is on its way.
-        """
+    def asked(self, other: DirectoryStatus, own: Address) -> DirectoryStatus:
+        """Another directory asks. Returns the answer. If it takes the other's peers, this one is
+        bound: it doesn't even follow the answer to a question that is on its way."""
         now, place = self._clock(), (other.host, other.port)
         status = self.status(own)
         if not self._directory.peers and other.peers:
@@ -183,17 +154,9 @@ class PartitionMerge:
         self._directory.takes(other.round, BOUND_SECONDS)
         return self.status(own, takes=True)
 
-    def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Place) -> bool:
-        """Another directory has answered.
-
-        Args:
-            asked: Status of this one in its question.
-            other: Status of the other one.
-            place: Where it was asked.
-
-        Returns:
-            Whether this one has yielded: its peers are to hear that.
-        """
+    def answered(self, asked: DirectoryStatus, other: DirectoryStatus, place: Address) -> bool:
+        """Another directory has answered. ``asked``: status of this one in its question. Returns
+        whether this one has yielded: its peers are to hear that."""
         if other.id == self._id:
             self._known.pop(place, None)  # this one, by another address
         bound = self._clock() < self._bound_until
@@ -207,11 +170,11 @@ class PartitionMerge:
     # ---- who comes ----
 
     @property
-    def to(self) -> Place | None:
+    def to(self) -> Address | None:
         """Directory that this one has yielded to; None: it hasn't."""
         return self._to
 
-    def redirect(self, wanted: Join) -> Place | None:
+    def redirect(self, wanted: Join) -> Address | None:
         """Directory that a peer should join instead; None: this one."""
         if self._to is not None:
             return None if wanted.name in self._told else self._to
@@ -243,7 +206,7 @@ class PartitionMerge:
 
 @dataclass(slots=True)
 class _Query:
-    place: Place
+    place: Address
     connection: TransportConnection
     until: float
     asked: DirectoryStatus | None = None
@@ -252,13 +215,7 @@ class _Query:
 
 class DirectoryProbe:
     """Questions of a directory to others of its swarm, each over a connection of its own.
-
-    Args:
-        merge: Which says whom to ask, and what an answer means.
-        transport: The directory's.
-        host: Where the directory listens.
-        port: And at which port.
-    """
+    ``merge``: which says whom to ask, and what an answer means."""
 
     def __init__(self, merge: PartitionMerge, transport: Transport, host: str, port: int) -> None:
         self._merge = merge
@@ -267,12 +224,9 @@ class DirectoryProbe:
         self._port = port
         self._queries: dict[Peer, _Query] = {}
 
-    def place(self, own: str) -> Place:
-        """Address by which the other end of a connection finds this directory.
-
-        Args:
-            own: The numeric address of the connection's end here.
-        """
+    def place(self, own: str) -> Address:
+        """Address by which the other end of a connection finds this directory. ``own``: the numeric
+        address of the connection's end here."""
         if self._host not in ("0.0.0.0", "::"):
             return self._host, self._port
         return own.partition("%")[0] or self._host, self._port
@@ -285,12 +239,9 @@ class DirectoryProbe:
         """When :meth:`turn` may have something to do, on the clock."""
         return min([self._merge.wakes(), *(one.until for one in self._queries.values())])
 
-    def turn(self, others: Sequence[Place]) -> None:
-        """Ask the directories that are due, and give up questions that take too long.
-
-        Args:
-            others: Directories that the peer knows whose this one is.
-        """
+    def turn(self, others: Sequence[Address]) -> None:
+        """Ask the directories that are due, and give up questions that take too long. ``others``:
+        directories that the peer knows whose this one is."""
         now = time.monotonic()
         for one in list(self._queries.values()):
             if now > one.until:
@@ -302,11 +253,7 @@ class DirectoryProbe:
             self._ask(place, now + ANSWER_SECONDS)
 
     def serve(self, event: Event) -> bool:
-        """Something has happened to a question.
-
-        Returns:
-            Whether this directory has yielded by it.
-        """
+        """Something has happened to a question. Returns whether this directory yields by it."""
         assert not isinstance(event, Readable)
         one = self._queries[event.peer]
         one.connection.take(event)
@@ -317,7 +264,7 @@ class DirectoryProbe:
             self._end(one)
         return False
 
-    def _ask(self, place: Place, until: float) -> None:
+    def _ask(self, place: Address, until: float) -> None:
         try:
             connection = TransportConnection(self._transport, self._transport.connect(place))
         except OSError:  # no address

@@ -57,14 +57,8 @@ class Paths:
     The engine lets go of a peer only when no group has it as a member: groups of rounds that are
     over, and of transfers, are closed for that.
 
-    Args:
-        host: The engine.
-        number: This peer's.
-        session: The swarm's.
-        secret: The swarm's; None: all is in clear.
-        options: Those of the engine.
-        nat_agent: Finds routes to others.
-        on_unreachable: Told the incarnations of those to whom there is none.
+    ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the incarnations of
+    those to whom there is none.
     """
 
     def __init__(
@@ -93,16 +87,8 @@ class Paths:
         """Incarnations that are over, the latest last."""
 
     def admit(self, member: Member, own: str) -> None:
-        """Makes a peer known to the engine, unless it is already.
-
-        Args:
-            member: The peer.
-            own: This peer's incarnation.
-
-        Raises:
-            EngineError: There is no route to it, or a round with it is on.
-            ClosedError: This peer has left the swarm.
-        """
+        """Makes a peer known to the engine, unless it is already. EngineError: there is no route to
+        it, or a round with it is on. ClosedError: this peer has left the swarm."""
         if self.admit_all([member], own):
             raise EngineError(
                 f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
@@ -111,18 +97,8 @@ class Paths:
 
     def admit_all(self, members: Sequence[Member], own: str) -> list[Member]:
         """Makes peers known to the engine, unless they are already. The directory hears of those to
-        whom there is no route.
-
-        Args:
-            members: The peers.
-            own: This peer's incarnation.
-
-        Returns:
-            Those that aren't known: there is no route to them, or a round with them is on.
-
-        Raises:
-            ClosedError: This peer has left the swarm.
-        """
+        whom there is no route. Returns those that aren't known: there is no route to them, or a
+        round with them is on. ClosedError: this peer has left the swarm."""
         there = [member for member in members if not self.has_gone(member.incarnation)]
         routes = self._nat_agent.find_routes(there, own)
         unreachable = [member for member in members if member.number not in routes]
@@ -142,10 +118,7 @@ class Paths:
 
     def _take(self, member: Member, own: str, route: Route) -> None:
         """The engine's path to a peer is made anew with each route: keys and numbers, at both ends.
-
-        Raises:
-            EngineError: A round with it is on.
-        """
+        EngineError: a round with it is on."""
         with self._lock:
             if self._known.get(member.number) == (member.incarnation, route.salt):
                 return
@@ -160,10 +133,7 @@ class Paths:
 
     def gone(self, incarnation: str) -> None:
         """Note that a peer is lost, or has left: the other ends of its transfers hear that.
-
-        Args:
-            incarnation: The one of its that is over.
-        """
+        ``incarnation``: the one of its that is over."""
         self._nat_agent.give_up(incarnation)
         with self._lock:
             self._gone[incarnation] = None
@@ -172,21 +142,13 @@ class Paths:
             self._end_transfers(lambda member: member.incarnation == incarnation)
 
     def confirm_alive(self, incarnations: Sequence[str]) -> None:
-        """Take peers for alive that a directory has: they were reported as gone too early.
-
-        Args:
-            incarnations: Of the peers.
-        """
+        """Take peers for alive that a directory has: they were reported as gone too early."""
         with self._lock:
             for incarnation in incarnations:
                 self._gone.pop(incarnation, None)
 
     def has_gone(self, incarnation: str) -> bool:
-        """Whether a peer was said to be lost.
-
-        Args:
-            incarnation: Of the peer.
-        """
+        """Whether a peer was said to be lost."""
         with self._lock:
             return incarnation in self._gone
 
@@ -201,16 +163,8 @@ class Paths:
                     del self._known[number]
 
     def group(self, number: int, members: Sequence[Member]) -> EngineGroup:
-        """A group of peers that are known, this one among them.
-
-        Args:
-            number: The group's.
-            members: In order of their ranks.
-
-        Raises:
-            EngineError: There is no memory.
-            ClosedError: This peer has left the swarm.
-        """
+        """A group of peers that are known, this one among them. EngineError: there is no memory.
+        ClosedError: this peer has left the swarm."""
         numbers = tuple(member.number for member in members)
         if self.number not in numbers:
             raise EngineError(f"peer {self.number}: not in the group that it was told of")
@@ -227,11 +181,7 @@ class Paths:
 
     def transfer(self, number: int, members: Sequence[Member]) -> EngineGroup:
         """Make a group as :meth:`group` does, which ends when one of its members has gone or come
-        anew. Until :meth:`end_transfer`.
-
-        Raises:
-            PeerLostError: One has gone already.
-        """
+        anew. Until :meth:`end_transfer`. PeerLostError: one has gone already."""
         with self._lock:
             if any(member.incarnation in self._gone for member in members):
                 raise PeerLostError(f"the other end of transfer {number} has gone")
@@ -246,24 +196,15 @@ class Paths:
             engine.close()
 
     def keep(self, engine: EngineGroup, buffer: Floats, members: Sequence[Member]) -> None:
-        """A round is over here. Others may still ask for its packets.
-
-        Args:
-            engine: Its group.
-            buffer: What they are packets of.
-            members: The group's.
-        """
+        """A round is over here. Others may still ask for its packets."""
         numbers = frozenset(member.number for member in members)
         with self._lock:
             self._over.append(_Over(engine, buffer, numbers, time.monotonic()))
 
     def close_over(self, number: int = -1) -> None:
         """Closes groups of earlier rounds whose members have all they need by now, or should; and
-        all groups that have a peer of whom another incarnation is there.
-
-        Args:
-            number: That peer's; -1: there is none.
-        """
+        all groups that have a peer of whom another incarnation is there. ``number``: that peer's;
+        -1: there is none."""
         with self._lock:
             kept: list[_Over] = []
             spare = len(self._over) - MOST_OVER
@@ -314,19 +255,7 @@ class Paths:
 
 
 def outcome(engine: EngineGroup, ticket: int, where: Where) -> Report:
-    """Waits for an operation.
-
-    Args:
-        engine: Its group.
-        ticket: Of the operation.
-        where: The group's ranks, for errors.
-
-    Returns:
-        What it did.
-
-    Raises:
-        LossyError: It has failed.
-    """
+    """Waits for an operation. Returns what it did. LossyError: it has failed."""
     code: int = Code.PENDING
     while code == Code.PENDING:
         code = engine.wait(ticket, 1.0)

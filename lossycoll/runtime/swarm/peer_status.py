@@ -1,4 +1,4 @@
-"""What a swarm's peer tells of itself on its machine: a file that it replaces at each round.
+"""Status file of a swarm's peer on its machine, which it replaces at each round.
 
 `lossycoll status` reads the files of all peers of its user. A peer that Python keeps busy, that is
 stopped or that was killed is seen by its process and by when its file was written.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lossycoll.runtime.engine import processes, status_folder
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.world.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
@@ -25,16 +25,11 @@ SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""
 SLOW_ROUNDS: Final = 3
-_STATES: Final = {processes.RUNS: ALIVE, processes.ELSEWHERE: ALIVE}
+_STATES: Final = {status_page.RUNS: ALIVE, status_page.ELSEWHERE: ALIVE}
 
 
 class PeerFile:
-    """This process's file; ``close`` removes it. Without a folder nothing is told.
-
-    Args:
-        session: The swarm's.
-        name: The peer's.
-    """
+    """This process's file; ``close`` removes it. Without a folder nothing is told."""
 
     def __init__(self, session: str, name: str) -> None:
         self._pid = os.getpid()
@@ -43,30 +38,20 @@ class PeerFile:
             "name": name,
             "host": socket.gethostname(),
             "pid": self._pid,
-            "pid_start": processes.start_of(self._pid),
-            "pid_space": processes.space(),
+            "pid_start": status_page.start_of(self._pid),
+            "pid_space": status_page.space(),
         }
         self._path: Path | None = None
         self._rounds, self._latest = 0, -1
         with contextlib.suppress(OSError):
-            self._path = status_folder.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
+            self._path = status_page.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
 
     def waits(self, peers: int) -> None:
-        """A round is asked for.
-
-        Args:
-            peers: How many there are in the swarm.
-        """
+        """A round is asked for. ``peers``: how many there are in the swarm."""
         self._write({"doing": "waits", "peers": peers})
 
     def averaged(self, peers: int, number: int, report: Mapping[str, Any]) -> None:
-        """A round is over.
-
-        Args:
-            peers: How many there are in the swarm.
-            number: This peer's.
-            report: Fields of its report.
-        """
+        """A round is over. ``peers``: how many there are in the swarm."""
         self._rounds += report["round"] != self._latest  # it may be told again, with more
         self._latest = report["round"]
         self._write({"doing": "trains", "peers": peers, "number": number, "last": report})
@@ -95,9 +80,9 @@ def swarms() -> list[dict[str, Any]]:
     Raises:
         UnsafeFolder: The folder isn't this user's alone.
     """
-    where = status_folder.folder()
+    where = status_page.folder()
     try:
-        status_folder.check_folder(where)
+        status_page.check_folder(where)
     except FileNotFoundError:
         return []
     by_session: dict[str, list[dict[str, Any]]] = {}
@@ -112,13 +97,13 @@ def swarms() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    file = status_folder.open_page(path)
+    file = status_page.open_page(path)
     try:
         said = json.loads(os.read(file, MOST_BYTES))
     finally:
         os.close(file)
     last = said.get("last") or {}
-    kernel = processes.state_of(int(said["pid"]), int(said["pid_start"]), int(said["pid_space"]))
+    kernel = status_page.state_of(int(said["pid"]), int(said["pid_start"]), int(said["pid_space"]))
     peer = {
         "name": str(said["name"]),
         "number": int(said.get("number", -1)),
@@ -156,7 +141,7 @@ def _swarm(session: str, peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _trouble(peers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """What to look at first: peers that are gone, sick, slow, or out of reach."""
+    """Troubles to look at first: peers that are gone, sick, slow, or out of reach."""
     names = {peer["number"]: peer["name"] for peer in peers if peer["state"] != DEAD}
     for peer in peers:
         if peer["state"] != ALIVE:

@@ -18,31 +18,17 @@ DRAWS: Final = 16
 
 
 class GridRow(NamedTuple):
-    """Row of a grid: the cells that differ in one coordinate alone.
-
-    Attributes:
-        axis: Along which it lies.
-        first: Its first cell.
-    """
+    """Row of a grid: the cells that differ in one coordinate alone. ``axis``: along which it lies.
+    ``first``: its first cell."""
 
     axis: int
     first: int
 
 
 class Placement:
-    """Cells of a grid, and the peers in them.
-
-    Args:
-        shape: The grid's; empty: it follows the number of peers.
-        most: Peers in a group at most, where it does.
-
-    Attributes:
-        grid: Whose cells they are.
-        fixed: It doesn't follow the peers.
-
-    Raises:
-        OptionError: A row is too long for a group.
-    """
+    """Cells of a grid, and the peers in them. ``shape``: the grid's; empty: it follows the number
+    of peers. ``most``: peers in a group at most, where it does. ``grid``: whose cells they are.
+    ``fixed``: it doesn't follow the peers. OptionError: a row is too long for a group."""
 
     def __init__(self, shape: Sequence[int], most: int) -> None:
         self.grid = Grid(tuple(shape) or (1,))
@@ -53,15 +39,7 @@ class Placement:
             raise OptionError(reason)
 
     def set_grid(self, text: str, peers: int) -> str:
-        """The grid is this one from now on, and all sit anew.
-
-        Args:
-            text: As in ``32x32``.
-            peers: How many there are.
-
-        Returns:
-            Why it can't be; "": it is.
-        """
+        """Set the grid: all get new cells. Returns why it can't be; "": it is."""
         try:
             grid = parse(text)
         except ValueError as error:
@@ -81,15 +59,8 @@ class Placement:
         return list(self._at.values())
 
     def come(self, peer: Peer, draw: Callable[[int], int]) -> bool:
-        """A newcomer takes a cell that is free. Of a fixed grid there is one.
-
-        Args:
-            peer: The newcomer.
-            draw: A number, another one for each turn.
-
-        Returns:
-            Whether all sit anew.
-        """
+        """A newcomer takes a cell that is free. Of a fixed grid there is one. ``draw``: a number,
+        another one for each turn. Returns whether all sit anew."""
         if self._follows([peer]):
             return True
         cells = self.grid.cells
@@ -105,11 +76,7 @@ class Placement:
         return False
 
     def leave(self, peer: Peer) -> bool:
-        """A peer has its cell no more, if it had one.
-
-        Returns:
-            Whether all others sit anew.
-        """
+        """A peer has its cell no more, if it had one. Returns whether all others sit anew."""
         if self._at.get(peer.cell) is peer:
             del self._at[peer.cell]
         peer.cell = -1

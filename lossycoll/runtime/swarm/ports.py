@@ -35,15 +35,9 @@ class Ports:
 
 
 def bound_to(host: str, port: int) -> Ports:
-    """Takes a port, for as long as its sockets aren't closed.
-
-    Args:
-        host: A numeric address of this machine.
-        port: 0: any that is free in TCP and UDP.
-
-    Raises:
-        RendezvousError: The port is taken, or the address isn't this machine's.
-    """
+    """Takes a port, for as long as its sockets aren't closed. ``host``: a numeric address of this
+    machine. ``port``: 0: any that is free in TCP and UDP. RendezvousError: the port is taken, or
+    the address isn't this machine's."""
     for turn in range(TRIES):
         try:
             tcp = _bound(host, port, socket.SOCK_STREAM)
@@ -78,11 +72,7 @@ def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 def more_descriptors() -> bool:
     """This process has none left: it takes as many as it may have. Not before, since whatever else
-    runs in it may not expect descriptors beyond 1,023.
-
-    Returns:
-        Whether there are more now.
-    """
+    runs in it may not expect descriptors beyond 1,023. Returns whether there are more now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return False

@@ -16,12 +16,8 @@ MOST_SAMPLES: Final = 1 << 52
 
 
 class Progress:
-    """Progress of a directory's peers.
-
-    Attributes:
-        samples: That finished rounds have had.
-        target: Samples after which a round is due; 0: whenever peers are ready.
-    """
+    """Progress of a directory's peers. ``samples``: that finished rounds have had. ``target``:
+    samples after which a round is due; 0: whenever peers are ready."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -39,12 +35,7 @@ class Progress:
 
     def report(self, peer: Peer, said: Offers, others: Iterable[Peer]) -> None:
         """A peer says how far it is. One that lies gains no more than the weight of a whole round.
-
-        Args:
-            peer: Who says so.
-            said: What.
-            others: All that have said what they average.
-        """
+        ``others``: all that have said what they average."""
         samples = min(said.samples, MOST_SAMPLES)
         if said.claims and not peer.came_back:
             self._claim(peer, samples, [one for one in others if one is not peer])
@@ -103,12 +94,8 @@ class Progress:
             peer.samples = self.samples
 
     def lost(self, peer: Peer, others: Iterable[Peer]) -> None:
-        """A peer has gone, and a newer state with it, maybe.
-
-        Args:
-            peer: Who.
-            others: All that have said what they average, and are left.
-        """
+        """A peer has gone, and a newer state with it, maybe. ``others``: all that have said what
+        they average, and are left."""
         self._since -= peer.since
         self._behind.pop(peer.number, None)
         if not self._behind:

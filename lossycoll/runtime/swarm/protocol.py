@@ -1,19 +1,26 @@
-"""Messages of peers and directories: JSON lists, ``[kind, field, ...]``, each field checked before
-anything is made of it. docs/moshpit.md has the table.
+"""Messages of peers and directories of a swarm, by the schema of runtime/control.
 
-Long because there are many kinds of messages, each with its fields and their checks.
+docs/control.md has the table.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
 
-from lossycoll.runtime.world.messages import Malformed, from_json
+from lossycoll.runtime.control.schema import (
+    Address,
+    Between,
+    Check,
+    Count,
+    Host,
+    Length,
+    Malformed,
+    Port,
+    Schema,
+    Version,
+)
 
 VERSION: Final = 8
 MOST_PEERS: Final = 4096
@@ -28,7 +35,7 @@ MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
 MOST_DIRECTORIES: Final = 16
 MOST_OTHERS: Final = 2
-"""Further places of a peer."""
+"""Further addresses of a peer."""
 MOST_EPOCH: Final = 1 << 40
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 SILENT, LATE_AGAIN, ELSEWHERE, OUT_OF_REACH, OLDER = range(5)
@@ -40,26 +47,72 @@ WHY_ABSENT: Final = (
     "its state is older, and it is to take the newer one",
 )
 
-# The names of these types choose the checks of the fields that have them.
-Name: TypeAlias = str
-Hex: TypeAlias = str
-Incarnation: TypeAlias = str
-Schema: TypeAlias = str
-Host: TypeAlias = str
-Port: TypeAlias = int
-Number: TypeAlias = int
-Count: TypeAlias = int
-Epoch: TypeAlias = int
-Flag: TypeAlias = int
-Id: TypeAlias = int
-Weight: TypeAlias = float
-Text: TypeAlias = str
-Names: TypeAlias = tuple[str, ...]
-Starts: TypeAlias = tuple[str, ...]
-Places: TypeAlias = tuple[tuple[str, int], ...]
-Others: TypeAlias = tuple[tuple[str, int], ...]
-Incarnations: TypeAlias = tuple[str, ...]
-Absent: TypeAlias = tuple[tuple[str, int], ...]
+
+def _printable(name: str, size: int) -> str:
+    if not name.isprintable():
+        raise Malformed(f"{name!r} is no name: it has characters that can't be printed")
+    return name
+
+
+def _hex(text: str, size: int) -> str:
+    if not _HEX.fullmatch(text):
+        raise Malformed(f"{text!r:.80} is no digest")
+    return text
+
+
+def _whole_bytes(text: str, size: int) -> str:
+    if len(text) % 2:  # connectivity messages have its last bytes
+        raise Malformed(f"{text!r} is no incarnation: half a byte is too much")
+    return text
+
+
+def _once(members: tuple[Member, ...], size: int) -> tuple[Member, ...]:
+    if len({one.number for one in members}) != len(members):
+        raise Malformed("a member twice")
+    return members
+
+
+Name: TypeAlias = Annotated[str, Length(1, LONGEST_NAME), Check("printable", _printable)]
+Hex: TypeAlias = Annotated[str, Length(16, 64), Check("hexadecimal digits", _hex)]
+Incarnation: TypeAlias = Annotated[Hex, Check("whole bytes", _whole_bytes)]
+Digest: TypeAlias = Annotated[
+    str,
+    Length(0, 64),
+    Check("hexadecimal digits, or none", lambda text, size: text and _hex(text, size)),
+]
+Number: TypeAlias = Annotated[int, Between(0, MOST_PEERS - 1)]
+Epoch: TypeAlias = Annotated[int, Between(0, MOST_EPOCH)]
+Flag: TypeAlias = Annotated[int, Between(0, 1)]
+Id: TypeAlias = Annotated[int, Between(1, (1 << 32) - 1)]
+Weight: TypeAlias = Annotated[float, Between(0, MOST_WEIGHT)]
+Text: TypeAlias = Annotated[str, Length(0, 4096)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Length(0, MOST_NAMES)]
+Starts: TypeAlias = Annotated[tuple[Hex, ...], Length(0, MOST_PEERS)]
+DirectoryList: TypeAlias = Annotated[tuple[Address, ...], Length(0, MOST_DIRECTORIES)]
+Others: TypeAlias = Annotated[tuple[Address, ...], Length(0, MOST_OTHERS)]
+Incarnations: TypeAlias = Annotated[tuple[Incarnation, ...], Length(1, MOST_MEMBERS)]
+Why: TypeAlias = Annotated[int, Between(0, len(WHY_ABSENT) - 1)]
+Absent: TypeAlias = Annotated[tuple[tuple[Name, Why], ...], Length(0, MOST_MEMBERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Member of a group: all that another needs to exchange packets with it. ``others``: as in
+    Here."""
+
+    number: Number
+    host: Host
+    port: Port
+    incarnation: Incarnation
+    weight: Weight
+    rate: Count = 0
+    others: Others = ()
+
+
+Members: TypeAlias = Annotated[
+    tuple[Member, ...], Length(1, MOST_MEMBERS), Check("each once", _once)
+]
+Two: TypeAlias = Annotated[tuple[Member, Member], Check("not the same", _once)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +121,7 @@ class Join:
     came; MOST_PEERS, zeros and 0 if nothing. ``incarnation``: drawn for each connection, but
     for START digits."""
 
-    version: Count
+    version: Annotated[int, Version(VERSION)]
     name: Name
     incarnation: Incarnation
     number: Count
@@ -134,7 +187,7 @@ class DirectoryStatus:
     peers: Count
     free: Count
     round: Count
-    schema: Schema
+    schema: Digest
     wire: Name
     host: Host
     port: Port
@@ -153,7 +206,7 @@ class Redirect:
 class Directories:
     """To all peers: whom to turn to in turn, [host, port] each."""
 
-    places: Places
+    addresses: DirectoryList
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +263,6 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """Member of a group: all that another needs to exchange packets with it. ``others``: as in
-    Here."""
-
-    number: Number
-    host: Host
-    port: Port
-    incarnation: Incarnation
-    weight: Weight
-    rate: Count = 0
-    others: Others = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """To each of its members: a round begins. ``number``: the group's, of packets. ``absent``: who
     is on the same row and isn't a member, [name, index of WHY_ABSENT] each. ``samples``: that the
@@ -231,7 +270,7 @@ class Group:
 
     round: Count
     number: Id
-    members: tuple[Member, ...]
+    members: Members
     absent: Absent = ()
     samples: Count = 0
     newer: Count = 0
@@ -270,7 +309,7 @@ class Transfer:
     packets."""
 
     number: Id
-    members: tuple[Member, Member]
+    members: Two
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +343,11 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """To a peer whose name another process wants: it answers by a beat at once, if it lives."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """From a peer that goes, or to all peers of a directory that does."""
 
@@ -333,199 +377,9 @@ Message: TypeAlias = (
     | Gone
     | Present
     | Beat
+    | Probe
     | Leave
 )
 
-
-def pack(message: Message) -> bytes:
-    """The bytes of a message."""
-    return json.dumps(_plain(message), separators=(",", ":")).encode()
-
-
-def unpack(packed: bytes) -> Message:
-    """The message.
-
-    Raises:
-        Malformed: It isn't one.
-    """
-    values = from_json(packed)
-    if type(values) is not list or not values or type(values[0]) is not str:
-        raise Malformed("no message")
-    kind = _KINDS.get(values[0])
-    if kind is None:
-        raise Malformed(f"{values[0]!r} is no kind of message")
-    return _made(kind, values[1:])  # type: ignore[no-any-return]
-
-
-def _plain(message: Any) -> list[Any]:
-    values = [_values(getattr(message, entry.name)) for entry in fields(message)]
-    return [type(message).__name__.lower(), *values]
-
-
-def _values(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_values(one) for one in value]
-    return _plain(value)[1:] if isinstance(value, Member) else value
-
-
-def _made(kind: Any, values: list[Any]) -> Any:
-    wanted = fields(kind)
-    if len(values) != len(wanted):
-        raise Malformed(f"{kind.__name__} has {len(values)} fields, wanted {len(wanted)}")
-    return kind(
-        *(_CHECKS[str(entry.type)](value) for entry, value in zip(wanted, values, strict=True))
-    )
-
-
-# ---- checks ----
-
-
-def _name(value: Any) -> str:
-    if type(value) is not str or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
-        raise Malformed(f"{value!r} is no name: 1 to {LONGEST_NAME} printable characters")
-    return value
-
-
-def _hex(value: Any) -> str:
-    if type(value) is not str or not _HEX.fullmatch(value):
-        raise Malformed(f"{value!r} is no digest")
-    return value
-
-
-def _incarnation(value: Any) -> str:
-    found = _hex(value)
-    if len(found) % 2:  # connectivity messages have its last bytes
-        raise Malformed(f"{value!r} is no incarnation: half a byte is too much")
-    return found
-
-
-def _schema(value: Any) -> str:
-    return "" if value == "" else _hex(value)
-
-
-def _host(value: Any) -> str:
-    try:
-        return str(ipaddress.ip_address(value if type(value) is str else ""))
-    except ValueError:
-        raise Malformed(f"{value!r} is no address") from None
-
-
-def _between(least: int, most: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise Malformed(f"{value!r} is no number from {least} to {most}")
-        return value
-
-    return check
-
-
-def _weight(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= MOST_WEIGHT:  # NaN is neither
-        raise Malformed(f"{value!r} is no weight from 0 to {MOST_WEIGHT:g}")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > 4096:
-        raise Malformed("no text, or too long")
-    return value
-
-
-def _members(value: Any) -> tuple[Member, ...]:
-    if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
-        raise Malformed("no members, or too many")
-    found = tuple(_made(Member, one if type(one) is list else []) for one in value)
-    if len({one.number for one in found}) != len(found):
-        raise Malformed("a member twice")
-    return found
-
-
-def _two_members(value: Any) -> tuple[Member, ...]:
-    found = _members(value)
-    if len(found) != 2:
-        raise Malformed(f"{len(found)} members, wanted 2")
-    return found
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or len(value) > MOST_NAMES:
-        raise Malformed("no names, or too many")
-    return tuple(map(_name, value))
-
-
-def _starts(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or len(value) > MOST_PEERS:
-        raise Malformed("no starts, or too many")
-    return tuple(map(_hex, value))
-
-
-def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
-    def check(value: Any) -> tuple[tuple[str, int], ...]:
-        if type(value) is not list or len(value) > most:
-            raise Malformed("no places, or too many")
-        if not all(type(one) is list and len(one) == 2 for one in value):
-            raise Malformed(f"{value!r} are no places")
-        return tuple((_host(host), _between(1, 65535)(port)) for host, port in value)
-
-    return check
-
-
-def _absent(value: Any) -> tuple[tuple[str, int], ...]:
-    if type(value) is not list or len(value) > MOST_MEMBERS:
-        raise Malformed("no absent peers, or too many")
-    if not all(type(one) is list and len(one) == 2 for one in value):
-        raise Malformed(f"{value!r} are no absent peers")
-    why = _between(0, len(WHY_ABSENT) - 1)
-    return tuple((_name(name), why(code)) for name, code in value)
-
-
-def _incarnations(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or not 0 < len(value) <= MOST_MEMBERS:
-        raise Malformed("no incarnations, or too many")
-    return tuple(map(_incarnation, value))
-
-
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "Name": _name,
-    "Hex": _hex,
-    "Incarnation": _incarnation,
-    "Schema": _schema,
-    "Host": _host,
-    "Port": _between(1, 65535),
-    "Number": _between(0, MOST_PEERS - 1),
-    "Count": _between(0, (1 << 53) - 1),
-    "Epoch": _between(0, MOST_EPOCH),
-    "Flag": _between(0, 1),
-    "Id": _between(1, (1 << 32) - 1),
-    "Weight": _weight,
-    "Text": _text,
-    "Names": _names,
-    "Starts": _starts,
-    "Places": _places(MOST_DIRECTORIES),
-    "Others": _places(MOST_OTHERS),
-    "Incarnations": _incarnations,
-    "Absent": _absent,
-    "tuple[Member, ...]": _members,
-    "tuple[Member, Member]": _two_members,
-}
-_KINDS: Final[Mapping[str, type]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(
-            Ready,
-            Due,
-            Group,
-            Unreachable,
-            Offers,
-            Seek,
-            Transfer,
-            Found,
-            Gone,
-            Present,
-            Beat,
-            Leave,
-        ),
-        *(Spare, DirectoryStatus, Redirect),
-    )
-}
+SWARM: Final[Schema[Message]] = Schema(Message)
+pack, unpack = SWARM.pack, SWARM.unpack

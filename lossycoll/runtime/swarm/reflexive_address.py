@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Malformed
 
 from .connectivity import (
     CONNECTIVITY_BYTES,
@@ -48,13 +48,9 @@ class ReflexiveAddressCounts:
 
 
 class ReflexiveAddressServer:
-    """STUN-like server beside a listener of TCP, on the same address and port.
-
-    Args:
-        bound: A socket that has the address (ports.py); the server's from then on.
-        key: Authenticates the swarm's connectivity messages, at present.
-        clock: In seconds.
-    """
+    """STUN-like server beside a listener of TCP, on the same address and port. ``bound``: a socket
+    that has the address (ports.py); the server's from then on. ``key``: authenticates the swarm's
+    connectivity messages, at present."""
 
     def __init__(
         self,

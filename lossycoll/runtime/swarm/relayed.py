@@ -22,12 +22,8 @@ MOST_WAITING: Final = 4096
 
 
 class Sealing:
-    """Keys of one end of a connection, once it has the other's nonce.
-
-    Args:
-        key: ``KEY_BYTES`` that both ends have.
-        connects: This end has made the connection.
-    """
+    """Keys of one end of a connection, once it has the other's nonce. ``connects``: this end has
+    made the connection."""
 
     def __init__(self, key: bytes, *, connects: bool) -> None:
         self._key = key
@@ -72,11 +68,9 @@ class RelayedConnection:
     """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
     what comes.
 
-    Args:
-        send: Sends a frame; False: the other end isn't there.
-        key: ``KEY_BYTES`` that both ends have; None: all is in clear.
-        counts: Of what came and isn't believed, by why.
-        connects: This end has made the connection.
+    ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES`` that both ends
+    have; None: all is in clear. ``counts``: of what came and isn't believed, by why. ``connects``:
+    this end has made the connection.
     """
 
     reached = True

@@ -13,12 +13,12 @@ from typing import Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
 from .connectivity import key_of
 from .directory import GROUP_SIZE, PATIENCE, Directory
-from .directory_list import Place
 from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .ports import Ports, bound_to, more_descriptors
@@ -36,20 +36,11 @@ log: Final = logging.getLogger("lossycoll")
 class DirectoryServer:
     """Serves from when it is made until ``close``.
 
-    Args:
-        host: The numeric address that it listens on.
-        port: 0: any.
-        secret: What peers must have; None: all is in clear.
-        shape: As for :class:`Directory`.
-        most: As for :class:`Directory`.
-        patience: As for :class:`Directory`.
-        session: As for :class:`Directory`. One that stands by takes over its peers.
-        owner: None: it is nobody's.
-        bound: Sockets that have the address already, which are the server's from then on; None: it
-            makes them.
-
-    Raises:
-        RendezvousError: The port is taken, or the address isn't this machine's.
+    ``host``: the numeric address that it listens on. ``port``: 0: any. ``secret``: what peers must
+    have; None: all is in clear. ``session``: as for :class:`Directory`. One that stands by takes
+    over its peers. ``owner``: None: it is nobody's. ``bound``: sockets that have the address
+    already, which are the server's from then on; None: it makes them. RendezvousError: the port is
+    taken, or the address isn't this machine's.
     """
 
     def __init__(
@@ -201,7 +192,7 @@ class DirectoryServer:
         log.info("directory: its peers turn to %s:%d", *self._merge.to)
         self._service.tell_all(Redirect(*self._merge.to))
 
-    def _place(self, session: PeerSession) -> Place:
+    def _place(self, session: PeerSession) -> Address:
         """Address by which the other end of a connection finds this directory."""
         return self._probe.place(self._connection(session).own)
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
 from .directory import Directory
-from .directory_list import Place
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
 from .protocol import (
@@ -36,6 +35,7 @@ from .protocol import (
     Offers,
     Peers,
     Present,
+    Probe,
     Ready,
     Redirect,
     Refused,
@@ -49,6 +49,9 @@ from .protocol import (
 )
 
 JOIN_SECONDS: Final = 5.0
+PROBE_SECONDS: Final = 2.0
+"""A peer that is silent for so long loses its name to a process that asks for it. Less than
+JOIN_SECONDS."""
 """A stranger that hasn't joined by then is dropped."""
 STRANGERS: Final = MOST_PEERS
 """All peers of another directory that has ended may come at once."""
@@ -66,6 +69,17 @@ class PeerSession:
     since: float
     number: int = -1
     over: bool = False
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
+    the peer's number; ``asked``: when that was asked whether it lives."""
+
+    wanted: Join
+    holder: int
+    asked: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +95,8 @@ class Owner:
     """
 
     name: str
-    directories: Callable[[], Sequence[Place]]
-    others: Callable[[], Sequence[Place]]
+    directories: Callable[[], Sequence[Address]]
+    others: Callable[[], Sequence[Address]]
     standby: bool
 
 
@@ -91,28 +105,18 @@ NOBODY: Final = Owner("", tuple, tuple, standby=False)
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
-    """Relation of a directory to others of its swarm.
-
-    Attributes:
-        merge: Its.
-        owner: Peer whose directory it is.
-        place: Returns the address by which the other end of a session finds it.
-    """
+    """Relation of a directory to others of its swarm. ``owner``: peer whose
+    directory it is. ``place``: returns the address by which the other end of a session finds it."""
 
     merge: PartitionMerge
     owner: Owner
-    place: Callable[[PeerSession], Place]
+    place: Callable[[PeerSession], Address]
 
 
 class DirectoryService:
-    """Service of one directory; one thread calls it.
-
-    Args:
-        directory: Its state machine.
-        dropped: Called when a session is over, to close its connection.
-        strangers: Sessions that haven't joined, at most; of more the oldest is dropped.
-        merge_context: None: there is no other directory of the swarm.
-    """
+    """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
+    close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
+    is dropped. ``merge_context``: None: there is no other directory of the swarm."""
 
     def __init__(
         self,
@@ -128,11 +132,13 @@ class DirectoryService:
         self._owner = NOBODY if merge_context is None else merge_context.owner
         self._stands_by = self._owner.standby
         self.counts: Counter[str] = Counter()
-        """Counts of malformed messages."""
+        """Counts of malformed messages, and of silent peers whose names others have taken."""
         self._strangers: dict[int, PeerSession] = {}
         """In the order in which they came."""
+        self._claims: dict[int, PeerSession] = {}
+        """Those of them that want the name of a peer."""
         self._sessions: dict[int, PeerSession] = {}
-        self._listed: tuple[Place, ...] = ()
+        self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
         self._present = Present(())
@@ -156,8 +162,12 @@ class DirectoryService:
                 self._take(session, unpack(body))
                 if session.over:
                     return
-        except Malformed:
+        except Malformed as error:
             self.counts["malformed"] += 1
+            if isinstance(error, OtherVersion):
+                reason = f"{error}; install the same lossycoll on all peers"
+                session.connection.write(pack(Refused(reason)))
+                session.connection.finish()
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
@@ -172,6 +182,8 @@ class DirectoryService:
             if now - first.since <= JOIN_SECONDS:
                 break
             self._drop(first)
+        for session in list(self._claims.values()):
+            self._settle(session, now)
         for number in self._directory.overdue():
             self._remember(number)
             self._lose(number)
@@ -197,6 +209,8 @@ class DirectoryService:
             times.append(self._list_at)
         if self._unaware:
             return 0.001
+        claims = [one.claim for one in self._claims.values()]
+        times += [claim.asked + PROBE_SECONDS for claim in claims if claim is not None]
         return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
     def end(self, session: PeerSession) -> None:
@@ -247,7 +261,7 @@ class DirectoryService:
 
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, or another directory."""
-        if isinstance(message, Join):
+        if isinstance(message, Join) and session.claim is None:
             self._join(session, message)
         elif isinstance(message, DirectoryStatus) and self._merge_context is not None:
             own = self._merge_context.place(session)
@@ -265,6 +279,12 @@ class DirectoryService:
         self._stands_by = False
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
+        holder = self._directory.holder(wanted.name)
+        if holder is not None and session.claim is None:
+            session.claim = Claim(wanted, holder.number, time.monotonic())
+            self._claims[id(session)] = session
+            self._tell(holder.number, Probe())
+            return
         answer = self._directory.join(wanted)
         if isinstance(answer, Joined):
             session.number = answer.number
@@ -277,7 +297,21 @@ class DirectoryService:
             session.connection.finish()
             self._drop(session)
 
-    def _instead(self, wanted: Join) -> list[Place] | None:
+    def _settle(self, session: PeerSession, now: float) -> None:
+        """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
+        claim = session.claim
+        assert claim is not None
+        holder = self._directory.holder(claim.wanted.name)
+        if holder is not None and holder.number == claim.holder and holder.seen <= claim.asked:
+            if now < claim.asked + PROBE_SECONDS:
+                return
+            self.counts["replaced"] += 1
+            self._remember(claim.holder)
+            self._lose(claim.holder)
+        del self._claims[id(session)]
+        self._join(session, claim.wanted)
+
+    def _instead(self, wanted: Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
         is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
         place = None
@@ -352,6 +386,7 @@ class DirectoryService:
 
     def _drop(self, session: PeerSession) -> None:
         self._strangers.pop(id(session), None)
+        self._claims.pop(id(session), None)
         if not session.over:
             session.over = True
             self._dropped(session)

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.runtime.world.messages import Malformed
+from lossycoll.runtime.control.schema import Malformed
 
 CHUNK: Final = 1 << 20
 """Bytes of all chunks but the last."""
@@ -28,14 +28,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def digest_of(chunk: Bytes) -> bytes:
-    """Digest of a chunk.
-
-    Args:
-        chunk: Shape (n,), contiguous.
-
-    Returns:
-        DIGEST bytes.
-    """
+    """Digest of a chunk. Returns DIGEST bytes."""
     return hashlib.sha256(chunk.data).digest()[:DIGEST]
 
 
@@ -69,15 +62,8 @@ class Manifest:
 
     @classmethod
     def unpack(cls, packed: bytes, most: int) -> Manifest:
-        """Reads what a peer says.
-
-        Args:
-            packed: Its bytes.
-            most: How long a state may be.
-
-        Raises:
-            Malformed: It is no manifest, or one of a longer state.
-        """
+        """Reads what a peer says. ``most``: how long a state may be. Malformed: it is no manifest,
+        or one of a longer state."""
         if len(packed) < _HEAD.size:
             raise Malformed(f"{len(packed)} bytes are no manifest")
         number, length, skeleton, samples = _HEAD.unpack_from(packed)
@@ -117,11 +103,7 @@ class Snapshot:
 
 
 def chosen(manifests: Sequence[Manifest]) -> Manifest:
-    """The state to take: of the newest ones, the one that the others have most of.
-
-    Args:
-        manifests: At least one.
-    """
+    """The state to take: of the newest ones, the one that the others have most of."""
     latest = max(one.age for one in manifests)
     held = [set(one.digests) for one in manifests]
 
@@ -133,12 +115,8 @@ def chosen(manifests: Sequence[Manifest]) -> Manifest:
 
 @dataclass
 class Gathering:
-    """Chunks of one state, as they come from several peers, each served by a thread.
-
-    Args:
-        manifest: Of the state.
-        own: What the newcomer has already; None: nothing.
-    """
+    """Chunks of one state, as they come from several peers, each served by a thread. ``own``: what
+    the newcomer has already; None: nothing."""
 
     manifest: Manifest
     own: Snapshot | None = None
@@ -172,14 +150,8 @@ class Gathering:
 
     def take(self, held: Mapping[bytes, int], most: int) -> list[int]:
         """Chunks to ask a peer for. Waits as long as others may give back what this one has.
-
-        Args:
-            held: Digests of what the peer has.
-            most: So many at most.
-
-        Returns:
-            Their numbers; none: there is nothing left for this peer.
-        """
+        ``held``: digests of what the peer has. Returns their numbers; none: there is nothing left
+        for this peer."""
         digests = self.manifest.digests
         with self._changed:
             while True:
@@ -197,11 +169,8 @@ class Gathering:
         return self._chunks[number]
 
     def put(self, number: int) -> bool:
-        """A chunk is in its room.
-
-        Returns:
-            Whether it is what it should be. If not, others can be asked (:meth:`give_back`).
-        """
+        """A chunk is in its room. Returns whether it is what it should be. If not, others can be
+        asked (:meth:`give_back`)."""
         if digest_of(self._chunks[number]) != self.manifest.digests[number]:
             return False
         with self._changed:

@@ -18,10 +18,10 @@ from typing import Final
 import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
-from lossycoll.plan import copies, signature
+from lossycoll.plan import Delivery, copies, signature
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.world.messages import Malformed
 
 from .paths import Paths, outcome
 from .protocol import Transfer
@@ -48,15 +48,7 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class Pair:
-    """A group of two.
-
-    Args:
-        engine: The group.
-        rank: DONOR or JOINER.
-        other: The address of the other end, for errors.
-        per_packet: Bytes of a packet.
-        schema: Of what both average.
-    """
+    """A group of two. ``other``: the address of the other end, for errors."""
 
     def __init__(
         self, engine: EngineGroup, rank: int, other: str, per_packet: int, schema: str
@@ -69,10 +61,7 @@ class Pair:
 
     def move(self, buffers: Sequence[Bytes], sender: int) -> None:
         """Moves what ``buffers`` hold at one end into those of the other, of the same sizes.
-
-        Raises:
-            LossyError: The other end is lost, or silent for SILENCE_SECONDS.
-        """
+        LossyError: the other end is lost, or silent for SILENCE_SECONDS."""
         tickets: deque[int] = deque()
         try:
             for one in buffers:
@@ -100,19 +89,13 @@ class Pair:
             scale=1.0,
             signature=signature("transfer", self._schema, plan.signature),
             timeout=SILENCE_SECONDS,
-            reliable=True,
-            repair=0,
-            notify=False,
+            delivery=Delivery(reliable=True),
         )
         return self.engine.submit(Encoded.of(plan), call)
 
 
 def refuse(pair: Pair, reason: str) -> None:
-    """Tells the joiner why there is nothing.
-
-    Raises:
-        LossyError: The joiner is lost, or silent.
-    """
+    """Tells the joiner why there is nothing. LossyError: the joiner is lost, or silent."""
     pair.move([np.zeros(1, np.uint64).view(np.uint8)], DONOR)
     said = np.zeros(REASON, np.uint8)
     text = reason.encode()[:REASON]
@@ -121,12 +104,8 @@ def refuse(pair: Pair, reason: str) -> None:
 
 
 def donate(pair: Pair, snapshot: Snapshot) -> None:
-    """Send the joiner the chunks that it asks for.
-
-    Raises:
-        LossyError: The joiner is lost, or silent.
-        MismatchError: It asks for what there isn't.
-    """
+    """Send the joiner the chunks that it asks for. LossyError: the joiner is lost, or silent.
+    MismatchError: it asks for what there isn't."""
     packed = np.frombuffer(snapshot.manifest().packed(), np.uint8).copy()
     pair.move([np.array([len(packed)], np.uint64).view(np.uint8)], DONOR)
     pair.move([packed], DONOR)
@@ -168,16 +147,9 @@ def receive_state(
 ) -> TransferredState | None:
     """A state, from all donors at once; None: the joiner's own is as new.
 
-    Args:
-        pairs: One for each donor, one at least.
-        own: What the joiner has.
-        most: Bytes that a state may have.
-        timeout: Seconds for all of it.
-        end: Ends a pair, so that whoever waits in it hears of that.
-
-    Raises:
-        OperationTimeout: It hasn't come within ``timeout``.
-        LossyError: It can't be had: the last donor's error.
+    ``pairs``: one for each donor, one at least. ``most``: bytes that a state may have. ``end``:
+    ends a pair, so that whoever waits in it hears of that. OperationTimeout: it hasn't come within
+    ``timeout``. LossyError: it can't be had: the last donor's error.
     """
     begin = time.monotonic()
     receiving = _Receiving(own, most)
@@ -331,13 +303,7 @@ class _Receiving:
 
 
 class StateTransfers:
-    """State transfers of one peer, as donor and as joiner, until ``close``.
-
-    Args:
-        number: The peer's.
-        paths: Its engine's.
-        per_packet: Bytes of a packet.
-    """
+    """State transfers of one peer, as donor and as joiner, until ``close``."""
 
     def __init__(self, number: int, paths: Paths, per_packet: int) -> None:
         self._number = number
@@ -356,15 +322,9 @@ class StateTransfers:
     ) -> TransferredState | None:
         """Take a state from all donors; None: none is newer than this peer's.
 
-        Args:
-            transfers: At least one.
-            own: What this peer has already; None: nothing.
-            most: Bytes that a state may have.
-            timeout: Seconds for all of it.
-
-        Raises:
-            OperationTimeout: It hasn't come within ``timeout``.
-            LossyError: No donor has all of it, or none is there any more.
+        ``own``: what this peer has already; None: nothing. ``most``: bytes that a state may have.
+        OperationTimeout: it hasn't come within ``timeout``. LossyError: no donor has all of it, or
+        none is there any more.
         """
         pairs: list[Pair] = []
         failed: LossyError = EngineError(f"peer {self._number} has no donor")

@@ -26,7 +26,7 @@ from .ports import Ports, bound_to
 from .server import DirectoryServer
 from .service import Owner
 from .valkey_relay import ValkeyRelay
-from .valkey_server import SCHEME, Address
+from .valkey_server import SCHEME, ValkeyUrl
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
@@ -282,7 +282,7 @@ def joined_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _server_of(listen: str, join: Sequence[str]) -> Address | None:
+def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
     """Return the address of the valkey server; None: there is none."""
     found = [one for one in join if one.startswith(SCHEME)]
     if not found:
@@ -292,16 +292,12 @@ def _server_of(listen: str, join: Sequence[str]) -> Address | None:
             "a swarm that meets by a valkey server has this one place: "
             f"join=['{SCHEME}host:port/prefix'] on all peers, and no listen"
         )
-    return Address.of(found[0])
+    return ValkeyUrl.of(found[0])
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """Numeric address and port of ``host:port``.
-
-    Raises:
-        OptionError: It is none.
-        RendezvousError: Nobody knows the host.
-    """
+    """Numeric address and port of ``host:port``. OptionError: it is none. RendezvousError: nobody
+    knows the host."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"

@@ -17,14 +17,10 @@ def split(
     Members with the most unreachable others choose first, each the smallest group that takes it. So
     groups are of about the same size, and members that reach everybody even them out.
 
-    Args:
-        members: Numbers, each once.
-        unreachable: Whether two of them can't be in one group, whichever comes first.
-        turn: Key of a number: orders members with equally many unreachable others. Another one each
-            round, so that both ends of a pair aren't always with the same others.
-
-    Returns:
-        The groups, each in rising order.
+    ``unreachable``: whether two of them can't be in one group, whichever comes first. ``turn``: key
+    of a number: orders members with equally many unreachable others. Another one each round, so
+    that both ends of a pair aren't always with the same others. Returns the groups, each in rising
+    order.
     """
     degree = {
         one: sum(unreachable(one, other) for other in members if other != one) for one in members
@@ -45,11 +41,7 @@ def split(
 
 @dataclass
 class UnreachablePairs:
-    """Unreachable pairs, as long as they are remembered. Bounded by the peers that live.
-
-    Args:
-        clock: In seconds.
-    """
+    """Unreachable pairs, as long as they are remembered. Bounded by the peers that live."""
 
     clock: Callable[[], float]
     _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)

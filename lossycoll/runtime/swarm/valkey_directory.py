@@ -50,17 +50,8 @@ class _DirectoryConnection(RelayedConnection):
 
 class RelayedDirectory:
     """Serves from when it is made until ``close``, or until it is ``over``: the server has gone, or
-    the directory has been silent for so long that another one serves.
-
-    Args:
-        server: What carries all.
-        notices: The swarm's.
-        claimed: This one's.
-        secret: What peers must have; None: all is in clear.
-
-    Raises:
-        OSError: The server isn't there.
-    """
+    the directory has been silent for so long that another one serves. ``secret``: what peers must
+    have; None: all is in clear. OSError: the server isn't there."""
 
     def __init__(
         self, server: ValkeyServer, notices: Notices, claimed: Claimed, secret: Secret | None

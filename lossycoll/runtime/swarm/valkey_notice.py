@@ -63,12 +63,8 @@ return now
 
 
 class Notice(NamedTuple):
-    """Content of the notice.
-
-    Attributes:
-        inbox: What tells the channel to which the directory listens from all others.
-        session: The swarm's.
-    """
+    """Content of the notice. ``inbox``: what tells the channel to which the directory listens from
+    all others. ``session``: the swarm's."""
 
     inbox: str
     session: str
@@ -91,13 +87,7 @@ class Claimed(NamedTuple):
 
 
 class Notices:
-    """Notices of one swarm.
-
-    Args:
-        server: Where they stand.
-        prefix: Of the swarm's names there.
-        secret: The swarm's; None: all is in clear.
-    """
+    """Notices of one swarm. ``secret``: the swarm's; None: all is in clear."""
 
     def __init__(self, server: ValkeyServer, prefix: str, secret: Secret | None) -> None:
         self._server = server
@@ -113,18 +103,9 @@ class Notices:
         return f"{self.key}:{name}"
 
     def claim(self, session: str, begins: bool) -> Claimed | None:
-        """Finds whose directory serves, or takes the place.
-
-        Args:
-            session: That the claimant has been in; "": none.
-            begins: Whether it may begin a swarm.
-
-        Returns:
-            Whose directory serves; None: nobody's, and the claimant may not begin.
-
-        Raises:
-            OSError: The server isn't there.
-        """
+        """Finds whose directory serves, or takes the place. ``session``: that the claimant has been
+        in; "": none. ``begins``: whether it may begin a swarm. Returns whose directory serves;
+        None: nobody's, and the claimant may not begin. OSError: the server isn't there."""
         seen = b""
         for _ in range(TRIES):
             notice = self._read(seen) if seen else None

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.keys.secret import Secret
 
-from .directory_list import Place
 from .relayed import RelayedConnection
 from .valkey_directory import INCARNATION_BYTES, RelayedDirectory, key_of
 from .valkey_notice import Notices
-from .valkey_server import Address, Subscription, ValkeyServer
+from .valkey_server import Subscription, ValkeyServer, ValkeyUrl
 
 BEGIN_SECONDS: Final = 0.9
 """For which a newcomer that finds no swarm looks again before it begins one: if the server has
@@ -32,17 +32,10 @@ LOOK_SECONDS: Final = 0.2
 
 
 class ValkeyRelay:
-    """Transport of one peer by a valkey server, until ``close``.
+    """Transport of one peer by a valkey server, until ``close``. ``secret``: the swarm's; None: all
+    is in clear. OptionError: the package ``valkey`` isn't there."""
 
-    Args:
-        address: Of the server.
-        secret: The swarm's; None: all is in clear.
-
-    Raises:
-        OptionError: The package ``valkey`` isn't there.
-    """
-
-    def __init__(self, address: Address, secret: Secret | None) -> None:
+    def __init__(self, address: ValkeyUrl, secret: Secret | None) -> None:
         self._server = ValkeyServer(address)
         self._notices = Notices(self._server, address.prefix, secret)
         self._secret = secret
@@ -54,8 +47,8 @@ class ValkeyRelay:
         self._readable = select.poll()
         self._readable.register(self._wake, select.POLLIN)
 
-    def reach(self, place: Place, session: str) -> _ClientConnection:
-        """As :meth:`DirectoryTransport.reach`; this peer may open the directory."""
+    def reach(self, place: Address, session: str) -> _ClientConnection:
+        """This peer may open the directory."""
         if self._directory is not None and self._directory.over:
             self._end_directory()
         now = time.monotonic()
@@ -78,17 +71,15 @@ class ValkeyRelay:
         )
 
     def wait(self, seconds: float) -> None:
-        """As :meth:`DirectoryTransport.wait`."""
         if self._readable.poll(1000 * seconds):
             os.eventfd_read(self._wake)
 
     def wake(self) -> None:
-        """As :meth:`DirectoryTransport.wake`."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
-        """As :meth:`DirectoryTransport.end`: the peer has closed its connection already."""
+        """The peer has closed its connection already."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -114,16 +105,8 @@ class ValkeyRelay:
 
 
 class _ClientConnection(RelayedConnection):
-    """A peer's end, with a thread that takes what comes.
-
-    Args:
-        server: What carries all.
-        notices: The swarm's.
-        inbox: The directory's.
-        key: As for :class:`RelayedConnection`.
-        counts: As for :class:`RelayedConnection`.
-        wake: Called by the thread when something has come, or it has broken.
-    """
+    """A peer's end, with a thread that takes what comes. ``wake``: called by the thread when
+    something has come, or it has broken."""
 
     def __init__(
         self,
@@ -146,7 +129,7 @@ class _ClientConnection(RelayedConnection):
         self._thread.start()
 
     def close(self) -> None:
-        """As :meth:`RelayedConnection.close`; ends the thread."""
+        """Ends the thread, too."""
         if not self._closed:
             self._closed = True
             self._thread.join()

@@ -23,7 +23,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ValkeyUrl:
     """Address of a swarm at a valkey server.
 
     Attributes:
@@ -41,12 +41,8 @@ class Address:
     password: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, text: str) -> Address:
-        """Reads ``valkey://user:password@host:port/prefix``.
-
-        Raises:
-            OptionError: It is none.
-        """
+    def of(cls, text: str) -> ValkeyUrl:
+        """Reads ``valkey://user:password@host:port/prefix``. OptionError: it is none."""
         try:
             parts = urllib.parse.urlsplit(text)
             host, port = parts.hostname, parts.port
@@ -64,16 +60,10 @@ class Address:
 
 
 class ValkeyServer:
-    """Connects when it is first used. Threads may share it.
+    """Connects when it is first used. Threads may share it. OptionError: the package ``valkey``
+    isn't there."""
 
-    Args:
-        address: Where it is.
-
-    Raises:
-        OptionError: The package ``valkey`` isn't there.
-    """
-
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ValkeyUrl) -> None:
         try:
             import valkey
             from valkey.backoff import NoBackoff
@@ -126,12 +116,8 @@ class ValkeyServer:
             return _silent(channels, self._client.pubsub_numsub(*channels)) if channels else set()
 
     def listen(self, channel: str, *hints: str) -> Subscription:
-        """Listen to what others publish from now on.
-
-        Args:
-            channel: Its frames are those of :meth:`Subscription.get`.
-            hints: What comes by these is an empty frame there.
-        """
+        """Listen to what others publish from now on. ``channel``: its frames are those of
+        :meth:`Subscription.get`. ``hints``: what comes by these is an empty frame there."""
         with self._heard():
             pubsub = self._client.pubsub()
             try:
@@ -154,13 +140,7 @@ def _silent(channels: Sequence[str], counts: Sequence[tuple[bytes, int]]) -> set
 
 
 class Subscription:
-    """Subscription to a channel, for one thread.
-
-    Args:
-        pubsub: Of the package.
-        channel: As for :meth:`ValkeyServer.listen`.
-        errors: What the package raises.
-    """
+    """Subscription to a channel, for one thread."""
 
     def __init__(self, pubsub: Any, channel: str, errors: type[Exception]) -> None:
         self._pubsub = pubsub

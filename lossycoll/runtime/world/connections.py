@@ -22,15 +22,15 @@ from lossycoll.errors import no_port
 from lossycoll.runtime.control import events as transport_events
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.descriptors import listener
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.keys.secret import Secret
 
-from .messages import Hello, Malformed, Message, pack, unpack
+from .messages import VERSION, Hello, Message, pack, unpack
 from .reachability import NO_ANSWER
 from .status_answer import QUESTIONS, Answers
 
-VERSION: Final = 3
 PLANE: Final = "control"
 """The name of its keys."""
 CONNECTIONS: Final = 3
@@ -114,14 +114,8 @@ class Connections:
     ``members`` has the ranks with which there is a member connection. Ranks in ``lost`` get no
     answer to their questions.
 
-    Args:
-        rank: This process's number in the world.
-        world: The world's processes.
-        clock: In seconds.
-        secret: All connections are sealed with it; None: none is.
-
-    Raises:
-        OSError: The process is short of descriptors.
+    ``rank``: this process's number in the world. ``secret``: all connections are sealed with it;
+    None: none is. OSError: the process is short of descriptors.
     """
 
     def __init__(
@@ -159,7 +153,7 @@ class Connections:
 
     @property
     def foreign(self) -> int:
-        """What was dropped since it was malformed, without the token, or in another language."""
+        """Number of messages dropped: malformed, without the token, or in another language."""
         counts = self._transport.counts
         return self._foreign + counts["handshake"] + counts["foreign"]
 
@@ -238,7 +232,7 @@ class Connections:
         return link is not None and self._transport.send(link.peer, body)
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened, after a wait of at most ``seconds``."""
+        """Events, after a wait of at most ``seconds``."""
         for event in self._transport.poll(0.0 if self._events else max(0.0, seconds)):
             self._on_event(event)
         found, self._events = self._events, []
@@ -343,23 +337,20 @@ class Connections:
     def _is_probe(self, link: _Link, hello: Hello) -> bool:
         return (
             link.rank < 0
-            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "probe")
+            and (hello.rank, hello.purpose) == (self._rank, "probe")
             and self._knows_token(hello)
         )
 
     def _asks_for_rekey(self, link: _Link, hello: Hello) -> bool:
-        is_asked = (hello.version, hello.purpose) == (VERSION, "rekey")
-        return is_asked and link.rank < 0 and self._is_sealed
+        return hello.purpose == "rekey" and link.rank < 0 and self._is_sealed
 
     def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
         """In clear anybody may; over a sealed connection, whoever has the secret."""
-        asks = hello.version == VERSION and hello.purpose in QUESTIONS
-        return asks and link.rank < 0 and link.purpose == "stranger"
+        return hello.purpose in QUESTIONS and link.rank < 0 and link.purpose == "stranger"
 
     def _is_ours(self, link: _Link, message: Message) -> bool:
         return (
             isinstance(message, Hello)
-            and message.version == VERSION
             and message.purpose in ("member", "question")
             and message.rank != self._rank
             and link.rank in (-1, message.rank)

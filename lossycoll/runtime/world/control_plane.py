@@ -41,12 +41,10 @@ class Rekeyed(Protocol):
 class ControlPlane:
     """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
 
-    Args:
-        rank: This process's number in the world.
-        world: The world's processes, at least 2.
-        liveness: Seconds within which a silent rank is named.
-        clock: What silence is measured by, in seconds; it never runs backwards.
-        secret: All connections are sealed with it; None: none is.
+    ``rank``: this process's number in the world. ``world``: the world's processes, at least 2.
+    ``liveness``: seconds within which a silent rank is named. ``clock``: what silence is measured
+    by, in seconds; it never runs backwards. ``secret``: all connections are sealed with it; None:
+    none is.
     """
 
     def __init__(
@@ -119,12 +117,8 @@ class ControlPlane:
         self._thread.start()
 
     def tell_status(self, session: str, read: Callable[[bool], Sequence[Record]]) -> None:
-        """From now on whoever asks is told of the job.
-
-        Args:
-            session: The job's, 16 hex digits.
-            read: The records of the job on this machine.
-        """
+        """From now on whoever asks is told of the job. ``read``: the records of the job on this
+        machine."""
         places = [self._sockets.place_of(rank) for rank in range(self.world)]
         self._sockets.answers = Answers(session, places, read)
 
@@ -149,7 +143,7 @@ class ControlPlane:
         return self.protocol.ready
 
     def trouble_with(self, rank: int) -> str:
-        """What became of the last attempt to reach a rank; "": nothing is known to have failed."""
+        """Outcome of the last attempt to reach a rank; "": nothing is known to have failed."""
         return self._sockets.trouble.get(rank, "")
 
     def sources(self) -> dict[int, str]:

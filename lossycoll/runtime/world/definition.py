@@ -38,7 +38,7 @@ class Definition:
 
 
 def difference(one: Definition, other: Definition) -> str:
-    """How two ranks' definitions differ, in words that are the same whoever asks; "": they don't.
+    """Difference of two ranks' definitions, in words that are the same whoever asks; "": none.
 
     Ranks are the group's where its members are undisputed, else torch's global ones.
     """

@@ -21,13 +21,7 @@ PATIENCE_SECONDS: Final = 2.0
 
 
 class DifferingSecrets:
-    """One rank's view.
-
-    Args:
-        store: Where the session stands.
-        rank: This rank.
-        clock: In seconds.
-    """
+    """One rank's view."""
 
     def __init__(
         self, store: PolledStore, rank: int, clock: Callable[[], float] = time.monotonic

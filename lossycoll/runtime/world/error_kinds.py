@@ -60,6 +60,6 @@ def kind_of_unmade(error: BaseException) -> str:
 
 
 def type_for(kind: str) -> type[errors.LossyError]:
-    """What to raise where another rank has ended the group by an error of ``kind``."""
+    """Type of the error to raise where another rank has ended the group by one of ``kind``."""
     found = KINDS.get(kind, errors.AbortedError)
     return found if found in SHARED else errors.AbortedError

@@ -16,10 +16,6 @@ class Succession:
     """One rank's view of the world: who is lost, who has left, and so who is the coordinator.
 
     The coordinator is the lowest rank that is neither. This rank is always left to itself.
-
-    Args:
-        rank: This one, in the world.
-        world: The world's ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -70,11 +66,11 @@ class Succession:
         return before != self.coordinator
 
     def follow(self) -> Follow:
-        """What this rank says to a new coordinator."""
+        """Message of this rank to a new coordinator."""
         return Follow(*self._sets())
 
     def welcome(self, *, ready: bool) -> Welcome:
-        """What the coordinator answers."""
+        """The coordinator's answer."""
         return Welcome(*self._sets(), ready)
 
     def _sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -92,8 +88,7 @@ class ReplayLog:
     of it. The next coordinator hears it again from its sender, and tells all that connect what it
     has itself.
 
-    Args:
-        seconds: How long a message is kept.
+    ``seconds``: how long a message is kept.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -110,12 +105,12 @@ class ReplayLog:
         return True
 
     def of(self, sender: int, now: float) -> list[Addressed]:
-        """What ``sender`` has said, oldest first."""
+        """Messages that ``sender`` has said, oldest first."""
         self._prune(now)
         return [message for _, message in self._kept.values() if message.sender == sender]
 
     def to(self, rank: int, now: float) -> list[Addressed]:
-        """What others have said to ``rank``, oldest first."""
+        """Messages that others have said to ``rank``, oldest first."""
         self._prune(now)
         return [m for _, m in self._kept.values() if m.to >> rank & 1 and m.sender != rank]
 

@@ -47,11 +47,7 @@ class _Search:
 
 class FailureDetector:
     """One rank's judgement of others. Times are seconds of a clock that never runs backwards.
-
-    Args:
-        liveness: A rank that is silent for 0.7 of it is given up.
-        now: The time.
-    """
+    ``liveness``: a rank that is silent for 0.7 of it is given up."""
 
     def __init__(self, liveness: float, now: float) -> None:
         self.interval = liveness / HEARTBEATS_PER_LIVENESS
@@ -66,7 +62,7 @@ class FailureDetector:
 
     @property
     def watched(self) -> frozenset[int]:
-        """Whom this one judges."""
+        """Ranks that this one judges."""
         return frozenset(self._heard)
 
     @property
@@ -83,13 +79,8 @@ class FailureDetector:
         return self._woke is not None
 
     def watch(self, ranks: Iterable[int], now: float, *, expected: bool, pause: float) -> None:
-        """From now on judges ``ranks``, and nobody else.
-
-        Args:
-            ranks: Who is judged, as if heard just now.
-            now: The time.
-            expected: Whether they are to connect here now, and so are looked for until heard.
-            pause: Between two ticks, in seconds.
+        """From now on judges ``ranks``, and nobody else. ``ranks``: who is judged, as if heard just
+        now. ``expected``: whether they are to connect here now, and so are looked for until heard.
         """
         self._heard = dict.fromkeys(ranks, now)
         self._pause = pause
@@ -127,7 +118,7 @@ class FailureDetector:
             self.due = min(self.due, now)
 
     def tick(self, now: float) -> Findings:
-        """What follows from what was heard until ``now``."""
+        """Verdicts that follow from what was heard until ``now``."""
         self._forgive(now)
         silent = {r: now - at for r, at in self._heard.items() if now - at > self.silence}
         late = [r for r, at in self._heard.items() if 2 * self.interval < now - at]
@@ -140,7 +131,7 @@ class FailureDetector:
         return found
 
     def _forgive(self, now: float) -> None:
-        """Who slept itself (stopped, or without the GIL) can't tell how long others were silent."""
+        """Forgive others a sleep of this process: stopped or without the GIL, it heard nobody."""
         late = now - self.due
         if late > 2 * self.interval:
             for rank, at in self._heard.items():

@@ -34,11 +34,7 @@ Dump = dict[str, Any]
 
 
 def dumps(records: Iterable[Record]) -> dict[int, Dump]:
-    """By rank, what torch's recorder would have written.
-
-    Args:
-        records: Of the processes of one job, with their calls.
-    """
+    """Dumps as torch's recorder would have written them, by rank, of the records of one job."""
     now = time.time_ns()
     known = {record.rank: record for record in latest(records).values()}
     begins = _common_begins(known.values())
@@ -46,7 +42,7 @@ def dumps(records: Iterable[Record]) -> dict[int, Dump]:
 
 
 def _common_begins(records: Iterable[Record]) -> Mapping[int, int]:
-    """By group, the first operation that all of its ranks still know of: the reader takes what one
+    """First operation that all ranks of a group still know of, by group: the reader takes what one
     rank has forgotten for a call that it hasn't made."""
     begins: dict[int, int] = {}
     for record in records:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from .messages import Addressed, Malformed, Packed
+from lossycoll.runtime.control.schema import Malformed
+
+from .messages import Addressed
 
 MOST_EARLY: Final = 1024
 """Messages kept for groups that aren't open here yet."""
@@ -23,7 +25,7 @@ class Receiver(Protocol):
 
     @property
     def group(self) -> int: ...
-    def take(self, process: int, packed: Packed) -> None: ...
+    def take(self, process: int, packed: list[Any]) -> None: ...
 
 
 _Group = TypeVar("_Group", bound=Receiver)

@@ -71,15 +71,15 @@ class Health:
         self.liveness = liveness
         self._control = control
         self._outlive = outlive
-        self.without: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
         """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._failed = threading.Event()
         self._all_left = threading.Event()
-        self._left: dict[int, int] = {}
-        self._left_why: dict[int, str] = {}
+        self._left: dict[int, tuple[int, str]] = {}
+        """Ranks that have said goodbye: after which call, and why."""
         self._history: list[Collective | None] = [None] * HISTORY
         self.on_long_wait: Callable[[], None] = lambda: None
         """Called about once a second while a call takes long."""
@@ -130,8 +130,8 @@ class Health:
         self.on_long_wait()
         if call.seq < 0:
             return
-        for rank, last in sorted(dict(self._left).items()):
-            if call.seq > last and rank not in self.without:
+        for rank, (last, _) in sorted(dict(self._left).items()):
+            if call.seq > last and rank not in self.lost:
                 if self._outlive and self._control is not None:
                     self._control.missed(rank)
                 else:
@@ -146,7 +146,7 @@ class Health:
         return call if call is not None and call.seq == self.seq else None
 
     def waiting_for_last(self) -> None:
-        """As ``waiting``, for the last call that this rank has issued."""
+        """Calls ``waiting`` for the last call that this rank has issued."""
         call = self.last_call()
         if call is not None:
             self.waiting(call)
@@ -183,9 +183,8 @@ class Health:
         return self._left_error(rank) if rank in self._left else None
 
     def _left_error(self, rank: int) -> PeerLostError:
-        last = self._left[rank]
+        last, why = self._left[rank]
         when = f"after call #{last}" if last >= 0 else "before its first call was done"
-        why = self._left_why.get(rank)
         reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"
         text = f"{self.where}: {self.where.peer(rank)} left the group {when}{reason}"
         return PeerLostError(text, peer=rank)
@@ -221,16 +220,16 @@ class Health:
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         """The group continues without ``rank``."""
         with self._lock:
-            self.without[rank] = self._how(silent, ended)
+            self.lost[rank] = self._how(silent, ended)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
-        """What to say of a rank that the group continues without."""
-        how = self.without.get(rank, "")
+        """The error for a rank that the group continues without."""
+        how = self.lost.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
-        names = ", ".join(f"{self.where.peer(rank)}: {self.without.get(rank)}" for rank in lost)
+        names = ", ".join(f"{self.where.peer(rank)}: {self.lost.get(rank)}" for rank in lost)
         text = (
             f"{self.where}: lost {names}; ranks {list(left)} don't continue, since they may "
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
@@ -262,12 +261,11 @@ class Health:
 
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         with self._lock:
-            self._left_why[rank] = why
-            self._left[rank] = seq
+            self._left[rank] = seq, why
             self._count_left()
 
     def _count_left(self) -> None:
-        if len(self._left.keys() | self.without.keys()) == self.where.world - 1:
+        if len(self._left.keys() | self.lost.keys()) == self.where.world - 1:
             self._all_left.set()
 
     def await_others(self, seconds: float) -> None:

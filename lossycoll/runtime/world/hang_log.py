@@ -32,13 +32,9 @@ _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 class HangLog:
     """Log of calls that hang, of one group at one rank.
 
-    Args:
-        where: The rank.
-        page: Its process's status page.
-        number: The group's number on the wire.
-        warn_after: Seconds; 0: nothing is ever logged.
-        job: The records of the job on this machine.
-        ask: The record and the Python stacks of a process, or None of what it doesn't tell.
+    ``number``: the group's number on the wire. ``warn_after``: Seconds; 0: nothing is ever logged.
+    ``job``: the records of the job on this machine. ``ask``: the record and the Python stacks of a
+    process, or None of what it doesn't tell.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class HangLog:
         return True
 
     def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
-        """What is waited for longest in this group."""
+        """The call that is waited for longest in this group."""
         for group in record.groups:
             if group.number == self._number:
                 calls = [group.waiting] if group.waiting is not None else []
@@ -103,7 +99,7 @@ class HangLog:
                 event(logging.WARNING, self._where, "waits", **fields)
 
     def _fields(self, mine: Record) -> dict[str, Any] | None:
-        """What the line says; None: the call has ended meanwhile."""
+        """Fields of the line; None: the call has ended meanwhile."""
         found = self._waiting(mine)
         if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
             return None
@@ -128,7 +124,7 @@ class HangLog:
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
-    """What one of those does."""
+    """Activity of one of those."""
     text = f"rank {rank['rank']} is {rank['state']}, {doing(rank)}"
     frame = innermost(stacks or "")
     return f"{text}, at {frame}" if frame else text

@@ -45,12 +45,7 @@ measured: Final[dict[str, float]] = {}
 
 
 def line_of(records: Sequence[Record], now: float) -> dict[str, Any]:
-    """One moment.
-
-    Args:
-        records: Of the job's processes on this machine.
-        now: Seconds since 1970.
-    """
+    """One moment of a job's processes on this machine. ``now``: seconds since 1970."""
     job = job_of(records[0].session, records)
     counted = {record.rank: record.stats for record in records}
     ranks = [_rank(rank, counted[rank["rank"]]) for rank in job["ranks"] if rank["rank"] in counted]
@@ -74,16 +69,8 @@ def write(
     wait: Callable[[float], bool],
 ) -> None:
     """Appends lines until the job is over; of a machine's processes the one with the lowest number.
-
-    Args:
-        path: The file.
-        process: This process's number.
-        read: The records of the job on this machine.
-        wait: Waits for so many seconds; whether the job goes on.
-
-    Raises:
-        OSError: The file can't be written.
-    """
+    ``read``: the records of the job on this machine. ``wait``: waits for so many seconds; whether
+    the job goes on. OSError: the file can't be written."""
     begin = time.monotonic()
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     while wait(max(FIRST_SECONDS, (time.monotonic() - begin) / LINES)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, PeerRecord, Record
 
@@ -26,9 +26,9 @@ STATES: Final = tuple(state.word for state in _WORST_FIRST)
 LINKS: Final = ("udp", "shared_memory", "rdma")
 DIRECTIONS: Final = ("", "nothing comes", "nothing arrives there", "no data comes")
 _KERNEL: Final = {
-    processes.DEAD: RankState.ENDED,
-    processes.STOPPED: RankState.STOPPED,
-    processes.RUNS: RankState.PRESENT,
+    status_page.DEAD: RankState.ENDED,
+    status_page.STOPPED: RankState.STOPPED,
+    status_page.RUNS: RankState.PRESENT,
 }
 _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
@@ -45,12 +45,7 @@ def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
-    """One job.
-
-    Args:
-        session: The job's.
-        records: Of those of its processes that told something.
-    """
+    """One job. ``records``: of those of its processes that told something."""
     known = latest(records)
     world = max((record.world for record in records), default=0)
     states = {process: _state(process, known) for process in range(world)}
@@ -67,22 +62,22 @@ def latest(records: Iterable[Record]) -> dict[int, Record]:
     """One record per process: of several, one that isn't dead."""
     found: dict[int, Record] = {}
     for record in records:
-        if record.process not in found or found[record.process].state == processes.DEAD:
+        if record.process not in found or found[record.process].state == status_page.DEAD:
             found[record.process] = record
     return found
 
 
 def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecord]:
-    """What living processes know of another one."""
+    """Records that living processes have of another one."""
     return [
         record.peers[process]
         for other, record in known.items()
-        if other != process and record.state != processes.DEAD and process < len(record.peers)
+        if other != process and record.state != status_page.DEAD and process < len(record.peers)
     ]
 
 
 def _heard(process: int, known: Mapping[int, Record]) -> float:
-    """How long ago any other process heard it; -1: none ever has."""
+    """Seconds since any other process heard it; -1: none ever has."""
     return min((p.heard for p in _seen_by_others(process, known) if p.heard >= 0), default=-1.0)
 
 
@@ -261,7 +256,7 @@ def _seconds(value: float) -> float | None:
 
 
 def doing(rank: Mapping[str, Any]) -> str:
-    """What a rank does, in words."""
+    """Activity of a rank, in words."""
     if not rank["tells"]:
         return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
     if rank["call"] is not None:
@@ -293,5 +288,5 @@ def in_words(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """How long ago something was."""
+    """Age of something, in words."""
     return "never" if seconds is None else f"{in_words(seconds)} ago"

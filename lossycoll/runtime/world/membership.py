@@ -12,28 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.rank_states import RankState, RankStates
 
 from .definition import Definition, difference
 from .failure_detector import SILENT_SHARE
 from .messages import (
+    GROUP,
     Abort,
     Answer,
     Ask,
-    Body,
     Bye,
     Defined,
-    Malformed,
+    GroupMessage,
     Mismatch,
     Missed,
     OwnHost,
-    Packed,
     State,
+    View,
     ViewChange,
     Waiting,
-    unpack_body,
 )
-from .view_agreement import Survivors, View
+from .view_agreement import Survivors
 
 
 class Listener(Protocol):
@@ -72,7 +72,7 @@ class Router(Protocol):
     def foreign(self) -> int: ...
     def enter(self, membership: Membership) -> None: ...
     def leave(self, membership: Membership) -> None: ...
-    def send(self, group: int, body: Body, to: Sequence[int]) -> None: ...
+    def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None: ...
 
 
 class Plane(Protocol):
@@ -93,15 +93,11 @@ class Plane(Protocol):
 class Membership:
     """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
 
-    Args:
-        plane: The process's control plane, which lasts as long as one of its memberships.
-        group: The group's number, of 64 bits, which no other group of the world ever has.
-        members: The group's ranks, as ranks of the world, in the group's order.
-        outlive: Whether the group continues without ranks that are lost.
-        definition: What this rank takes the group for; None: nobody compares it.
-
-    Raises:
-        ClosedError: The plane is ending.
+    ``plane``: the process's control plane, which lasts as long as one of its memberships.
+    ``group``: the group's number, of 64 bits, which no other group of the world ever has.
+    ``members``: the group's ranks, as ranks of the world, in the group's order. ``outlive``:
+    whether the group continues without ranks that are lost. ``definition``: what this rank takes
+    the group for; None: nobody compares it. ClosedError: the plane is ending.
     """
 
     def __init__(
@@ -167,7 +163,7 @@ class Membership:
 
     def own_host(self, options: Mapping[str, Any]) -> None:
         """Tells all ranks that this one's ``options`` ask for a host that the group has alone."""
-        self._post(OwnHost(options))
+        self._post(OwnHost(dict(options)))
 
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
@@ -201,19 +197,15 @@ class Membership:
             self._held = False
             self._plane.release()
 
-    def _post(self, body: Body) -> None:
+    def _post(self, body: GroupMessage) -> None:
         self._plane.post(lambda: self._send(body))
 
     # ---- the plane's thread ----
 
-    def take(self, process: int, packed: Packed) -> None:
-        """A message from a rank of the world.
-
-        Raises:
-            Malformed: It is none, or not from a member.
-        """
+    def take(self, process: int, packed: list[Any]) -> None:
+        """A message from a rank of the world. Malformed: it is none, or not from a member."""
         sender = self._ranks.get(process)
-        message = unpack_body(packed, len(self._members))
+        message = GROUP.read(packed, len(self._members))
         if isinstance(message, Waiting) and message.digest != self._digest:
             self._define(process)
         elif isinstance(message, Defined):
@@ -248,7 +240,7 @@ class Membership:
         if self._survivors is not None and not self._survivors.agreed:
             self._agree()
 
-    def _send(self, body: Body, to: Sequence[int] | None = None) -> None:
+    def _send(self, body: GroupMessage, to: Sequence[int] | None = None) -> None:
         """To ranks of the group; None: to all."""
         ranks = range(len(self._members)) if to is None else to
         self._router.send(self.group, body, [self._members[rank] for rank in ranks])

@@ -1,37 +1,95 @@
-"""The control plane's messages: one frozen dataclass per kind, its bytes, and its checks.
+"""Messages of the control plane: one frozen dataclass per kind, by the schema of runtime/control.
 
-A message travels as JSON, ``[kind, field, ...]``, in the order of the dataclass's fields. What is
-unpacked has been checked field by field: a wrong number of fields, a wrong type, a rank that isn't
-there or a view that can't be raises :class:`Malformed`. docs/control.md has the table.
+docs/control.md has the table. A rank is one of the world's, or of the group's in its messages.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from .view_agreement import View
+from lossycoll.runtime.control.schema import (
+    Between,
+    Check,
+    Coded,
+    Length,
+    Malformed,
+    Schema,
+    Version,
+)
 
-LONGEST_TEXT: Final = 1 << 16
-MOST_MEMBERS: Final = 1 << 16
-MOST: Final = 1 << 64
-"""Every number is below it."""
-
-# The names of these types choose the checks of the fields that have them.
-Rank: TypeAlias = int
-Ranks: TypeAlias = tuple[int, ...]
-Numbers: TypeAlias = tuple[int, ...]
-Views: TypeAlias = tuple[View, ...]
-Fields: TypeAlias = Mapping[str, Any]
-Packed: TypeAlias = list[Any]
+VERSION: Final = 3
+MOST_RANKS: Final = 1 << 16
+"""Ranks of a world, at most."""
 
 
-class Malformed(ValueError):
-    """Bytes that are no message."""
+def _is_rank(value: int, size: int) -> int:
+    if value >= size:
+        raise Malformed(f"rank {value} of {size}")
+    return value
+
+
+def _ascend(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    if any(one >= other for one, other in pairwise(ranks)):
+        raise Malformed(f"ranks {ranks}, wanted ascending ones")
+    return ranks
+
+
+def _mask(text: Any, size: int) -> int:
+    found = int(text, 16) if type(text) is str and len(text) <= size // 4 + 1 else 0
+    if not 0 < found < 1 << size:
+        raise Malformed(f"{text!r:.40} is no set of some of {size} ranks")
+    return found
+
+
+def _follow(views: tuple[View, ...], size: int) -> tuple[View, ...]:
+    if views[0] != View(0, tuple(range(size))):
+        raise Malformed("the first view is not of all ranks")
+    for before, after in pairwise(views):
+        if after.first < before.first or not set(after.members) < set(before.members):
+            raise Malformed(f"view {after} can't follow {before}")
+    if not views[-1].members:
+        raise Malformed("the last view is of nobody")
+    return views
+
+
+def _names_kind(body: list[Any], size: int) -> list[Any]:
+    if not body or type(body[0]) is not str:
+        raise Malformed("no message in it")
+    return body
+
+
+Flag: TypeAlias = bool
+Number: TypeAlias = Annotated[int, Between(-1, (1 << 64) - 1)]
+Seconds: TypeAlias = Annotated[float, Between(0, 1e12)]
+Text: TypeAlias = Annotated[str, Length(0, 1 << 16)]
+Rank: TypeAlias = Annotated[int, Between(0, MOST_RANKS), Check("a rank", _is_rank)]
+Ranks: TypeAlias = Annotated[
+    tuple[Rank, ...], Length(0, MOST_RANKS), Check("ascending, each once", _ascend)
+]
+RankSet: TypeAlias = Annotated[
+    int, Coded("a text in hexadecimal, of which bit r is rank r", _mask, "{:x}".format)
+]
+Members: TypeAlias = Annotated[tuple[Number, ...], Length(1, MOST_RANKS)]
+Fields: TypeAlias = dict[str, Any]
+Body: TypeAlias = Annotated[list[Any], Check("a message of a group, passed on unread", _names_kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Operations from number ``first`` on are those of ``members`` (ranks, ascending)."""
+
+    first: Number
+    members: Ranks
+
+
+Views: TypeAlias = Annotated[
+    tuple[View, ...],
+    Length(1, MOST_RANKS),
+    Check("the first of all ranks from 0 on, each later one of fewer", _follow),
+]
 
 
 # ---- of the world: ranks are those of the world ----
@@ -47,10 +105,10 @@ class Hello:
     what status_answer.py has.
     """
 
-    version: int
-    token: str
+    version: Annotated[int, Version(VERSION)]
+    token: Text
     rank: Rank
-    purpose: str
+    purpose: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +132,11 @@ class Welcome:
     lost: Ranks
     ended: Ranks
     left: Ranks
-    ready: bool
+    ready: Flag
 
 
 @dataclass(frozen=True, slots=True)
-class AllHeard:
+class Ready:
     """From the coordinator: it has heard every rank."""
 
 
@@ -87,8 +145,8 @@ class Dead:
     """Death of ``rank``, from the coordinator. ``silent`` in seconds; ``ended``: its process."""
 
     rank: Rank
-    silent: float
-    ended: bool
+    silent: Seconds
+    ended: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +169,9 @@ class Addressed:
     """
 
     sender: Rank
-    to: int
-    group: int
-    body: Packed
+    to: RankSet
+    group: Number
+    body: Body
 
 
 # ---- of a group: ranks are those of the group ----
@@ -123,8 +181,8 @@ class Addressed:
 class Abort:
     """The sender gives the group up; ``kind``: the error's type."""
 
-    reason: str
-    kind: str
+    reason: Text
+    kind: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +192,8 @@ class Bye:
     ``stats``: its counters, which nobody can ask it for any more.
     """
 
-    seq: int
-    why: str
+    seq: Number
+    why: Text
     stats: Fields
 
 
@@ -146,17 +204,17 @@ class Waiting:
     ``digest``: of what it takes the group for (:class:`Definition`).
     """
 
-    seq: int
-    call: str
-    digest: int
+    seq: Number
+    call: Text
+    digest: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Defined:
     """Sender's definition of the group: the fields of its :class:`Definition`."""
 
-    rank: int
-    members: Numbers
+    rank: Number
+    members: Members
     options: Fields
 
 
@@ -171,10 +229,10 @@ class OwnHost:
 class Mismatch:
     """The sender's call number ``seq`` is ``call``, that of ``rank`` is ``other``."""
 
-    seq: int
-    call: str
+    seq: Number
+    call: Text
     rank: Rank
-    other: str
+    other: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +263,7 @@ class State:
 
     lost: Ranks
     ended: Ranks
-    next: int
+    next: Number
     views: Views
 
 
@@ -216,7 +274,7 @@ class ViewChange:
     views: Views
 
 
-Body: TypeAlias = (
+GroupMessage: TypeAlias = (
     Abort
     | Bye
     | Waiting
@@ -229,53 +287,13 @@ Body: TypeAlias = (
     | State
     | ViewChange
 )
-Message: TypeAlias = (
-    Hello | Heartbeat | Follow | Welcome | AllHeard | Dead | Left | Rekey | Addressed
-)
+Message: TypeAlias = Hello | Heartbeat | Follow | Welcome | Ready | Dead | Left | Rekey | Addressed
 
+WORLD: Final[Schema[Message]] = Schema(Message)
+GROUP: Final[Schema[GroupMessage]] = Schema(GroupMessage)
+pack, unpack = WORLD.pack, WORLD.unpack
 REPLAYED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 """Kinds that are said once, and so have to survive a coordinator."""
-
-
-def pack(message: Message | Body) -> bytes:
-    """The bytes of a message."""
-    return json.dumps(pack_list(message), separators=(",", ":")).encode()
-
-
-def pack_list(message: Message | Body) -> Packed:
-    """A message as what JSON can carry."""
-    kind = _NAMES[type(message)]
-    return [kind, *(_PLAIN.get(name, _same)(getattr(message, f)) for f, name, _ in _PARTS[kind])]
-
-
-def unpack(packed: bytes, world: int) -> Message:
-    """The message of a world of ``world`` ranks.
-
-    Raises:
-        Malformed: It isn't one.
-    """
-    return _checked(from_json(packed), world, _WORLD)  # type: ignore[no-any-return]
-
-
-def from_json(packed: bytes) -> Any:
-    """What bytes of a stranger's carry.
-
-    Raises:
-        Malformed: It isn't JSON.
-    """
-    try:
-        return json.loads(packed)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
-
-
-def unpack_body(packed: Packed, size: int) -> Body:
-    """The message of a group of ``size`` ranks.
-
-    Raises:
-        Malformed: It isn't one.
-    """
-    return _checked(packed, size, _GROUP)  # type: ignore[no-any-return]
 
 
 def bits(ranks: Sequence[int]) -> int:
@@ -289,175 +307,3 @@ def bits(ranks: Sequence[int]) -> int:
 def ranks_in(mask: int) -> list[int]:
     """The ranks of a set, ascending."""
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
-
-
-# ---- checks ----
-
-
-def _number(value: Any, world: int) -> int:
-    del world
-    if type(value) is not int or not -1 <= value < MOST:
-        raise Malformed(f"{value!r} is no number")
-    return value
-
-
-def _seconds(value: Any, world: int) -> float:
-    del world
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise Malformed(f"{value!r} is no time")
-    return float(value)
-
-
-def _flag(value: Any, world: int) -> bool:
-    del world
-    if type(value) is not bool:
-        raise Malformed(f"{value!r} is no flag")
-    return value
-
-
-def _text(value: Any, world: int) -> str:
-    del world
-    if type(value) is not str or len(value) > LONGEST_TEXT:
-        raise Malformed("no text, or too long")
-    return value
-
-
-def _rank(value: Any, world: int) -> int:
-    if type(value) is not int or not 0 <= value < world:
-        raise Malformed(f"rank is {value!r}, wanted one of {world}")
-    return value
-
-
-def _ranks(value: Any, world: int) -> Ranks:
-    if type(value) is not list:
-        raise Malformed(f"{value!r} are no ranks")
-    found = tuple(_rank(rank, world) for rank in value)
-    if list(found) != sorted(set(found)):
-        raise Malformed(f"ranks are {value!r}, wanted ascending ones")
-    return found
-
-
-def _numbers(value: Any, world: int) -> Numbers:
-    if type(value) is not list or not value or len(value) > MOST_MEMBERS:
-        raise Malformed("no members, or too many")
-    return tuple(_number(entry, world) for entry in value)
-
-
-def _mask(value: Any, world: int) -> int:
-    try:
-        found = int(value, 16) if type(value) is str and len(value) <= world // 4 + 1 else -1
-    except ValueError:
-        found = -1
-    if not 0 < found < 1 << world:
-        raise Malformed(f"{value!r} is no set of some of {world} ranks")
-    return found
-
-
-def _views(value: Any, world: int) -> Views:
-    """The first is of all ranks from operation 0 on; each later one of fewer, and not earlier."""
-    if type(value) is not list or not value or len(value) > world:
-        raise Malformed(f"{value!r} are no views")
-    found: list[View] = []
-    for entry in value:
-        if type(entry) is not list or len(entry) != 2:
-            raise Malformed(f"{entry!r} is no view")
-        found.append(View(_number(entry[0], world), _ranks(entry[1], world)))
-    if found[0] != View(0, tuple(range(world))):
-        raise Malformed("the first view is not of all ranks")
-    for before, after in pairwise(found):
-        if after.first < before.first or not set(after.members) < set(before.members):
-            raise Malformed(f"view {after} can't follow {before}")
-    if not found[-1].members:
-        raise Malformed("the last view is of nobody")
-    return tuple(found)
-
-
-def _fields(value: Any, world: int) -> Fields:
-    del world
-    if type(value) is not dict:
-        raise Malformed(f"{value!r} are no fields")
-    return value
-
-
-def _packed(value: Any, world: int) -> Packed:
-    del world
-    if type(value) is not list or not value or type(value[0]) is not str:
-        raise Malformed("no message in it")
-    return value
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_CHECKS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
-    "int": _number,
-    "float": _seconds,
-    "bool": _flag,
-    "str": _text,
-    "Rank": _rank,
-    "Ranks": _ranks,
-    "Numbers": _numbers,
-    "Views": _views,
-    "Fields": _fields,
-    "Packed": _packed,
-    "to": _mask,
-}
-"""By the type of the field; the set of receivers by its name."""
-_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "Ranks": list,
-    "Numbers": list,
-    "Views": lambda views: [[view.first, list(view.members)] for view in views],
-    "to": lambda mask: f"{mask:x}",
-}
-
-
-def _parts(cls: type) -> list[tuple[str, str, Callable[[Any, int], Any]]]:
-    found = []
-    for entry in fields(cls):
-        name = "to" if entry.name == "to" else str(entry.type)
-        found.append((entry.name, name, _CHECKS[name]))
-    return found
-
-
-# The names on the wire; a renamed class keeps its name there.
-_WORLD: Final[Mapping[str, type]] = {
-    "hello": Hello,
-    "heartbeat": Heartbeat,
-    "follow": Follow,
-    "welcome": Welcome,
-    "ready": AllHeard,
-    "dead": Dead,
-    "left": Left,
-    "rekey": Rekey,
-    "addressed": Addressed,
-}
-_GROUP: Final[Mapping[str, type]] = {
-    "abort": Abort,
-    "bye": Bye,
-    "waiting": Waiting,
-    "defined": Defined,
-    "ownhost": OwnHost,
-    "mismatch": Mismatch,
-    "missed": Missed,
-    "ask": Ask,
-    "answer": Answer,
-    "state": State,
-    "viewchange": ViewChange,
-}
-_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_WORLD, **_GROUP}.items()}
-_PARTS: Final = {name: _parts(cls) for cls, name in _NAMES.items()}
-
-
-def _checked(values: Any, world: int, kinds: Mapping[str, type]) -> Any:
-    if type(values) is not list or not values or type(values[0]) is not str:
-        raise Malformed("no message")
-    kind = kinds.get(values[0])
-    if kind is None:
-        raise Malformed(f"{values[0]!r} is no kind of message here")
-    parts = _PARTS[values[0]]
-    if len(values) != len(parts) + 1:
-        raise Malformed(f"{values[0]} has {len(values) - 1} fields, wanted {len(parts)}")
-    return kind(
-        *(check(value, world) for value, (_, _, check) in zip(values[1:], parts, strict=True))
-    )

@@ -56,11 +56,7 @@ LINKS: Final = {
 
 
 class JobCollector:
-    """A collector of prometheus_client.
-
-    Args:
-        read: The records of the job on this machine.
-    """
+    """A collector of prometheus_client. ``read``: the records of the job on this machine."""
 
     def __init__(self, read: Callable[[], Sequence[Record]]) -> None:
         self._read = read
@@ -138,12 +134,9 @@ def tell(
 ) -> None:
     """Tells Prometheus of the job until it is over.
 
-    Args:
-        where: HOST:PORT to serve at, or the path of a file; with lines of JSON if it ends so.
-        process: This process's number.
-        sealed: Whether the job has a secret: without HOST it is then served to this machine alone.
-        read: The records of the job on this machine.
-        is_over: Whether the job is.
+    ``where``: HOST:PORT to serve at, or the path of a file; with lines of JSON if it ends so.
+    ``sealed``: whether the job has a secret: without HOST it is then served to this machine alone.
+    ``read``: the records of the job on this machine.
     """
     lines = where.endswith(history.SUFFIX)
     registry: Any = None

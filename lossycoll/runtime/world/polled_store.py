@@ -51,14 +51,9 @@ class Store(Protocol):
 
 
 class PolledStore:
-    """``store``, whose own failures are RendezvousErrors.
-
-    Args:
-        store: torch's.
-        who: This rank, as errors name it.
-        values: What seals all values; None: they are in clear. A value that doesn't open counts as
-            one that isn't there.
-    """
+    """``store``, whose own failures are RendezvousErrors. ``who``: this rank, as errors name it.
+    ``values``: what seals all values; None: they are in clear. A value that doesn't open counts as
+    one that isn't there."""
 
     def __init__(self, store: Store, who: str, values: SealedValues | None = None) -> None:
         self._store = store
@@ -93,7 +88,7 @@ class PolledStore:
         return values if len(values) == len(keys) else None
 
     def counts(self, keys: list[str]) -> list[int]:
-        """What counters are that :meth:`add` has made; other values count 0."""
+        """Values of counters that :meth:`add` has made; other values count 0."""
         found = self._many(keys, 8)
         return [int(value) if value.isdigit() else 0 for value in found]
 
@@ -237,7 +232,7 @@ def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:
 
 
 def _text(value: bytes) -> str:
-    """What a stranger wrote need not be one."""
+    """Text of a value, which a stranger may have written."""
     return value.decode(errors="replace")
 
 

@@ -11,11 +11,12 @@ from typing import Final
 
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .connections import PLANE, VERSION
-from .messages import Hello, Malformed, pack, unpack
+from .connections import PLANE
+from .messages import VERSION, Hello, pack, unpack
 
 ANSWER_SECONDS: Final = 5.0
 
@@ -42,10 +43,7 @@ def answers(
 
 def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
     """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
-
-    Raises:
-        OSError: Nobody listens there.
-    """
+    OSError: nobody listens there."""
     hello = Hello(VERSION, "", 0, "rekey")
     return _answer_to(hello, host, port, seconds, secret) is not None
 

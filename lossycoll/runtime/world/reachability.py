@@ -55,14 +55,8 @@ class Side:
 
 
 def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
-    """The error for ranks that have met in the store and can't connect.
-
-    Args:
-        who: The rank that speaks, as errors name it.
-        far: The rank that has no connection with the coordinator.
-        near: The coordinator.
-        ports: The option port_range.
-    """
+    """The error for ranks that have met in the store and can't connect. ``who``: the rank that
+    speaks, as errors name it. ``far``: the rank that has no connection with the coordinator."""
     back = f"; {near.to(far)}" if near.trouble else ""
     used = (
         f"LOSSYCOLL_PORT_RANGE, which is {ports}"
@@ -78,7 +72,7 @@ def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
 
 
 def _odd(far: Side, near: Side) -> str:
-    """What may be wrong with the addresses themselves."""
+    """Faults of the addresses themselves."""
     inner = [side for side in (near, far) if WITHIN_A_HOST.match(side.device)]
     if inner:
         side = inner[0]
@@ -109,13 +103,9 @@ def translated(who: str, far: Side, source: str, near: Side) -> RendezvousError:
 def common_version(who: str, offered: Sequence[Sequence[str]]) -> int:
     """The family (4 or 6) in which all ranks have an address; rank 0's first choice goes first.
 
-    Args:
-        who: The rank that speaks, as errors name it.
-        offered: The addresses of each rank, the preferred one first. One that has loopback alone
-            follows the others, if these have more.
-
-    Raises:
-        RendezvousError: There is none.
+    ``who``: the rank that speaks, as errors name it. ``offered``: the addresses of each rank, the
+    preferred one first. One that has loopback alone follows the others, if these have more.
+    RendezvousError: there is none.
     """
     versions = [[ipaddress.ip_address(one).version for one in each] for each in offered]
     outer = [
@@ -146,14 +136,9 @@ def compare_machines(
     machines: Sequence[tuple[str, int] | None],
     devices: Sequence[str],
 ) -> None:
-    """Raises RendezvousError where two machines give one address.
-
-    Args:
-        who: The rank that speaks, as errors name it.
-        addresses: Of each rank.
-        machines: The machine and network namespace of each rank; None: unknown.
-        devices: The interface of each rank's address.
-    """
+    """Raises RendezvousError where two machines give one address. ``who``: the rank that speaks, as
+    errors name it. ``machines``: the machine and network namespace of each rank; None: unknown.
+    ``devices``: the interface of each rank's address."""
     if not all(ipaddress.ip_address(one).is_loopback for one in addresses):
         addresses = ["" if ipaddress.ip_address(a).is_loopback else a for a in addresses]
     seen: dict[str, int] = {}

@@ -76,11 +76,11 @@ class Rendezvous:
 
     @property
     def transcript(self) -> str:
-        """What tells this meeting from all others, for keys to be derived from; after ``meet``."""
+        """Text that tells this meeting from all others, to derive keys from; after ``meet``."""
         return transcript(self.session, self._nonces)
 
     def meet(self, hello: Mapping[str, Any], error: Exception | None = None) -> list[Any]:
-        """What every rank said, by rank.
+        """Returns the hello of every rank, by rank.
 
         A rank that can't take part says so by ``error``: then all ranks raise RendezvousError at
         once, and that one its own error. Raises RendezvousError naming the ranks that are missing
@@ -122,11 +122,8 @@ class Rendezvous:
         return values
 
     def check_followed(self) -> None:
-        """To be called by whoever waits for the others after the last round.
-
-        Raises:
-            RendezvousError: This is rank 0, and another rank has followed a second one.
-        """
+        """To be called by whoever waits for the others after the last round. RendezvousError: this
+        is rank 0, and another rank has followed a second one."""
         if self._rank == 0 and self._session_now() != self.session:
             for rank in range(1, self._size):
                 self._check_turned(rank)
@@ -140,7 +137,7 @@ class Rendezvous:
             self._set(f"{name}/{self._rank}", value)
 
     def told(self, name: str, rank: int) -> Any:
-        """What ``rank`` has told last under ``name``; None: nothing."""
+        """Value that ``rank`` has told last under ``name``; None: none."""
         try:
             return self._get(f"{name}/{rank}")
         except RendezvousError:
@@ -245,7 +242,7 @@ class Rendezvous:
                 roster[rank] = entry if is_form(entry, **_ENTRY) else self._no_entry(rank, entry)
 
     def _no_entry(self, rank: int, found: object) -> dict[str, Any]:
-        """What stands for a rank whose hello has been overwritten: all hear of it."""
+        """Entry for a rank whose hello has been overwritten: all hear of it."""
         reason = overwritten(self._key(f"hello/{rank}"), found)
         return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
 
@@ -278,7 +275,7 @@ class Rendezvous:
         return None if rank is None else self._error(self._differing_text(rank), rank)
 
     def _refusal(self, roster: Mapping[int, Any]) -> RendezvousError | None:
-        """What all ranks raise because one of those in the roster can't take part."""
+        """The error that all ranks raise because one in the roster can't take part."""
         for rank, entry in roster.items():
             if entry["error"]:
                 return self._error(
@@ -308,7 +305,7 @@ class Rendezvous:
         return self._error(overwritten("session", found), 0)
 
     def _second_master(self) -> RendezvousError | None:
-        """Of two processes that are rank 0 the later one overwrites the session: the first sees it.
+        """Finds a second rank 0: the later one overwrites the session, and the first sees it.
 
         It tells the second through a key of the second's session.
         """
@@ -417,7 +414,7 @@ class Rendezvous:
         return None if found is None else str(parsed(found))
 
     def _claimed(self, rank: int) -> list[Any]:
-        """What the processes said that claim a rank. Anybody can count up the claims.
+        """Entries of the processes that claim a rank. Anybody can count up the claims.
 
         One that is counted but hasn't said who it is yet is waited for, ``GRACE_SECONDS`` at most:
         whoever isn't found here would not be told either.
@@ -438,7 +435,7 @@ class Rendezvous:
     # ---- the store ----
 
     def _failed(self) -> RendezvousError | None:
-        """What a rank has written that ended the rendezvous."""
+        """The error that ended the rendezvous, as a rank has written it."""
         failed = self._get("failed")
         if failed is None:
             return None

@@ -1,22 +1,28 @@
 """Answers to queries for a job's status, and their reading at the other end.
 
-An answer is several messages, each a JSON array: ``["status", version, session, places, records]``,
-then as many ``["record", fields]`` as it says, one for each process of the job on the rank's
-machine. docs/operate.md has the fields.
+An answer is a :class:`Status` and as many records as it says, one for each process of the job on
+the rank's machine; or :class:`Stacks`. docs/operate.md has the fields of records.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+from lossycoll.runtime.control.schema import (
+    Address,
+    Between,
+    Coded,
+    Length,
+    Malformed,
+    Schema,
+    Version,
+)
 from lossycoll.runtime.core.stacks import python_stacks
-from lossycoll.runtime.engine.status_record import MOST_ENTRIES, MOST_TEXT, Record
-
-from .messages import Malformed
+from lossycoll.runtime.engine import status_record
+from lossycoll.runtime.engine.status_record import MOST_ENTRIES
 
 VERSION: Final = 1
 STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
@@ -24,38 +30,57 @@ STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
 FRESH_SECONDS: Final = 0.05
 """An answer is given again for so long: whoever asks in a loop costs the rank little."""
 
-Place = tuple[str, int]
+
+def _fields(value: Any, size: int) -> status_record.Record:
+    return status_record.Record.from_json(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The first message of an answer.
+class Status:
+    """Begin of an answer: where each rank's control plane listens; so many records follow."""
 
-    Attributes:
-        session: The job's.
-        places: Where each rank's control plane listens.
-        records: How many records follow.
-    """
+    version: Annotated[int, Version(VERSION)]
+    session: Annotated[str, Length(16, 16)]
+    addresses: Annotated[tuple[Address, ...], Length(0, MOST_ENTRIES)]
+    records: Annotated[int, Between(0, MOST_ENTRIES)]
 
-    session: str
-    places: tuple[Place, ...]
-    records: int
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record of one process, from itself or from its status page."""
+
+    fields: Annotated[
+        status_record.Record,
+        Coded("an object (docs/operate.md)", _fields, status_record.Record.to_json),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Answer to "stacks": the Python stacks of all threads."""
+
+    text: Annotated[str, Length(0, 1 << 20)]
+
+
+Message: TypeAlias = Status | Record | Stacks
+ANSWER: Final[Schema[Message]] = Schema(Message)
 
 
 class Answers:
     """One rank's answers. Used by the control plane's thread.
 
-    Args:
-        session: The job's, as pages have it.
-        places: Where each rank listens.
-        read: The records of the job on this machine, with their calls or without.
+    ``session`` is the job's, as pages have it; ``addresses``: where each rank listens; ``read``
+    returns the records of the job on this machine, with their calls or without.
     """
 
     def __init__(
-        self, session: str, places: Sequence[Place], read: Callable[[bool], Sequence[Record]]
+        self,
+        session: str,
+        addresses: Sequence[Address],
+        read: Callable[[bool], Sequence[status_record.Record]],
     ) -> None:
         self._session = session
-        self._places = places
+        self._addresses = tuple(addresses)
         self._read = read
         self._until = [0.0, 0.0]
         self._kept: list[list[bytes]] = [[], []]
@@ -63,78 +88,39 @@ class Answers:
     def to(self, purpose: str) -> list[bytes]:
         """The messages that answer a question."""
         if purpose == STACKS:
-            return [_packed(["stacks", python_stacks()])]
+            return [ANSWER.pack(Stacks(python_stacks()))]
         now, calls = time.monotonic(), purpose == CALLS
         if now >= self._until[calls]:
             try:
                 records = self._read(calls)
             except OSError:  # somebody has changed the folder
                 records = ()
-            bodies = [_packed(["record", one.to_json()]) for one in records]
-            places = [list(place) for place in self._places]
-            head = _packed(["status", VERSION, self._session, places, len(bodies)])
-            self._kept[calls], self._until[calls] = [head, *bodies], now + FRESH_SECONDS
+            status = Status(VERSION, self._session, self._addresses, len(records))
+            messages: list[Message] = [status, *map(Record, records)]
+            self._kept[calls] = [ANSWER.pack(one) for one in messages]
+            self._until[calls] = now + FRESH_SECONDS
         return self._kept[calls]
 
 
-def _packed(message: list[Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
-
-
-def _list(body: bytes, kind: str, fields: int) -> list[Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
-    if type(found) is not list or len(found) != fields + 1 or found[0] != kind:
-        raise Malformed(f"no {kind}")
+def read_status(body: bytes) -> Status:
+    """The first message of an answer. Malformed: it is none."""
+    found = ANSWER.unpack(body)
+    if not isinstance(found, Status) or found.records > len(found.addresses):
+        raise Malformed("no status, or more records than ranks")
     return found
 
 
-def read_head(body: bytes) -> Head:
-    """The first message.
-
-    Raises:
-        Malformed: It is none.
-    """
-    _, version, session, places, records = _list(body, "status", 4)
-    if version != VERSION:
-        raise Malformed(f"status of version {version!r:.20}, wanted {VERSION}")
-    if type(session) is not str or len(session) != 16 or type(places) is not list:
-        raise Malformed("no job")
-    if type(records) is not int or not 0 <= records <= len(places) <= MOST_ENTRIES:
-        raise Malformed("more records than ranks")
-    return Head(session, tuple(_place(one) for one in places), records)
-
-
-def _place(value: Any) -> Place:
-    if type(value) is not list or len(value) != 2:
-        raise Malformed("no place")
-    host, port = value
-    if type(host) is not str or type(port) is not int or not 0 < port < 1 << 16:
-        raise Malformed("no place")
-    return host[:MOST_TEXT], port
-
-
-def read_record(body: bytes) -> Record:
-    """One of the messages that follow.
-
-    Raises:
-        Malformed: It is none.
-    """
-    try:
-        return Record.from_json(_list(body, "record", 1)[1])
-    except ValueError as error:
-        raise Malformed(str(error)) from None
+def read_record(body: bytes) -> status_record.Record:
+    """One of the messages that follow. Malformed: it is none."""
+    found = ANSWER.unpack(body)
+    if not isinstance(found, Record):
+        raise Malformed("no record")
+    return found.fields
 
 
 def read_stacks(body: bytes) -> str:
-    """The answer to ``STACKS``, without what would move a terminal's cursor.
-
-    Raises:
-        Malformed: It is none.
-    """
-    text = _list(body, "stacks", 1)[1]
-    if type(text) is not str:
+    """The answer to ``STACKS``, without what would move a terminal's cursor. Malformed: none."""
+    found = ANSWER.unpack(body)
+    if not isinstance(found, Stacks):
         raise Malformed("no stacks")
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in found.text)

@@ -16,13 +16,14 @@ from typing import Final
 
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
+from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
-from .connections import PLANE, VERSION
-from .messages import Hello, Malformed, pack
-from .status_answer import STACKS, STATUS, Head, Place, read_head, read_record, read_stacks
+from .connections import PLANE
+from .messages import VERSION, Hello, pack
+from .status_answer import STACKS, STATUS, Status, read_record, read_stacks, read_status
 
 FIRST_SECONDS: Final = 2.0
 """For the rank that is named, which may be far away."""
@@ -35,11 +36,7 @@ class NoAnswer(OSError):
 
 
 class Query:
-    """Connections of an asker; ``close`` at the end.
-
-    Args:
-        secret: The job's; None: it has none.
-    """
+    """Connections of an asker; ``close`` at the end. ``secret``: the job's; None: it has none."""
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(None if secret is None else keys_of(secret, PLANE))
@@ -49,26 +46,17 @@ class Query:
 
     def ask(
         self,
-        places: Iterable[Place],
+        places: Iterable[Address],
         purpose: str,
         seconds: float,
-        take: Callable[[Place, bytes], bool],
-    ) -> dict[Place, str]:
-        """Asks all places at once.
-
-        Args:
-            places: Numeric addresses and ports.
-            purpose: What is asked for.
-            seconds: How long to wait for all of them.
-            take: Takes a message of a place; returns whether that was its last one. It may raise
-                Malformed.
-
-        Returns:
-            The places without a whole answer, and why.
-        """
+        take: Callable[[Address, bytes], bool],
+    ) -> dict[Address, str]:
+        """Asks all places at once. ``seconds``: how long to wait for all of them. ``take``: takes a
+        message of a place; returns whether that was its last one. It may raise Malformed. Returns
+        the places without a whole answer, and why."""
         end = time.monotonic() + seconds
-        open_ones: dict[int, Place] = {}
-        failed: dict[Place, str] = {}
+        open_ones: dict[int, Address] = {}
+        failed: dict[Address, str] = {}
         for place in places:
             try:
                 peer = self._transport.connect(place)
@@ -111,22 +99,13 @@ def ask_job(
     secret: Secret | None,
     seconds: float = FIRST_SECONDS,
     purpose: str = STATUS,
-) -> tuple[str, tuple[Place, ...], list[Record]]:
+) -> tuple[str, tuple[Address, ...], list[Record]]:
     """The job of the rank that listens there.
 
-    Args:
-        host: Its name or address.
-        port: Its control plane's.
-        secret: The job's; None: it has none.
-        seconds: How long to wait for that rank.
-        purpose: STATUS, or CALLS for records with the latest calls.
-
-    Returns:
-        The job's session, where its ranks listen, and a record of each that could be had.
-
-    Raises:
-        NoAnswer: Nothing is learnt there; the text says why.
-        OSError: Nobody listens there, or there is no such host.
+    ``secret``: the job's; None: it has none. ``seconds``: how long to wait for that rank.
+    ``purpose``: STATUS, or CALLS for records with the latest calls. Returns the job's session,
+    where its ranks listen, and a record of each that could be had. NoAnswer: nothing is learnt
+    there; the text says why. OSError: nobody listens there, or there is no such host.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     first = (str(found[0]), int(found[1]))
@@ -138,24 +117,24 @@ def ask_job(
             if why == os.strerror(errno.ECONNREFUSED).lower():
                 raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             raise NoAnswer(why)
-        asked: set[Place] = {first}
+        asked: set[Address] = {first}
         while wanted := [place for place in reader.untold() if place not in asked]:
             asked |= set(wanted)
             query.ask(wanted, purpose, OTHERS_SECONDS, reader.take)
-    return reader.head.session, reader.head.places, list(reader.records.values())
+    return reader.head.session, reader.head.addresses, list(reader.records.values())
 
 
 class _Reader:
     """Puts answers together."""
 
     def __init__(self) -> None:
-        self.head: Head | None = None
+        self.head: Status | None = None
         self.records: dict[int, Record] = {}
-        self._left: dict[Place, int] = {}
+        self._left: dict[Address, int] = {}
 
-    def take(self, place: Place, body: bytes) -> bool:
+    def take(self, place: Address, body: bytes) -> bool:
         if place not in self._left:
-            head = read_head(body)
+            head = read_status(body)
             if self.head is None:
                 self.head = head
             elif head.session != self.head.session:
@@ -164,26 +143,23 @@ class _Reader:
         else:
             record = read_record(body)
             assert self.head is not None
-            if record.session == self.head.session and record.world == len(self.head.places):
+            if record.session == self.head.session and record.world == len(self.head.addresses):
                 self.records.setdefault(record.process, record)
             self._left[place] -= 1
         return self._left[place] <= 0
 
-    def untold(self) -> list[Place]:
+    def untold(self) -> list[Address]:
         """Where ranks listen of which there is no record."""
         assert self.head is not None
-        return [p for rank, p in enumerate(self.head.places) if rank not in self.records]
+        return [p for rank, p in enumerate(self.head.addresses) if rank not in self.records]
 
 
-def ask_stacks(place: Place, secret: Secret | None, seconds: float = 0.5) -> str:
-    """The Python stacks of the rank that listens there.
-
-    Raises:
-        NoAnswer: It doesn't tell; the text says why.
-    """
+def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
+    """The Python stacks of the rank that listens there. NoAnswer: it doesn't tell; the text says
+    why."""
     texts: list[str] = []
 
-    def take(_: Place, body: bytes) -> bool:
+    def take(_: Address, body: bytes) -> bool:
         texts.append(read_stacks(body))
         return True
 
@@ -195,12 +171,12 @@ def ask_stacks(place: Place, secret: Secret | None, seconds: float = 0.5) -> str
 
 
 def ask_rank(
-    place: Place, secret: Secret | None, seconds: float = 0.5
+    place: Address, secret: Secret | None, seconds: float = 0.5
 ) -> tuple[Record | None, str | None]:
     """The record and the Python stacks of the rank that listens there, as far as it tells them."""
     reader, texts = _Reader(), list[str]()
 
-    def take(_: Place, body: bytes) -> bool:
+    def take(_: Address, body: bytes) -> bool:
         texts.append(read_stacks(body))
         return True
 
@@ -208,6 +184,6 @@ def ask_rank(
         query.ask([place], STATUS, seconds, reader.take)
         if reader.head is not None:
             query.ask([place], STACKS, seconds, take)
-            at = reader.head.places.index(place) if place in reader.head.places else -1
+            at = reader.head.addresses.index(place) if place in reader.head.addresses else -1
             return reader.records.get(at), texts[0] if texts else None
     return None, None

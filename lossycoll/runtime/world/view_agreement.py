@@ -12,9 +12,10 @@ The views travel as a whole, since a proposer may die while it tells of one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
+
+from .messages import View
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
@@ -27,23 +28,10 @@ def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
     return 2 * len(mine) > len({*of}) or (2 * len(mine) == len({*of}) > 0 and min(of) in mine)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """Operations from number ``first`` on are those of ``members`` (ranks, ascending)."""
-
-    first: int
-    members: tuple[int, ...]
-
-
 class Survivors:
     """One rank's part in the agreement. ``views`` begins with all ranks, from operation 0 on.
-
-    Args:
-        rank: This one, in the group.
-        world: The group's ranks.
-        patience: Seconds from this rank's stop after which it no longer waits for an agreement.
-        states: The group's table of its ranks.
-    """
+    ``patience``: seconds from this rank's stop after which it no longer waits for an agreement.
+    ``states``: the group's table of its ranks."""
 
     def __init__(self, rank: int, world: int, patience: float, states: RankStates) -> None:
         self._rank = rank
@@ -62,7 +50,7 @@ class Survivors:
 
     @property
     def ended(self) -> set[int]:
-        """Those of them whose processes are known to have ended."""
+        """Lost ranks whose processes are known to have ended."""
         return self.states.ranks([RankState.ENDED])
 
     @property

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.rank_states import RankState
 
 from .connections import (
@@ -29,21 +30,20 @@ from .failure_detector import FailureDetector
 from .group_messages import GroupMessages
 from .membership import Membership
 from .messages import (
+    GROUP,
     REPLAYED,
     Addressed,
-    AllHeard,
-    Body,
     Dead,
     Follow,
+    GroupMessage,
     Heartbeat,
     Left,
-    Malformed,
     Message,
+    Ready,
     Rekey,
     Welcome,
     bits,
     pack,
-    pack_list,
     ranks_in,
 )
 
@@ -56,13 +56,9 @@ NEVER: Final = float("inf")
 class WorldProtocol:
     """One process's part in its world. ``begin``, then ``step`` again and again.
 
-    Args:
-        rank: This process's number in the world.
-        world: The world's processes.
-        liveness: Seconds within which a silent rank is named.
-        sockets: The connections with the others.
-        clock: What silence is measured by, in seconds; it never runs backwards.
-        on_met_or_failed: Called when all have met, or when that has failed.
+    ``rank``: this process's number in the world. ``liveness``: seconds within which a silent rank
+    is named. ``clock``: what silence is measured by, in seconds; it never runs backwards.
+    ``on_met_or_failed``: called when all have met, or when that has failed.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class WorldProtocol:
 
     @property
     def welcomed(self) -> frozenset[int]:
-        """Whom this rank can reach at once: the coordinator, or at the coordinator the others."""
+        """Ranks that this one reaches at once: the coordinator, or at it the others."""
         return frozenset(self._welcomed)
 
     @property
@@ -187,12 +183,12 @@ class WorldProtocol:
         """Ends a membership; what comes for it later is dropped."""
         self.groups.close(membership)
 
-    def send(self, group: int, body: Body, to: Sequence[int]) -> None:
+    def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None:
         """Sends a group's message to ranks of the world, by way of the coordinator."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
             return
-        message = Addressed(self.rank, bits(others), group, pack_list(body))
+        message = Addressed(self.rank, bits(others), group, GROUP.plain(body))
         if self._succession.is_coordinator:
             self._relay(message)
             return
@@ -219,7 +215,7 @@ class WorldProtocol:
         self._on_time(self._clock())
 
     def _on_time(self, now: float) -> None:
-        """What is due: judging, the coordinator's heartbeat, and what memberships repeat."""
+        """Does what is due: judging, the coordinator's heartbeat, and what memberships repeat."""
         interval = self._detector.interval
         if now >= self._detector.due or not self._succession.is_coordinator:
             found = self._detector.tick(now)
@@ -329,7 +325,7 @@ class WorldProtocol:
             if not self.ready and len(self._welcomed) == self.world - 1:
                 self._set_ready()
                 for other in self._welcomed:
-                    self._sockets.send(other, pack(AllHeard()))
+                    self._sockets.send(other, pack(Ready()))
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
@@ -355,7 +351,7 @@ class WorldProtocol:
         for membership in self.groups:
             membership.on_round()
 
-    def _on_ready(self, rank: int, message: AllHeard) -> None:
+    def _on_ready(self, rank: int, message: Ready) -> None:
         self._from_coordinator(rank)
         self._set_ready()
 
@@ -488,7 +484,7 @@ _HANDLERS: Final[dict[type, Callable[[WorldProtocol, int, Any], None]]] = {
     Heartbeat: WorldProtocol._on_heartbeat,
     Follow: WorldProtocol._on_follow,
     Welcome: WorldProtocol._on_welcome,
-    AllHeard: WorldProtocol._on_ready,
+    Ready: WorldProtocol._on_ready,
     Dead: WorldProtocol._on_dead,
     Left: WorldProtocol._on_left,
     Rekey: WorldProtocol._on_rekey,

@@ -16,7 +16,7 @@ class Stateful(Protocol):
     """Object that has a state: modules, optimizers, schedulers."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What it has, as torch's."""
+        """Its state, as torch's."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:

@@ -15,7 +15,7 @@ from lossycoll.errors import OptionError
 
 
 def torchft_process_group(timeout: float = 60.0, options: Mapping[str, Any] | None = None) -> Any:
-    """What torchft's ``Manager(pg=...)`` trains over, with backend lossy.
+    """Process group for torchft's ``Manager(pg=...)``, with backend lossy.
 
     Args:
         timeout: Seconds that replicas have to meet, and that calls wait.

@@ -1,6 +1,6 @@
 """ElasticWorld: torch's default group, made anew whenever ranks have come back.
 
-docs/rejoin.md has the protocol; meeting.py is who meets, sharing.py what they then have in common.
+docs/rejoin.md has the protocol; agreement.py decides who meets, sharing.py shares their state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.world.polled_store import PolledStore
 
-from .meeting import FRESH, Before, Generation, Meeting, Member
+from .agreement import FRESH, Agreement, Generation, LastGeneration, Participant
 from .sharing import Stateful, share
 
 AHEAD: Final = 3
@@ -113,7 +113,7 @@ class ElasticWorld:
         secret = find_secret()
         values = None if secret is None else SealedValues(secret)
         own = PolledStore(PrefixStore("elastic", store), f"slot {slot}", values)
-        self._meeting = Meeting(own, slot, slots, secrets.token_hex(8))
+        self._agreement = Agreement(own, slot, slots, secrets.token_hex(8))
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None
         """The latest group that worked."""
@@ -178,7 +178,7 @@ class ElasticWorld:
             _check_steps(steps)
         if self._closed:
             raise self._no_group()
-        if self._meeting.start in self._refused:
+        if self._agreement.start in self._refused:
             raise CheckpointError(
                 f"slot {self.slot}: the others continue without this process, which couldn't take "
                 f"their state; end it, and see why"
@@ -243,7 +243,7 @@ class ElasticWorld:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _before(self) -> Before | None:
+    def _before(self) -> LastGeneration | None:
         """Where this process comes from, and who of it is known to be dead: not those that left."""
         if self._generation is None:
             return None
@@ -252,16 +252,16 @@ class ElasticWorld:
             group = of(None)
             lost = [rank for rank in group.lossy_stats().lost if not group.lossy_has_left(rank)]
             gone = {self._generation.slots[rank] for rank in lost}
-        return Before(self._generation, frozenset(gone), frozenset(self._refused))
+        return LastGeneration(self._generation, frozenset(gone), frozenset(self._refused))
 
     def _meet(self, steps: int) -> WorldChange:
         begin = time.monotonic()
-        self._meeting.next_number()  # a store that fails is known before a group is left
+        self._agreement.next_number()  # a store that fails is known before a group is left
         last, before = self._generation, self._before()
         self._leave()
         while True:
             left = begin + self._timeout - time.monotonic()
-            agreed = self._meeting.meet(steps, before, self._next, self._grace, left)
+            agreed = self._agreement.meet(steps, before, self._next, self._grace, left)
             self._next = agreed.number + 1
             try:
                 self._make(agreed)
@@ -275,8 +275,8 @@ class ElasticWorld:
                 known = {one.start for one in last.members}
                 fresh = {one.start for one in agreed.members if one.start not in known}
                 self._refused |= fresh
-                before = Before(
-                    last, before.gone if before else frozenset(), frozenset(self._refused)
+                before = LastGeneration(
+                    last, before.lost if before else frozenset(), frozenset(self._refused)
                 )
                 if time.monotonic() - begin > self._timeout:
                     raise OperationTimeout(
@@ -313,14 +313,14 @@ class ElasticWorld:
                 dist.destroy_process_group()
             raise
         of(None).set_timeout(timedelta(seconds=self._timeout))
-        self._watcher = Watcher(self._meeting, agreed)
+        self._watcher = Watcher(self._agreement, agreed)
 
 
 class Watcher:
     """One generation's boundaries: when to leave it, on all ranks alike."""
 
-    def __init__(self, meeting: Meeting, generation: Generation) -> None:
-        self._meeting = meeting
+    def __init__(self, agreement: Agreement, generation: Generation) -> None:
+        self._agreement = agreement
         self._generation = generation
         self._number = 0
         self._leave = NEVER
@@ -360,7 +360,7 @@ class Watcher:
 
     def _watch(self) -> None:
         """On its own thread: asks the store, where this is the lowest rank that is left."""
-        watch = self._meeting.watch(self._generation.number + 1)
+        watch = self._agreement.watch(self._generation.number + 1)
         group, pause = of(None), WATCH_SECONDS
         others = set(range(group.rank()))
         while not self._over.wait(pause):
@@ -379,8 +379,10 @@ class Watcher:
                 return
 
 
-def _slots_of(members: tuple[Member, ...], *, without: tuple[Member, ...]) -> tuple[int, ...]:
-    """By process, not by slot: one that was killed and came back has its slot, and isn't it."""
+def _slots_of(
+    members: tuple[Participant, ...], *, without: tuple[Participant, ...]
+) -> tuple[int, ...]:
+    """Slots of members by process: one that was killed and came back has its slot, and isn't it."""
     known = {one.start for one in without}
     return tuple(one.slot for one in members if one.start not in known)
 

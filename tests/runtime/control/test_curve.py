@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lossycoll.runtime.control.curve import Keys, keys_of
-from lossycoll.runtime.control.descriptors import Place
 from lossycoll.runtime.control.events import Closed, Event, Received
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 from tests.support.transports import HERE, Frame, Middle, count, hear, listening, meet, pair
@@ -139,7 +139,7 @@ def test_whatever_is_done_to_sealed_messages_isnt_believed(attack: str) -> None:
 
 
 @contextlib.contextmanager
-def recorded(place: Place) -> Iterator[tuple[Place, bytearray]]:
+def recorded(place: Address) -> Iterator[tuple[Address, bytearray]]:
     """A place that passes on to another one, and all bytes that went either way."""
     seen, ends = bytearray(), list[socket.socket]()
     with socket.create_server((HERE, 0)) as front:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm.connectivity import (
@@ -20,7 +21,6 @@ from lossycoll.runtime.swarm.connectivity import (
     unpack,
 )
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, START
-from lossycoll.runtime.world.messages import Malformed
 
 SECRET = Secret.of(b"a secret of tests")
 KEY = key_of(SECRET, "5" * 16)

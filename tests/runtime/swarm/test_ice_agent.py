@@ -20,7 +20,7 @@ from lossycoll.runtime.swarm.connectivity import (
 )
 from lossycoll.runtime.swarm.ice_agent import MOST_PEER_REFLEXIVE, QUIET, IceAgent, Route, Sends
 from lossycoll.runtime.swarm.protocol import Member
-from tests.support.nat import Nat, Place
+from tests.support.nat import Address, Nat
 
 DIRECTORY = ("198.51.100.1", 7000)
 INTERVAL = 15.0
@@ -39,14 +39,16 @@ class World:
         self.loss = loss
         self.random = random.Random(seed)
         self.order = count()
-        self.flying: list[tuple[float, int, Place, Place, bytes]] = []
+        self.flying: list[tuple[float, int, Address, Address, bytes]] = []
         self.meetings: dict[int, IceAgent] = {}
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, Address] = {}
         self.nats: dict[int, Nat | None] = {}
         self.members: dict[int, Member] = {}
-        self.passed: list[tuple[Place, Place, ConnectivityMessage]] = []
+        self.passed: list[tuple[Address, Address, ConnectivityMessage]] = []
 
-    def come(self, number: int, nat: Nat | None, local: Place = ("192.168.0.2", 5000)) -> IceAgent:
+    def come(
+        self, number: int, nat: Nat | None, local: Address = ("192.168.0.2", 5000)
+    ) -> IceAgent:
         """All that are behind translators may have the same address of their own."""
         if nat is None:
             local = (f"198.51.100.{10 + number}", 5000)
@@ -70,7 +72,7 @@ class World:
                 entry = (self.now + 0.02, next(self.order), source, to, pack(message, KEY))
                 heapq.heappush(self.flying, entry)
 
-    def _arrive(self, source: Place, to: Place, data: bytes) -> None:
+    def _arrive(self, source: Address, to: Address, data: bytes) -> None:
         self.passed.append((source, to, unpack(data, KEY)))
         for number, nat in self.nats.items():
             inner = to if nat is None else None

@@ -15,7 +15,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import owners
 from lossycoll.plan.codec import elements_of, named
 from lossycoll.plan.lowbit import Floats
-from lossycoll.runtime.swarm.means import Means, rates, shares
+from lossycoll.runtime.swarm.means import MeanEncoding, rates, shares
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member
 from tests.oracle.reference_executor import execute
@@ -252,11 +252,11 @@ def test_what_members_count_and_own() -> None:
     [("int8", 63.75), ("int4:int8", 63.75), ("int8/32:int3/32+spikes", 1.75), ("bf16", 64)],
 )
 def test_how_much_a_peer_makes_up_for(encoding: str, most: float) -> None:
-    means = Means(encoding, 1400)
+    means = MeanEncoding(encoding, 1400)
     assert means.most_made_up(1000.0) == most
     assert means.most_made_up(1.5) == 1.5
 
 
 @pytest.mark.parametrize("encoding", ["same", "int8+stochastic"])
 def test_what_remembers_nothing(encoding: str) -> None:
-    assert not Means(encoding, 1400).remembers
+    assert not MeanEncoding(encoding, 1400).remembers

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import LONGEST
 from lossycoll.runtime.swarm.protocol import (
     LONGEST_NAME,
@@ -16,6 +17,7 @@ from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
     MOST_WEIGHT,
     START,
+    VERSION,
     Agreed,
     Averages,
     Beat,
@@ -41,7 +43,6 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
     unpack,
 )
-from lossycoll.runtime.world.messages import Malformed
 
 INCARNATION, SCHEMA = "0f" * 16, "5c" * 16
 MEMBERS = (
@@ -51,7 +52,7 @@ MEMBERS = (
     ),
 )
 MESSAGES: list[Message] = [
-    Join(1, "Äpfel 5", INCARNATION, MOST_PEERS, "5" * 16, 7),
+    Join(VERSION, "Äpfel 5", INCARNATION, MOST_PEERS, "5" * 16, 7),
     Joined(3, "5" * 16, 9, 10.0),
     Refused("full"),
     Here("10.0.0.1", 1),
@@ -99,7 +100,7 @@ def test_there_and_back(message: Message) -> None:
         ["joined", 1, INCARNATION, 0, 1.0, 2**41],
         ["gone", 5],
         ["gone", "0f" * 8 + "0"],
-        ["join", 1, "a", "0f" * 8 + "0", 0, "5" * 16, 0, 0],
+        ["join", VERSION, "a", "0f" * 8 + "0", 0, "5" * 16, 0, 0],
         ["unreachable", ["0f" * 8 + "0"]],
         ["present", 5],
         ["present", [MOST_PEERS]],
@@ -120,13 +121,13 @@ def test_there_and_back(message: Message) -> None:
         ["peers", ["a"] * (MOST_NAMES + 1), 0],
         ["peers", ["a"], 2],
         ["group", 5, 1, [[n, "::1", 1, INCARNATION, 1.0, 0, []] for n in range(MOST_MEMBERS + 1)]],
-        ["join", 1, "", INCARNATION, 0, "5" * 16, 0, 0],
-        ["join", 1, "a\n", INCARNATION, 0, "5" * 16, 0, 0],
-        ["join", 1, "a" * 65, INCARNATION, 0, "5" * 16, 0, 0],
-        ["join", 1, "a", "no digest", 0, "5" * 16, 0, 0],
-        ["join", 1, "a", INCARNATION, -1, "5" * 16, 0, 0],
-        ["join", 1, "a", INCARNATION, 0, "5" * 16, 2**60, 0],
-        ["join", 1, "a", INCARNATION, 0, "5" * 16, 0, -1],
+        ["join", VERSION, "", INCARNATION, 0, "5" * 16, 0, 0],
+        ["join", VERSION, "a\n", INCARNATION, 0, "5" * 16, 0, 0],
+        ["join", VERSION, "a" * 65, INCARNATION, 0, "5" * 16, 0, 0],
+        ["join", VERSION, "a", "no digest", 0, "5" * 16, 0, 0],
+        ["join", VERSION, "a", INCARNATION, -1, "5" * 16, 0, 0],
+        ["join", VERSION, "a", INCARNATION, 0, "5" * 16, 2**60, 0],
+        ["join", VERSION, "a", INCARNATION, 0, "5" * 16, 0, -1],
         ["spare", "10.0.0.1", 0],
         ["redirect", "somewhere", 7000],
         [

@@ -168,9 +168,10 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     incarnations = []
     join = one._client._run_session
     assert before is not None
+    assert one._endpoints is not None
     assert one._endpoint is not None
     one._client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
-    one._say_address(one._endpoint.place, seen, moved=True)
+    one._endpoints.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)
     assert one.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one._client._standing)

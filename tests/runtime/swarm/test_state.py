@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.swarm.state import CHUNK, Gathering, Manifest, Snapshot, chosen
-from lossycoll.runtime.world.messages import Malformed
 
 MOST = 1 << 30
 

@@ -286,7 +286,7 @@ def test_a_quiet_donor_is_not_waited_for(peers: Peers) -> None:
     newcomer = peers.come("newcomer")
     began = time.monotonic()
     try:
-        with pytest.raises(OperationTimeout, match=r"hasn't come within 2\.0 s"):
+        with pytest.raises(OperationTimeout, match=r"hasn't come within [12]\.\d s"):
             newcomer.fetch_state(None, 4, MOST, 2.0)
         peers.donor("another", snapshot(2))
         taken = newcomer.fetch_state(None, 4, MOST, 30.0)

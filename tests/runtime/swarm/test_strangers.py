@@ -4,6 +4,7 @@ peer takes part all the same."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -27,7 +28,16 @@ from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import server as under_test
 from lossycoll.runtime.swarm.directory_transport import swarm_keys
 from lossycoll.runtime.swarm.member import SwarmMember
-from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Join, Joined, Leave, pack, unpack
+from lossycoll.runtime.swarm.protocol import (
+    MOST_PEERS,
+    VERSION,
+    Join,
+    Joined,
+    Leave,
+    Refused,
+    pack,
+    unpack,
+)
 from lossycoll.runtime.swarm.server import DirectoryServer
 from tests.runtime.swarm.test_member import peers, together
 from tests.support.transports import GREETING, HERE, Middle, stranger
@@ -151,6 +161,26 @@ def told(peer: Transport, wanted: Callable[[Event], bool], *others: Middle) -> N
         return any(map(wanted, peer.poll(0.01)))
 
     until(has_been)
+
+
+def test_another_version_is_refused_by_name(secret: Secret | None) -> None:
+    """Whatever else its message has: the fields may be others in another version."""
+    with ExitStack() as stack:
+        server, place = stack.enter_context(serving(secret))
+        keys = None if secret is None else swarm_keys(secret)
+        peer = stack.enter_context(closing(Transport(keys)))
+        peer.send(peer.connect(place), json.dumps(["join", VERSION + 1, "new"]).encode())
+        heard: list[Event] = []
+
+        def is_over() -> bool:
+            heard.extend(peer.poll(0.01))
+            return any(isinstance(event, Closed) for event in heard)
+
+        until(is_over)
+        (refused,) = [unpack(event.body) for event in heard if isinstance(event, Received)]
+        assert isinstance(refused, Refused)
+        assert refused.reason.startswith(f"join of version {VERSION + 1}, wanted {VERSION}; ")
+        assert not server._directory.names()
 
 
 # ---- many ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,27 @@ def test_peers_that_are_killed_are_not_missed_for_long(killed: int, stack: ExitS
     last = [told[-1]["most"] for told in done]
     assert len(done[0]) > 5
     assert max(last) - min(last) < 1.0
+
+
+def test_the_name_of_a_peer_that_is_silent_goes_to_whoever_asks(stack: ExitStack) -> None:
+    """A machine without power leaves its connection open; so does a process that is stopped."""
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="first"))
+    frozen = Peer(first.address, "frozen", 0.0)
+    stack.callback(frozen.kill)
+    first.wait_for(2, 60.0)
+    frozen.process.send_signal(signal.SIGSTOP)
+    again = stack.enter_context(Swarm(join=[first.address], secret=SECRET, name="frozen"))
+    assert first._server is not None
+    replaced = first._server._service.counts
+    assert replaced["replaced"] == 1
+    with pytest.raises(RendezvousError, match="a peer named 'frozen' is there; choose another"):
+        Swarm(join=[first.address], secret=SECRET, name="frozen")
+    assert replaced["replaced"] == 1
+    for swarm in (first, again):
+        swarm.member.averages(SCHEMA)
+    values = [np.full(500, value, np.float32) for value in (0.0, 1.0)]
+    together([first.member, again.member], values)
+    assert all(np.allclose(one, 0.5) for one in values)
 
 
 def _round(swarm: Swarm) -> int:

@@ -26,7 +26,7 @@ from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, Spar
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_relay import _ClientConnection
-from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
+from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.runtime.swarm.test_swarm import Peer
 from tests.support.swarm_peer import VALUES
@@ -315,7 +315,7 @@ def test_a_server_that_forgets_all_costs_nothing(
 @pytest.mark.parametrize("serves", [False, True])
 def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack: ExitStack) -> None:
     """Of another directory: a connection ends if nobody listens to its own directory's inbox."""
-    address = Address.of(server.url())
+    address = ValkeyUrl.of(server.url())
     reached = ValkeyServer(address)
     stack.callback(reached.close)
     notices = Notices(reached, address.prefix, None)

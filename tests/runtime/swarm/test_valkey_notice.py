@@ -13,7 +13,7 @@ from lossycoll.runtime.keys.secret import secret_of
 from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
 from lossycoll.runtime.swarm.valkey_notice import GRACE_SECONDS, Claimed, Notice, Notices
-from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
+from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
 from tests.support.valkey import Server
 
 SESSION = "5c" * 8
@@ -24,7 +24,7 @@ class Swarm:
 
     def __init__(self, server: Server) -> None:
         self.client: Any = server.client()
-        self.server = ValkeyServer(Address.of(server.url("here")))
+        self.server = ValkeyServer(ValkeyUrl.of(server.url("here")))
         self.notices = self.of("a secret of tests")
 
     def of(self, secret: str | None, prefix: str = "here") -> Notices:

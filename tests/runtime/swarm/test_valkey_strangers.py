@@ -15,7 +15,7 @@ from lossycoll.runtime.keys.secret import secret_of
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Join, Leave, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_notice import Notice, Notices
-from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
+from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
 from tests.runtime.swarm.test_valkey import SECRET, join, means, server, serving, stack
 from tests.support.valkey import Server
 from tests.support.waiting import until
@@ -163,7 +163,7 @@ def test_a_notice_that_a_stranger_writes_is_written_over(
 
 
 def _notices(server: Server, secret: str) -> Notices:
-    address = Address.of(server.url())
+    address = ValkeyUrl.of(server.url())
     return Notices(ValkeyServer(address), address.prefix, secret_of(secret))
 
 

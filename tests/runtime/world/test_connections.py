@@ -16,7 +16,6 @@ from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world.connections import (
-    VERSION,
     Alive,
     Broken,
     Connected,
@@ -26,7 +25,7 @@ from lossycoll.runtime.world.connections import (
     Refused,
     RekeyAsked,
 )
-from lossycoll.runtime.world.messages import AllHeard, Heartbeat, Hello, Left, pack
+from lossycoll.runtime.world.messages import VERSION, Heartbeat, Hello, Left, Ready, pack
 from lossycoll.runtime.world.probe import answers, ask_for_rekey
 from tests.support.waiting import until
 
@@ -76,9 +75,9 @@ def test_messages_come_in_order_both_ways_and_before_the_end() -> None:
         meet(coordinator, member)
         for _ in range(100):
             assert coordinator.send(1, pack(Heartbeat()))
-        coordinator.send(1, pack(AllHeard()))
+        coordinator.send(1, pack(Ready()))
         found = poll(member, [], 101)
-        assert found == [Received(0, Heartbeat())] * 100 + [Received(0, AllHeard())]
+        assert found == [Received(0, Heartbeat())] * 100 + [Received(0, Ready())]
         member.send(0, pack(Left(1)))
         coordinator.send(1, pack(Heartbeat()))  # which it won't read
         member.close(0.5)
@@ -194,8 +193,8 @@ def test_a_second_connection_of_a_rank_takes_the_place_of_the_first() -> None:
         meet(coordinator, member)
         member.follow(0, 1.0)
         assert poll(member, [coordinator], 1) == [Connected(0)]
-        member.send(0, pack(AllHeard()))
-        assert Received(1, AllHeard()) in poll(coordinator, [], 9, 0.3)
+        member.send(0, pack(Ready()))
+        assert Received(1, Ready()) in poll(coordinator, [], 9, 0.3)
         assert coordinator.send(1, pack(Heartbeat()))
         assert poll(member, [], 1) == [Received(0, Heartbeat())]
 

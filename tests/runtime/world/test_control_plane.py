@@ -14,10 +14,9 @@ import pytest
 from lossycoll.errors import ClosedError, RendezvousError
 from lossycoll.runtime.control.events import Closed, Event
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.world.connections import VERSION
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.runtime.world.messages import Hello, pack
+from lossycoll.runtime.world.messages import VERSION, Hello, pack
 from tests.support.planes import (
     LIVENESS,
     TOKEN,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.world import group_messages
 from lossycoll.runtime.world.group_messages import GroupMessages
-from lossycoll.runtime.world.messages import Addressed, Malformed, Packed
+from lossycoll.runtime.world.messages import Addressed
 
 
 class Taker:
     def __init__(self, group: int) -> None:
         self.group = group
-        self.log: list[tuple[int, Packed]] = []
+        self.log: list[tuple[int, list[Any]]] = []
 
-    def take(self, process: int, packed: Packed) -> None:
+    def take(self, process: int, packed: list[Any]) -> None:
         if packed[0] == "bad":
             raise Malformed("bad")
         self.log.append((process, packed))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.world.messages import Dead, State, ViewChange, pack, pack_list
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world import messages
+from lossycoll.runtime.world.messages import Dead, State, View, ViewChange, pack
 from tests.support.planes import Notes
 from tests.support.virtual_planes import VirtualNetwork, ready
 
@@ -284,7 +284,7 @@ def test_a_state_tells_of_losses_that_its_receiver_missed() -> None:
     notes = group_of_all(net, outlive=True)
     state = State((2,), (2,), 40, (View(0, (0, 1, 2)),))
     net.nodes[1].protocol.send(GROUP, state, [0])
-    assert pack_list(state)[1] == [2]
+    assert messages.GROUP.plain(state)[1] == [2]
     net.run(0.5)
     assert notes[0].log[0] == notes[1].log[0] == ("lost", 2)
     assert views(notes[0]) == views(notes[1])

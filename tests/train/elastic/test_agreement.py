@@ -10,7 +10,14 @@ import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.world.polled_store import PolledStore
-from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member, Watch
+from lossycoll.train.elastic.agreement import (
+    FRESH,
+    Agreement,
+    Generation,
+    LastGeneration,
+    Participant,
+    Watch,
+)
 from tests.support.memory_store import MemoryStore
 from tests.support.virtual_time import VirtualTime
 
@@ -30,7 +37,7 @@ class Process:
         self.dead = False
         self.start = name or f"start of {slot}"
         polled = PolledStore(self._Mortal(self), f"slot {slot}")
-        self.meeting = Meeting(
+        self.agreement = Agreement(
             polled, slot, slots, self.start, clock=self.time.monotonic, sleep=self._sleep
         )
         self.agreed: Generation | None = None
@@ -65,12 +72,12 @@ class Process:
         timeout: float = 60.0,
     ) -> Process:
         last = self.agreed
-        before = None if last is None else Before(last, frozenset(lost), frozenset(refused))
+        before = None if last is None else LastGeneration(last, frozenset(lost), frozenset(refused))
         number = 0 if last is None else last.number + 1
 
         def run() -> None:
             try:
-                self.agreed = self.meeting.meet(steps, before, number, grace, timeout)
+                self.agreed = self.agreement.meet(steps, before, number, grace, timeout)
             except LossyError as error:
                 self.error = error
             except Died:
@@ -113,7 +120,7 @@ def met(slots: int = 3) -> tuple[TimedStore, list[Process]]:
 
 def test_all_slots_meet_first() -> None:
     store, processes = met(4)
-    wanted = Generation(0, tuple(Member(n, f"start of {n}", FRESH) for n in range(4)))
+    wanted = Generation(0, tuple(Participant(n, f"start of {n}", FRESH) for n in range(4)))
     assert [process.agreed for process in processes] == [wanted] * 4
     assert wanted.slots == (0, 1, 2, 3)
     assert wanted.source == 0
@@ -142,14 +149,16 @@ def test_whoever_is_started_again_is_let_in_when_the_others_come() -> None:
     found = [process.end() for process in (first, second, again)]
     assert {one.number for one in found} == {1}
     assert found[0].members == (
-        Member(0, "start of 0", 7, 0),
-        Member(1, "start of 1", 6, 0),
-        Member(2, "again", FRESH),
+        Participant(0, "start of 0", 7, 0),
+        Participant(1, "start of 1", 6, 0),
+        Participant(2, "again", FRESH),
     )
 
 
 def test_the_state_of_most_steps_is_taken_and_the_first_of_several() -> None:
-    members = tuple(Member(n, str(n), steps) for n, steps in ((1, FRESH), (3, 9), (4, 9), (7, 2)))
+    members = tuple(
+        Participant(n, str(n), steps) for n, steps in ((1, FRESH), (3, 9), (4, 9), (7, 2))
+    )
     assert Generation(5, members).source == 1
 
 
@@ -178,7 +187,7 @@ def test_one_that_dies_while_it_waits_is_no_member() -> None:
     store.time.run(2)
     again.dead = True
     store.time.run(3)
-    assert json.loads(store.data["comer/1/0"])["start"] == "again"
+    assert json.loads(store.data["participant/1/0"])[2] == "again"
     first.begin(1, lost=[2])
     second.begin(1, lost=[2])
     assert first.end().slots == second.end().slots == (0, 1)
@@ -220,18 +229,18 @@ def test_a_slot_that_another_has_taken() -> None:
 
 def test_who_waits_is_seen_while_it_lives() -> None:
     store, (first, _, third) = met()
-    watch = first.meeting.watch(1)
+    watch = first.agreement.watch(1)
     assert watch.look(store.time.now) == []
     again = Process(store, 2, 3, "again").begin()
-    assert _seen(watch, store.time) == [Member(2, "again", FRESH)]
-    assert watch.left == set()
+    assert _seen(watch, store.time) == [Participant(2, "again", FRESH)]
+    assert watch.silent == set()
     again.dead = True
     assert _seen(watch, store.time) == []
-    assert watch.left == {2}
+    assert watch.silent == {2}
     third.dead = True
 
 
-def _seen(watch: Watch, time: VirtualTime) -> list[Member]:
+def _seen(watch: Watch, time: VirtualTime) -> list[Participant]:
     """Who waits, after looks of two seconds."""
     for _ in range(10):
         time.run(0.2)
@@ -239,24 +248,23 @@ def _seen(watch: Watch, time: VirtualTime) -> list[Member]:
     return found
 
 
-TWICE = '{"slot": 1, "start": "s", "steps": 0, "before": -1}'
-
-
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ("{", "can't be read"),
-        ("[" * 100_000, "can't be read"),
-        ('{"slot": 1}', "no list"),
-        ("[]", "no list"),
-        ('[{"slot": 1, "start": "", "steps": 0, "before": -1}]', "no member"),
-        (f"[{TWICE}, {TWICE}]", "in the store"),
-        ('[{"slot": 3, "start": "s", "steps": 0, "before": -1}]', "no member of a job of 3"),
-        ('[{"slot": 1, "start": 5, "steps": 0, "before": -1}]', "no member"),
-        ('[{"slot": 1, "start": "s", "steps": -2, "before": -1}]', "no member"),
-        ('[{"slot": true, "start": "s", "steps": 0, "before": -1}]', "no member"),
-        ('[{"slot": 1, "start": "s", "steps": 0}]', "no member"),
-        ('[[1, "s", 0, -1]]', "no member"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("", "no JSON"),
+        ('{"slot": 1}', "no message"),
+        ('["participant",1,"s",0,-1]', "no list of members"),
+        ('["participants",[]]', "members: .*wanted a list of 1"),
+        ('["participants",[[1,"",0,-1]]]', "start: "),
+        ('["participants",[[1,"s",0,-1],[1,"s",0,-1]]]', "ascending"),
+        ('["participants",[[3,"s",0,-1]]]', "no member of a job of 3"),
+        ('["participants",[[1,5,0,-1]]]', "start: "),
+        ('["participants",[[1,"s",-2,-1]]]', "steps: "),
+        ('["participants",[[true,"s",0,-1]]]', "slot: "),
+        ('["participants",[[1,"s",0]]]', "wanted 4 fields"),
+        ('["participants",[{"slot": 1}]]', "wanted 4 fields"),
     ],
 )
 def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
@@ -264,14 +272,14 @@ def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
     process = Process(store, 1, 3)
     store.set("members/0", said)
     with pytest.raises(RendezvousError, match=text):
-        process.meeting.members(0)
+        process.agreement.members(0)
 
 
 def test_a_number_that_is_none_is_counted_from_the_start() -> None:
     store, (first, *_) = met()
     for said in ("-7", "x", "9" * 30):
         store.set("generation", said)
-        assert first.meeting.next_number() == 1
+        assert first.agreement.next_number() == 1
 
 
 def test_few_do_not_go_on_without_the_others() -> None:
@@ -300,8 +308,8 @@ def test_few_do_not_go_on_without_the_others() -> None:
     ids=str,
 )
 def test_who_may_go_on(here: set[int], gone: set[int], left: set[int], *, enough: bool) -> None:
-    generation = Generation(4, tuple(Member(slot, str(slot), 1) for slot in range(3)))
-    assert Before(generation, frozenset(gone)).is_enough(here, left) == enough
+    generation = Generation(4, tuple(Participant(slot, str(slot), 1) for slot in range(3)))
+    assert LastGeneration(generation, frozenset(gone)).is_enough(here, left) == enough
 
 
 def test_a_process_that_fits_no_group_is_left_out() -> None:
@@ -318,8 +326,8 @@ def test_a_process_that_fits_no_group_is_left_out() -> None:
 
 def test_what_a_stranger_writes_is_nobody() -> None:
     store, (first, second, third) = met()
-    for at, said in enumerate(("{", "[]", '{"slot": 7, "start": "s", "steps": 0, "before": -1}')):
-        store.set(f"comer/1/{at}", said)
+    for at, said in enumerate(("{", "[]", '["participant",7,"s",0,-1]')):
+        store.set(f"participant/1/{at}", said)
         store.add("places/1", 1)
     store.add("places/1", 1)  # and one that died before it said anything
     for process in (first, second, third):

@@ -5,13 +5,13 @@ docs/rejoin.md has the keys and the rules. Nothing here knows torch's groups.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
+from lossycoll.runtime.control.schema import Between, Check, Length, Malformed, Schema
 from lossycoll.runtime.world.polled_store import PolledStore
 from lossycoll.runtime.world.view_agreement import has_quorum
 
@@ -25,17 +25,47 @@ SETTLE_SECONDS: Final = 0.5
 NONE: Final = -1
 FRESH: Final = -1
 """The steps of a process that has no state yet."""
+MOST_SLOTS: Final = 1 << 16
+
+
+def _is_slot(value: int, slots: int) -> int:
+    if value >= slots:
+        raise Malformed(f"no member of a job of {slots} slots: {value}")
+    return value
+
+
+def _by_slot(members: tuple[Participant, ...], slots: int) -> tuple[Participant, ...]:
+    found = [one.slot for one in members]
+    if sorted({*found}) != found:
+        raise Malformed(f"slots {found}, wanted ascending ones")
+    return members
 
 
 @dataclass(frozen=True)
-class Member:
-    """One process in a generation."""
+class Participant:
+    """One process in a generation, as it says in the store.
 
-    slot: int  # the number that its launcher gave it
-    start: str  # its name, which no other process has had
-    steps: int  # that its state has had; FRESH: it has none
-    # the generation that it comes from, if no later one was agreed on; NONE: it comes from no such
-    before: int = NONE
+    ``slot`` is the number that its launcher gave it, ``start`` its name, which no other process has
+    had. ``steps``: that its state has had; FRESH: it has none. ``before``: the generation that it
+    comes from, if no later one was agreed on; NONE: it comes from no such.
+    """
+
+    slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]
+    start: Annotated[str, Length(1, 64)]
+    steps: Annotated[int, Between(FRESH, 1 << 62)]
+    before: Annotated[int, Between(NONE, 1 << 31)] = NONE
+
+
+@dataclass(frozen=True)
+class Participants:
+    """A generation, as the first process that may has written it."""
+
+    members: Annotated[
+        tuple[Participant, ...], Length(1, MOST_SLOTS), Check("by slot, each once", _by_slot)
+    ]
+
+
+STORE: Final[Schema[Participant | Participants]] = Schema(Participant | Participants)
 
 
 @dataclass(frozen=True)
@@ -43,7 +73,7 @@ class Generation:
     """A group that was agreed on."""
 
     number: int  # from 0 on
-    members: tuple[Member, ...]  # by slot; torch's ranks are their places in it
+    members: tuple[Participant, ...]  # by slot; torch's ranks are their places in it
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -57,22 +87,22 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Before:
+class LastGeneration:
     """The latest group of a process that worked, and what it knows of the others."""
 
     generation: Generation  # that group
-    gone: frozenset[int] = frozenset()  # slots of members that are known to be dead
+    lost: frozenset[int] = frozenset()  # slots of members that are known to be dead
     refused: frozenset[str] = frozenset()  # starts of processes with which no group could be made
 
     @property
     def expected(self) -> set[int]:
         """Slots of the members that may be alive, and aren't refused."""
         members = self.generation.members
-        return {one.slot for one in members if one.start not in self.refused} - self.gone
+        return {one.slot for one in members if one.start not in self.refused} - self.lost
 
-    def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether the slots ``here`` may continue without ``left``, of whom nothing is known."""
-        return has_quorum(here, self.expected - {*left})
+    def is_enough(self, here: Collection[int], silent: Collection[int]) -> bool:
+        """Whether the slots ``here`` may continue without ``silent``, of whom nothing is known."""
+        return has_quorum(here, self.expected - {*silent})
 
 
 class Watch:
@@ -83,12 +113,12 @@ class Watch:
         self._number = number
         self._slots = slots
         self._who = who
-        self._comers: list[_Comer] = []
+        self._arrivals: list[_Arrival] = []
         self._looked = float("-inf")
         self._alive = ALIVE_SECONDS
 
-    def look(self, now: float) -> list[Member]:
-        """Those whose heartbeat has grown lately, of each slot the latest to come, by slot.
+    def look(self, now: float) -> list[Participant]:
+        """Processes whose heartbeat has grown lately, of each slot the latest to come, by slot.
 
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
         is in seconds, by a clock that only grows. RendezvousError: the store fails.
@@ -96,52 +126,56 @@ class Watch:
         if self._looked > float("-inf"):
             self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
         self._looked = now
-        self._take_comers()
-        keys = [f"heartbeat/{self._number}/{at}" for at in range(len(self._comers))]
-        for one, heartbeat in zip(self._comers, self._store.counts(keys), strict=True):
+        self._take_arrivals()
+        keys = [f"heartbeat/{self._number}/{at}" for at in range(len(self._arrivals))]
+        for one, heartbeat in zip(self._arrivals, self._store.counts(keys), strict=True):
             if one.heartbeat and heartbeat > one.heartbeat:
                 one.grew = now
             one.heartbeat = max(heartbeat, one.heartbeat)
-        alive = [one.member for one in self._comers if one.member and self._is(one)]
+        alive = [one.participant for one in self._arrivals if one.participant and self._is(one)]
         found = {member.slot: member for member in alive}
         return [found[slot] for slot in sorted(found)]
 
     @property
-    def left(self) -> set[int]:
+    def silent(self) -> set[int]:
         """Slots of those that were seen alive, and aren't any more, as of the last look."""
-        seen = {one.member.slot for one in self._comers if one.member and one.grew > 0}
-        return seen - {one.member.slot for one in self._comers if one.member and self._is(one)}
+        seen = {one.participant.slot for one in self._arrivals if one.participant and one.grew > 0}
+        return seen - {
+            one.participant.slot for one in self._arrivals if one.participant and self._is(one)
+        }
 
-    def _is(self, one: _Comer) -> bool:
+    def _is(self, one: _Arrival) -> bool:
         return self._looked - one.grew <= self._alive
 
-    def _take_comers(self) -> None:
+    def _take_arrivals(self) -> None:
         key = f"places/{self._number}"
         count = self._store.counts([key])[0] if self._store.is_marked(key) else 0
-        for at in range(len(self._comers), count):
+        for at in range(len(self._arrivals), count):
             self._store.add(f"heartbeat/{self._number}/{at}", 0)  # so that it can be asked for
-            self._comers.append(_Comer())
-        for at, one in enumerate(self._comers):
-            if one.member is None and not one.malformed:
-                said = self._store.get(f"comer/{self._number}/{at}")
+            self._arrivals.append(_Arrival())
+        for at, one in enumerate(self._arrivals):
+            if one.participant is None and not one.malformed:
+                said = self._store.get(f"participant/{self._number}/{at}")
                 if said is not None:  # else it is about to be written, or its process has ended
                     try:
-                        one.member = member_of(said, self._slots, self._who)
-                    except RendezvousError:
-                        one.malformed = True
+                        found = STORE.unpack(said.encode(), self._slots)
+                        one.participant = found if isinstance(found, Participant) else None
+                    except Malformed:
+                        pass
+                    one.malformed = one.participant is None
 
 
 @dataclass
-class _Comer:
+class _Arrival:
     """Process that has a place: what it says, its heartbeat, and when that grew."""
 
-    member: Member | None = None
+    participant: Participant | None = None
     malformed: bool = False
     heartbeat: int = 0
     grew: float = float("-inf")
 
 
-class Meeting:
+class Agreement:
     """One process's way from generation to generation."""
 
     def __init__(
@@ -179,7 +213,7 @@ class Meeting:
         return Watch(self._store, number, self._slots, self._who)
 
     def meet(
-        self, steps: int, before: Before | None, at_least: int, grace: float, timeout: float
+        self, steps: int, before: LastGeneration | None, at_least: int, grace: float, timeout: float
     ) -> Generation:
         """Waits until this process is a member of a new generation, ``at_least`` or later.
 
@@ -201,12 +235,12 @@ class Meeting:
             number = self.next_number(number + 1)
 
     def _wait(
-        self, number: int, steps: int, before: Before | None, grace: float, end: float
+        self, number: int, steps: int, before: LastGeneration | None, grace: float, end: float
     ) -> None:
         of = NONE if before is None else before.generation.number
-        own = Member(self._slot, self._start, steps, of)
+        own = Participant(self._slot, self._start, steps, of)
         at = self._store.add(f"places/{number}", 1) - 1
-        self._store.set(f"comer/{number}/{at}", json.dumps(asdict(own)))
+        self._store.set(f"participant/{number}/{at}", STORE.pack(own).decode())
         watch, begin = self.watch(number), self._clock()
         next_heartbeat = latest = begin
         known: set[str] = set()
@@ -227,7 +261,9 @@ class Meeting:
                 slots = {one.slot for one in here}
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
-                enough = not missing or (waited and before and before.is_enough(slots, watch.left))
+                enough = not missing or (
+                    waited and before and before.is_enough(slots, watch.silent)
+                )
                 if may and enough:
                     self._agree(number, here)
                     continue
@@ -247,7 +283,7 @@ class Meeting:
             peer=min(missing),
         )
 
-    def _missing(self, here: Collection[Member], before: Before | None) -> set[int]:
+    def _missing(self, here: Collection[Participant], before: LastGeneration | None) -> set[int]:
         """Slots without which this process agrees on nothing before ``grace`` is over."""
         slots = {one.slot for one in here}
         if before is None:
@@ -257,17 +293,20 @@ class Meeting:
     def members(self, number: int) -> Generation:
         """A generation that was agreed on. RendezvousError: its key holds something else."""
         raw = self._store.get(f"members/{number}") or ""
-        said = _read(raw, self._who)
-        if not isinstance(said, list) or not said:
-            raise RendezvousError(f"{self._who}: members/{number} in the store is no list: {raw!r}")
-        found = tuple(_member(one, self._slots, self._who) for one in said)
-        if sorted({one.slot for one in found}) != [one.slot for one in found]:
-            raise RendezvousError(f"{self._who}: members/{number} in the store: {raw!r}")
-        return Generation(number, found)
+        try:
+            found = STORE.unpack(raw.encode(), self._slots)
+            if not isinstance(found, Participants):
+                raise Malformed(f"{raw!r:.80} is no list of members")
+        except Malformed as error:
+            raise RendezvousError(
+                f"{self._who}: members/{number} in the store: {error}; does another job use the "
+                f"same store, or a job of another size?"
+            ) from None
+        return Generation(number, found.members)
 
-    def _agree(self, number: int, here: Collection[Member]) -> None:
-        members = [asdict(one) for one in sorted(here, key=lambda one: one.slot)]
-        self._store.set_first(f"members/{number}", json.dumps(members))
+    def _agree(self, number: int, here: Collection[Participant]) -> None:
+        members = Participants(tuple(sorted(here, key=lambda one: one.slot)))
+        self._store.set_first(f"members/{number}", STORE.pack(members).decode())
         self._store.set("generation", str(number))  # a hint: it may go backwards
 
     def _check_slot(self) -> None:
@@ -278,35 +317,3 @@ class Meeting:
                 f"before; end this one, or give each its own slot",
                 peer=self._slot,
             )
-
-
-_FIELDS: Final = tuple(one.name for one in fields(Member))
-
-
-def member_of(text: str, slots: int, who: str) -> Member:
-    """Reads a process's JSON about itself; the RendezvousError names ``who`` reads."""
-    return _member(_read(text, who), slots, who)
-
-
-def _member(said: Any, slots: int, who: str) -> Member:
-    if isinstance(said, dict) and set(said) == set(_FIELDS):
-        slot, start, steps, before = (said[name] for name in _FIELDS)
-        named = isinstance(start, str) and 0 < len(start) <= 64
-        numbers = _whole(steps, FRESH, 1 << 62) and _whole(before, NONE, 1 << 31)
-        if named and _whole(slot, 0, slots - 1) and numbers:
-            return Member(slot, start, steps, before)
-    raise RendezvousError(
-        f"{who}: {said!r} in the store is no member of a job of {slots} slots; does another job "
-        f"use the same store, or a job of another size?"
-    )
-
-
-def _whole(value: object, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _read(text: str, who: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RendezvousError(f"{who}: what is in the store can't be read: {error}") from None

@@ -1,1 +1,1 @@
-"""Command line of lossycoll."""
+"""The command ``lossycoll``."""

@@ -42,12 +42,12 @@ TABLES: Final = {
 
 
 def handlers() -> list[Any]:
-    """Those of torch's debug server, and those of this module."""
+    """Handlers of torch's debug server, and of this module."""
     return [*theirs.default_handlers(), StatusHandler(), CallsHandler()]
 
 
 class StatusHandler(_frontend.DebugHandler):
-    """What each rank does, and for whom it waits."""
+    """Page of what each rank does, and for whom it waits."""
 
     def routes(self) -> list[Any]:
         """Its page."""
@@ -58,7 +58,7 @@ class StatusHandler(_frontend.DebugHandler):
         return [frontend.NavLink("/lossycoll", "lossycoll")]
 
     def templates(self) -> dict[str, str]:
-        """Of its page."""
+        """Template of its page."""
         return {"lossycoll.html": STATUS_TEMPLATE}
 
     def dump(self) -> str | None:
@@ -94,7 +94,7 @@ class CallsHandler(_frontend.DebugHandler):
         return [frontend.NavLink("/lossycoll_fr_trace", "FlightRecorder lossycoll")]
 
     def templates(self) -> dict[str, str]:
-        """Of its page: torch's own."""
+        """Template of its page: torch's own."""
         return {"fr_trace.html": theirs.FR_TRACE_TEMPLATE}
 
     def _handle(self, request: Any) -> bytes:
@@ -121,7 +121,7 @@ def fetched(timeout: float) -> tuple[str | None, list[Record]]:
 
 
 def own_records() -> str:
-    """What a rank's worker server answers: the records of its jobs on its machine."""
+    """Records of a rank's jobs on its machine, as its worker server answers."""
     records = status_page.pages(calls=True)
     mine = {record.session for record in records if record.pid == os.getpid()}
     return json.dumps([record.to_json() for record in records if record.session in mine])

@@ -174,7 +174,7 @@ def _described(network: Network) -> str:
 
 
 def _traffic(counters: Counters) -> list[str]:
-    """What crossed the edges of hosts and sites."""
+    """Traffic across the edges of hosts and sites."""
     return [
         f"MB that left / entered each {name}: "
         + ", ".join(

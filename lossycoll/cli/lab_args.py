@@ -179,7 +179,7 @@ def _flows(text: str) -> tcp.Flows:
 
 
 def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options that were written."""
+    """Options that were written."""
     values = {name: getattr(options, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 

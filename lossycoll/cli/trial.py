@@ -246,7 +246,7 @@ def _change(value: Any, base: Any) -> float:
 
 
 def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
-    """What makes the table worth less than it seems."""
+    """Complaints about what makes the table worth less than it seems."""
     failed = [one for one in trials if one.failure]
     # One is enough to read: what ends one run mostly ends the others as well.
     out = [f"loss {one.loss:g}, seed {one.seed}: {one.failure}" for one in failed[:1]]

@@ -1,4 +1,4 @@
-"""What can make a network: the kernel's emulator, its packet filter, or the switch."""
+"""Backends that make a network: the kernel's emulator, its packet filter, or the switch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .switch import Switch, instead
 
 
 class Backend(Protocol):
-    """What a laboratory needs of whatever makes its network."""
+    """Maker of a laboratory's network."""
 
     def inside(self, number: int, command: list[str]) -> list[str]:
         """The command that runs ``command`` on a host."""
@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Puts other links and ports in force."""
 
     def counters(self) -> Counters:
-        """What was counted since the start."""
+        """Counts since the start."""
 
     def close(self) -> None:
         """Ends everything. May be called again."""
@@ -88,7 +88,7 @@ def choose(*networks: Network, name: str = "auto") -> str:
 
 @functools.cache
 def missing(name: str) -> str:
-    """What this machine lacks for a backend, as a sentence; empty if it has it all. Tried out, not
+    """Lack of this machine for a backend, as a sentence; empty if it has it all. Tried out, not
     looked up: what a kernel has isn't always what it allows."""
     environment = {**os.environ, leftovers.MARK: leftovers.new_name()}
     try:

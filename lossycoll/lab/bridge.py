@@ -144,7 +144,7 @@ def gateway_of(site: int) -> tuple[str, str]:
 
 
 def _bridges(network: Network) -> tuple[list[str], dict[str, str]]:
-    """Commands for the bridges and the cables between them; the bridge at each end of a cable."""
+    """Commands for the bridges and the cables between them; the bridge of each end of a cable."""
     names = [f"{BRIDGE}{site}" for site in range(network.sites)]
     lines: list[str] = []
     cables: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Counters of a laboratory, as data.
+"""Counts of a laboratory, as data.
 
 Packets are those on the wire, however the kernel aggregates them; bytes are of Ethernet frames
 without checksum.
@@ -110,7 +110,7 @@ class Counters:
 
     @property
     def levels(self) -> dict[str, LevelBytes]:
-        """Traffic over the edge of each "host" and each "site". Ranks of one host send each other
+        """Bytes across the edge of each "host" and each "site". Ranks of one host send each other
         nothing that would be counted here."""
         return {
             "host": _level([(host.up, host.down) for host in self.hosts]),

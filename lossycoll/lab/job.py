@@ -22,7 +22,7 @@ GRACE_SECONDS: Final = 30.0
 
 
 class Hosts(Protocol):
-    """What a job needs of its laboratory."""
+    """Hosts that a job runs on."""
 
     @property
     def network(self) -> Network: ...
@@ -46,13 +46,13 @@ class Ended:
 
     @property
     def status(self) -> int:
-        """As a shell would report it: 128 and the signal's number."""
+        """Status as a shell would report it: 128 and the signal's number."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[str, str]:
-    """What torchrun would give a rank of a node, the interface to use, and the site. ``world``: how
-    many ranks take part, the first ones of ``shape``."""
+    """Variables that torchrun would give a rank of a node, the interface and the site. The first
+    ``world`` ranks of ``shape`` take part."""
     host, local = shape.place_of(rank)
     first, last = rank - local, shape.place_of(world - 1)[0]
     variables = {

@@ -116,7 +116,7 @@ class Lab:
         self._change(network)
 
     def counters(self) -> Counters:
-        """What was counted since the start; after the end, up to the end."""
+        """Counts since the start; after the end, up to the end."""
         return self._running().counters()
 
     def _change(self, network: Network) -> None:

@@ -26,7 +26,7 @@ FIRST_CLASS: Final = 16
 
 
 def link_arguments(link: Link, mtu: int) -> list[str]:
-    """Arguments of "netem" for a link. LabError for a link that netem can't make.
+    """Arguments of netem for a link. LabError for what netem can't do.
 
     netem's jitter reorders, as a spread does. Its ``reorder`` sends packets ahead at once rather
     than hold them back, and only where there is a delay.
@@ -69,7 +69,7 @@ def _lacks(part: Link | Port) -> str:
 
 
 def rate_arguments(mbit: float | None, port: Port, mtu: int) -> list[str]:
-    """Arguments of "netem" for one direction of a port."""
+    """Arguments of netem for one direction of a port."""
     if mbit is None:
         return ["limit", str(LIMIT)]
     bytes_ = queue_bytes(mbit, port, mtu)
@@ -169,7 +169,7 @@ class Netem(Bridge):
         )
 
     def _redirect(self, number: int, device: str, through: str) -> None:
-        """Lead packets that arrive at ``device`` through the queue of an ifb device first."""
+        """Sends what arrives at ``device`` through the queue of an ifb device first."""
         lines = f"link add {through} type ifb\nlink set {through} txqueuelen 1000 up\n"
         self.tool(number, "ip", "-batch", "-", text=lines)
         self._tc(number, f"qdisc add dev {device} handle ffff: ingress")

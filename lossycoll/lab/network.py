@@ -1,4 +1,4 @@
-"""What a laboratory's network is like, as pure data: hosts, their ports, and the links between.
+"""A laboratory's network as pure data: sites, hosts, their ports, and the links between.
 
 A packet goes through the sender's port, the link, and the receiver's port; between two sites also
 through the gateways of both, before and behind the link. Delays are one-way: a round trip has two.
@@ -63,7 +63,7 @@ class Shape:
 
     @cached_property
     def ranks_by_host(self) -> tuple[int, ...]:
-        """How many ranks each host has."""
+        """Number of each host's ranks."""
         if isinstance(self.ranks, tuple):
             return self.ranks
         return (self.ranks,) * self.total_hosts
@@ -207,7 +207,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Port:
-    """How a host or a site is connected: a rate each way, with a queue before it."""
+    """Port of a host or a site: a rate each way, with a queue before it."""
 
     up_mbit: float | None = None  # rate to the network, Mbit/s; None for no limit
     down_mbit: float | None = None  # rate from the network, Mbit/s; None for no limit
@@ -262,7 +262,7 @@ class Network:
 
     @cached_property
     def shape(self) -> Shape:
-        """Who is where."""
+        """Placement of ranks on hosts and sites."""
         return Shape(self.sites, self.hosts, self.ranks)
 
     @property
@@ -394,7 +394,7 @@ def changed(part: Any, **changes: Any) -> Any:
 
 
 def queue_bytes(rate_mbit: float, part: Link | Port, mtu: int) -> float:
-    """How much may wait, in bytes of frames, or is in a policer's bucket; two packets at least, or
+    """Length of a queue in bytes of frames, or of a policer's bucket; two packets at least, or
     nothing would pass."""
     frame = float(mtu + ETHERNET_BYTES)
     if part.queue_packets is not None:

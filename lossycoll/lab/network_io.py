@@ -115,7 +115,7 @@ def host(text: str) -> int:
 
 
 def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
-    """What ``loss=1%,delay=20ms`` says, the same as ``loss=0.01,delay_ms=20``; "none" is None.
+    """Fields of ``loss=1%,delay=20ms``, the same as ``loss=0.01,delay_ms=20``; "none" is None.
     ``rate``: the fields that "rate" stands for. OptionError for any other form."""
     out: dict[str, Any] = {}
     for part in text.split(","):

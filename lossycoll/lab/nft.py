@@ -58,7 +58,7 @@ def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
 
 
 def _geometric(rng: random.Random, chance: float) -> int:
-    """How many draws until one succeeds; 1 at least."""
+    """Number of draws until one succeeds; 1 at least."""
     count = 1
     if chance < 1:
         # The inverse of the distribution, as one draw for each would take 1 / chance of them.

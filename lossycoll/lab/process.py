@@ -1,4 +1,4 @@
-"""Processes of the laboratory: the switch, and the two ends of a probe (native/lab/lab.h).
+"""Roles with a process of their own: the switch, and the ends of a probe (native/lab/lab.h).
 
     process.py EXTENSION switch MEMORY LIFELINE READY
     process.py EXTENSION receive PORT COUNT IDLE_MS

@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(counters: Counters) -> list[Row]:
-    """Lost packets by host, or site, and direction. Nothing is in two rows."""
+    """Losses by host, or site, and direction. Nothing is in two rows."""
     out = []
     for number, host in enumerate(counters.hosts):
         links = [one for (sender, _), one in counters.links.items() if sender == number]
@@ -108,7 +108,7 @@ def tcp_data(took: Took) -> dict[str, Any]:
 
 
 def network(network: Network) -> list[str]:
-    """Description of the network, a line for each part that does anything to packets."""
+    """Effects of the network on packets, a line for each part that has any."""
     sites = network.sites > 1
     parts: list[tuple[str, Link | Port]] = [
         ("each host", network.port),

@@ -115,7 +115,7 @@ class Switch:
             self._ask()
 
     def counters(self) -> Counters:
-        """Return the counters up to now."""
+        """Counts up to now."""
         with self._lock:
             if self.running:
                 self._ask()

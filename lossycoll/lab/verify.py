@@ -70,7 +70,7 @@ class Flow:
 
     @property
     def loss(self) -> float:
-        """Share lost of the packets that the queues let pass."""
+        """Share lost of what the queues let pass."""
         return (self.lost - self.queued_out) / max(1, self.sent - self.queued_out)
 
     @property
@@ -175,7 +175,7 @@ class LinkCheck:
 
     @property
     def complaints(self) -> list[str]:
-        """Deviations from what was asked, beyond what chance explains; empty if all is well."""
+        """Complaints about what is not as asked, beyond what chance explains."""
         out = []
         for name, one in (("plain", self.plain), ("aggregated", self.aggregated)):
             low, high = bounds(self.link, one.sent)
@@ -236,7 +236,7 @@ class GatewayCheck:
 
     @property
     def complaints(self) -> list[str]:
-        """Rates above those asked. How much less than its rate gets through is the machine's."""
+        """Complaints about what is not as asked; to get less than the rate is the machine's."""
         most = self.asked * (1 + FASTER)
         if self.got > most:
             return [f"{self.got:.1f} Mbit/s got through, wanted at most {most:.1f}"]

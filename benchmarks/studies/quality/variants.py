@@ -15,7 +15,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method, ddp, methods
-from lossycoll.cli.demo.methods.drift_bound import attach
+from lossycoll.cli.demo.methods.ddp import attach
 from lossycoll.cli.demo.methods.sharded import wrap
 
 from .matrix import BASE, CONTROL, DIALS, DISPERSED, SPREAD_DIALS, UNREPAIRED, dial

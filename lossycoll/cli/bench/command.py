@@ -178,7 +178,7 @@ def measure(
     environment: Mapping[str, str | None],
     console: Console,
 ) -> dict[str, Any]:
-    """What ranks on this machine measured (bench_rank.take_part); progress goes to ``console``.
+    """Measures with ranks on this machine (worker.take_part); progress goes to ``console``.
     Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run."""
     if "nccl" in config["backends"]:
         bench_nccl.choose([bench_nccl.look()] * ranks)
@@ -315,7 +315,7 @@ def table(results: dict[str, Any]) -> Table:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """Text lines on the measurement: one per backend where there is more to say than its name."""
+    """Labels of the backends, in words, where there is more to say than their names."""
     nccl = results["nccl"]
     if nccl is None:
         return []

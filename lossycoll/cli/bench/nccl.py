@@ -62,7 +62,7 @@ class Setup:
 
 
 def look() -> Seen:
-    """Return this process's view."""
+    """View of this process."""
     # Here, so that --help can answer before torch is imported.
     import torch
     import torch.distributed as dist

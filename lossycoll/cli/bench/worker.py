@@ -1,4 +1,4 @@
-"""What one rank of the benchmark does. Started by command.py.
+"""One rank of the benchmark. Started by command.py.
 
 Backends take turns, iteration by iteration, through process groups of the same
 processes: whatever else the machine does in the meantime hits them alike.
@@ -232,7 +232,7 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
 
 
 def labels(config: dict[str, Any], setup: nccl.Setup | None) -> dict[str, str]:
-    """What each backend's times are of, in words."""
+    """Meaning of each backend's times, in words."""
     others = "CPU tensors"
     if setup is not None:
         others = "GPU tensors; their copies to the host's memory and back are in the time"

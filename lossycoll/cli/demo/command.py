@@ -20,14 +20,14 @@ from lossycoll.cli.launcher import launch, must_be_writable
 from lossycoll.cli.plotting import drawn
 
 from . import report
-from .runs import DemoRun, runs
+from .report import DemoRun, demo_runs
 
 HEAD_WIDTH = 32  # as in model, which would import torch before --help can answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lossycoll demo``."""
-    known = tuple(runs())
+    known = tuple(demo_runs())
     add = parser.add_argument
     add("--loss", type=share, default=0.1, help="share of packets to drop (default 0.1)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     must_be_writable(saved, make_folder=True)
     results = _header(options)
     for name in options.runs:
-        results["runs"][name] = _one_run(runs()[name], options, console)
+        results["runs"][name] = _one_run(demo_runs()[name], options, console)
     report.compare(results["runs"])
     saved.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.json:

@@ -1,4 +1,4 @@
-"""How far apart the replicas of the demo should be, from how its parameters move and what is lost.
+"""Drift that the demo's replicas should have, from how parameters move and what is lost.
 
 Of q of the packets nothing arrives, after parity or resending has brought back what it could.
 Distances are squared, and means over all pairs of replicas.
@@ -68,7 +68,7 @@ class OwnersTrail:
 
 
 class OwnSteps:
-    """What this rank's own steps add to a sample of the parameters, whatever else changes them.
+    """Sums of this rank's own steps over a sample of the parameters, whatever else changes them.
 
     Attach it after the DriftBound of this ``period`` and the default means that it is about:
     hooks run in order of registration, and what DriftBound moves before a step isn't part of it.

@@ -13,7 +13,7 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-from .runs import runs as known_runs
+from .report import demo_runs
 
 PARTS = 8
 
@@ -45,7 +45,7 @@ def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]
 def draw(results: dict[str, Any], path: Path) -> None:
     """Costs on the left, drift on the right, a line for each run."""
     figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    runs, known = results["runs"], known_runs()
+    runs, known = results["runs"], demo_runs()
     base_name = next(iter(runs))
     equal: list[str] = []
     for name, run in runs.items():

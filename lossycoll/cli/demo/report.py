@@ -5,12 +5,42 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from .runs import runs as known_runs
+from .methods import DDP, Method, methods
+from .methods.registry import DEMO_RUNS
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One training run. ``lossy``: packets are dropped. ``width``: of its line in the plot."""
+
+    name: str
+    backend: str
+    method: Method
+    lossy: bool
+    colour: str
+    width: float
+
+
+def demo_runs() -> dict[str, DemoRun]:
+    """All runs by name, in the order in which they are done and shown."""
+    # Curves lie on top of one another: the first is drawn wide, the others within it.
+    gloo, lossless = DEMO_RUNS
+    clean = (
+        DemoRun(gloo, "gloo", DDP, lossy=False, colour="tab:blue", width=6.0),
+        DemoRun(lossless, "lossy", DDP, lossy=False, colour="tab:green", width=3.0),
+    )
+    under_loss = (
+        DemoRun(one.run_name, "lossy", one, lossy=True, colour=one.colour, width=1.4)
+        for one in methods()
+    )
+    return {run.name: run for run in (*clean, *under_loss)}
+
 
 Run = dict[str, Any]
 
@@ -105,13 +135,13 @@ def table(runs: dict[str, Run]) -> Table:
 
 
 def remarks(runs: dict[str, Run]) -> list[str]:
-    """Notes for readers of the table on the distance between replicas."""
+    """Remarks on the table about the distance between replicas."""
     drifting = [name for name, run in runs.items() if run["drift"]["mean_square_distance"] > 0]
     if not drifting:
         return []
     said = (
         f"{run.name}: {run.method.summary}."
-        for run in known_runs().values()
+        for run in demo_runs().values()
         if run.lossy and run.name in drifting and run.method.summary
     )
     return [

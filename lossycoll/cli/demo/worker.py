@@ -69,7 +69,7 @@ COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_
 
 
 class Traffic:
-    """Counts of training's packets, sent and missed at this rank, without measuring's."""
+    """Packets that training has sent and missed at this rank, without those of measuring it."""
 
     def __init__(self, backend: str) -> None:
         # torch's other backends don't count.
@@ -193,7 +193,7 @@ def compared_steps(steps: int) -> set[int]:
 
 
 def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, Any]:
-    """Distance of the replicas, measured and predicted: None where nothing bounds it."""
+    """Distance of the replicas, and the one they should have: None where nothing bounds it."""
     drift = lossycoll.measure_drift(model)
     expected = None if loss else 0.0
     return {

@@ -1,1 +1,1 @@
-"""Report of what this machine can do, and what to change."""
+"""``lossycoll doctor``: abilities of this machine, and remedies."""

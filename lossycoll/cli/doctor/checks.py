@@ -46,7 +46,7 @@ def system() -> list[Finding]:
 
 
 def versions() -> list[Finding]:
-    """Of Python and torch: a process group's methods change with torch's releases."""
+    """Versions of Python and torch: a process group's methods change with torch's releases."""
     import torch
 
     python, wanted = python_versions(), torch_versions()

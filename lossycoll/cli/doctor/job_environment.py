@@ -1,4 +1,4 @@
-"""What a job that is started from this environment would meet: the same choices, made now.
+"""Choices of a job that is started from this environment, made now.
 
 Without an interface or with options that are refused there is no job; those have a line of
 their own, and the checks that need them have nothing to say.
@@ -23,7 +23,7 @@ ENOUGH_PORTS = 64
 
 
 def chosen_interface() -> list[Finding]:
-    """As backend/group_steps.py does, but that the master is known from MASTER_ADDR only."""
+    """Interface as backend/group_steps.py chooses it, with the master from MASTER_ADDR only."""
     from lossycoll.errors import InterfaceError
     from lossycoll.runtime.net.interfaces import choose
 
@@ -100,7 +100,7 @@ def _interface() -> Interface | None:
 
 
 def local_ranks() -> int:
-    """How many torchrun starts here; a doctor that it didn't start knows of one."""
+    """Number of ranks that torchrun starts here; a doctor that it didn't start knows of one."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isdecimal() else 1
 
@@ -108,7 +108,7 @@ def local_ranks() -> int:
 def _free(
     interface: Interface, ports: tuple[int, int], kind: socket.SocketKind, enough: int
 ) -> int:
-    """How many ports can be bound; counting ends when there are enough."""
+    """Number of ports that can be bound; counting ends when there are enough."""
     family = socket.AF_INET6 if interface.version == 6 else socket.AF_INET
     free = 0
     for port in range(ports[0], ports[1] + 1):

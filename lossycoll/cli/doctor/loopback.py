@@ -200,7 +200,7 @@ def _gigabytes_per_second(cipher: str) -> float:
 
 
 def _instructions() -> str:
-    """Which instructions for AES and for GCM's tag the processor has."""
+    """Instructions for AES and for GCM's tag that the processor has."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
     found = [

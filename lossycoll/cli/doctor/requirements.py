@@ -1,4 +1,4 @@
-"""Which versions the installed package admits, by its own metadata.
+"""Versions that the installed package admits, by its own metadata.
 
 ``packaging`` would read this, but isn't among what torch or this package installs.
 """

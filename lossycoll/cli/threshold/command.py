@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_json(choice: Choice) -> dict[str, Any]:
-    """What ``--json`` prints; ``threshold`` is null if dropping does not pay."""
+    """Result as ``--json`` prints it; ``threshold`` is null if dropping does not pay."""
     return {
         "threshold": choice.threshold if math.isfinite(choice.threshold) else None,
         "drop_rate": choice.drop_rate,
@@ -94,7 +94,7 @@ BAR: Final = 12
 
 
 def head(prediction: Prediction) -> list[str]:
-    """What was recorded, and what it is taken for."""
+    """Lines on what was recorded, and what it is taken for."""
     steps, ranks, batches = prediction.recorded.times.shape
     lines = [
         f"recorded: {steps} steps, {ranks} ranks, {batches} micro-batches; "
@@ -149,7 +149,7 @@ def table(prediction: Prediction) -> Table:
 
 
 def _speedup(points: Sequence[Point], threshold: float) -> float:
-    """Of a curve, interpolated."""
+    """Speed-up of a curve at a threshold, interpolated."""
     taus = [point.threshold for point in points]
     return float(np.interp(threshold, taus, [point.speedup for point in points]))
 

@@ -1,4 +1,4 @@
-"""Prediction from recorded times: the chosen threshold, and its gain in detail."""
+"""Predictions from recorded times: the chosen threshold, and curves to compare it with."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Fragment:
 
     @property
     def offset(self) -> int:
-        """Place of its first element within its parameter, in the order of memory."""
+        """Offset of its first element within its parameter, in the order of memory."""
         return self.begin - self.member.begin
 
 

@@ -39,7 +39,7 @@ class Holding:
 
     @property
     def replicas(self) -> int:
-        """How many ranks hold the same."""
+        """Number of ranks that hold the same."""
         return math.prod(dist.get_world_size(group) for group in self.copies)
 
 

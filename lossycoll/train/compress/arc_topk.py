@@ -147,7 +147,7 @@ class ARCTopKState:
             _check_no_names(dense)
 
     def _init_process_state(self) -> None:
-        """What is not pickled."""
+        """Sets what is not pickled."""
         self._names = ParameterNames()
         self._collectives: Collectives | None = None
         """Once the ranks' arguments have been compared."""

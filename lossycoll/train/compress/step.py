@@ -77,7 +77,7 @@ class BucketGradient:
 
     @property
     def parts(self) -> selection.Parts:
-        """What is to be compressed."""
+        """Addends of what is to be compressed."""
         return self.error_memory.parts(self.matrix)
 
     @property

@@ -200,7 +200,7 @@ class DriftBound:
 
     @property
     def bytes_per_step(self) -> int:
-        """What one step brings to one value on all ranks."""
+        """Bytes that one step brings to one value on all ranks."""
         return self._staging.numel()
 
     @torch.no_grad()
@@ -263,7 +263,7 @@ class DriftBound:
     # ---- the slices ----
 
     def _sources(self) -> list[Source]:
-        """What there is to exchange now."""
+        """Tensors to exchange now."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
         return sources_of(holdings, self._optimizer, state=self._state)
 
@@ -342,7 +342,7 @@ class DriftBound:
         return _UnderWay(gather, [span for span in spans if span.owner != self._collectives.rank])
 
     def _spans(self, number: int, sweep: int) -> list[_Span]:
-        """What slice ``number`` has of each tensor."""
+        """Spans of slice ``number``, tensor by tensor."""
         chunk_bytes = self._slices.chunk_bytes
         rows: dict[int, Tensor] = {}
         spans: list[_Span] = []

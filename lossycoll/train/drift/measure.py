@@ -87,8 +87,8 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
 
 
 def _agreements(holdings: Sequence[Holding], group: dist.ProcessGroup | None) -> list[Agreement]:
-    """Layout that each group's ranks must share: copies are the same to the last stride, the rest
-    of a parameter is of the same whole."""
+    """Lines that each group's ranks must have alike: copies are the same to the last stride, the
+    rest of a parameter is of the same whole."""
     if not holdings:  # others may have some
         here = Collectives(group)
         return [Agreement(here, (), here.group.bound_device_id or torch.device("cpu"))]
@@ -158,8 +158,8 @@ def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
 def _sums_of_kind(
     tensors: list[Tensor], copies: Sequence[Collectives], rest: Sequence[Collectives], exact: bool
 ) -> tuple[list[float], list[float]]:
-    """Sums of tensors spread alike. Done again where a rank was lost meanwhile: some of the
-    sums may have been with it and others without."""
+    """Sums of tensors that are spread alike. Done again where a rank was lost meanwhile: some may
+    have been with it and others without."""
     device = tensors[0].device
     for _ in range(ATTEMPTS):
         before = [_survivors(each, device) for each in copies]

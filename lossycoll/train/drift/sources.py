@@ -30,7 +30,7 @@ class Source:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Key that tells it from others, also of another optimizer."""
+        """Identity, also among tensors of another optimizer."""
         return self.name, id(self.parameter)
 
     def tensor(self, optimizer: Optimizer) -> Tensor | None:

@@ -48,7 +48,7 @@ class StepRecord:
 
     @property
     def seconds(self) -> float:
-        """Of compute, the loading of data included."""
+        """Seconds of compute, the loading of data included."""
         return sum(self.laps)
 
     @property

@@ -209,7 +209,7 @@ class StepRunner:
             self._warn_of_short_steps(record)
 
     def _addends(self, record: StepRecord) -> StepSums:
-        """What this rank adds to the sums."""
+        """Addends of this rank to the sums."""
         return StepSums(
             completed=record.completed,
             dropped=record.dropped,
@@ -278,7 +278,7 @@ class StepRunner:
     # ---- the report ----
 
     def report(self) -> DropReport:
-        """What this rank has done so far."""
+        """Report of this rank so far."""
         return replace(
             self._report,
             threshold=self.threshold.seconds,

@@ -105,7 +105,7 @@ class WireFeedbackState:
 
 
 def _parts(whole: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients of each parameter. A bucket has complex gradients as pairs."""
+    """Parts of a bucket by parameter. A bucket has complex gradients as pairs."""
     sizes = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in parameters]
     return torch.split(whole, sizes)
 

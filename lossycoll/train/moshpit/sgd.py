@@ -37,8 +37,8 @@ from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
 from .averager import MoshpitAverager, averaged, check_weight
+from .checkpoint import load_model, load_optimizer, model_state
 from .one_round import OneRound
-from .training_state import load_model, load_optimizer, model_state
 
 AVERAGES: Final = ("parameters", "gradients")
 
@@ -62,7 +62,7 @@ Outer = Callable[[Iterable[Tensor]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class CatchUpReport:
-    """Report of a newcomer's catch-up to the state of the others.
+    """Report of how a newcomer came to the state of the others.
 
     Attributes:
         round: The round that it took part in with weight 0.
@@ -229,7 +229,7 @@ class MoshpitSGD(Optimizer):
         return self._latest
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients as the optimizer does; between two rounds of gradients they add up.
+        """Clears gradients as the optimizer does; between rounds of gradients they stay and add up.
 
         Args:
             set_to_none: Gradients become None rather than 0.
@@ -320,7 +320,7 @@ class MoshpitSGD(Optimizer):
         return True
 
     def _is_due_by_samples(self) -> bool:
-        """Samples of all peers: this one's are told as often as a round needs them."""
+        """Whether all peers' samples make a round; tells this one's as often as a round needs."""
         now = time.monotonic()
         if self._averager.is_due:
             self._began = now
@@ -553,7 +553,7 @@ class MoshpitSGD(Optimizer):
         }
 
     def _kinds(self) -> list[Any]:
-        """Signature of the optimizers: what a state must have to be for them."""
+        """Kinds of the optimizers, which a state must have to be for them."""
         outer = [] if self._outer is None else [self._outer]
         return [type(one).__name__ for one in (*self._inner, *outer)]
 

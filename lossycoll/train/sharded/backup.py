@@ -53,7 +53,7 @@ class ShardBackup:
 
     @property
     def steps(self) -> int:
-        """How often :meth:`step` was called."""
+        """Number of calls of :meth:`step`."""
         return self._steps
 
     def step(self) -> None:
@@ -76,7 +76,7 @@ class ShardBackup:
             self._take()
 
     def own(self) -> ShardState:
-        """What this rank has alone, now."""
+        """State that this rank has alone, now."""
         fragments, options = self._optimizer.shard_state()
         era = self._optimizer.shard_era
         return ShardState(

@@ -177,7 +177,7 @@ class ReducerOrder:
         return [reference() for reference in self._reducers]
 
     def _keep(self, used: Tensor) -> None:
-        """Those that any rank still uses."""
+        """Keeps the reducers that any rank still uses."""
         self._reducers = [one for one, flag in zip(self._reducers, used, strict=True) if flag]
 
 

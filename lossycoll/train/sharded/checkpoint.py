@@ -65,7 +65,7 @@ class ShardState:
         return self.era, self.world, self.rank, self.steps
 
     def to_plain(self) -> list[Any]:
-        """As what ``packed`` takes."""
+        """Plain values, as ``packed`` takes them."""
         fragments = [[one.index, one.begin, one.end, one.state] for one in self.fragments]
         return [*self.label, fragments, [dict(one) for one in self.options]]
 

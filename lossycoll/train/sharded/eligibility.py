@@ -38,7 +38,7 @@ class NamedParameter:
 
     @property
     def spec(self) -> ParameterSpec:
-        """How it is laid out."""
+        """Shape and strides, for the layout."""
         return spec(self.parameter, self.group)
 
 
@@ -192,7 +192,7 @@ def _trial(
     where: str,
     name: str,
 ) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
-    """How far each element moved in matrix and fragments, both SHAPE, and the optimizer."""
+    """Moves of each element in matrix and fragments, both SHAPE, and the optimizer."""
 
     def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
         written = copy.deepcopy(dict(group))

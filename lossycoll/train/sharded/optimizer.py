@@ -418,7 +418,7 @@ class ShardedOptimizer(Optimizer):
         self._parameter_sync.close()
 
     def ages(self) -> tuple[int, ...]:
-        """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""
+        """Numbers of other ranks' blocks of parameters that are 0, 1, 2, ... steps old here."""
         return self._parameter_sync.ages()
 
     def residual_norm(self) -> float:
@@ -430,7 +430,7 @@ class ShardedOptimizer(Optimizer):
         return self._reducer.residual_norm()
 
     def stats(self) -> ShardedStats:
-        """What has happened at this rank since the optimizer was made."""
+        """Counts at this rank since the optimizer was made."""
         return self._parameter_sync.stats
 
     # ---- checkpoints ----
@@ -489,7 +489,7 @@ class ShardedOptimizer(Optimizer):
         return out
 
     def shard_state(self) -> tuple[list[FragmentState], list[dict[str, Any]]]:
-        """What this rank has alone: state by fragment, and the options of each group."""
+        """State that this rank has alone, by fragment, and the options of each group."""
         fragments = [
             checkpoint.state_of(each.fragment, found)
             for each in self._store.owned

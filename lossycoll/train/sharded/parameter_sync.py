@@ -132,7 +132,7 @@ class ParameterDifferences:
         self._own.copy_(held)
 
     def apply(self) -> None:
-        """What has arrived is in :attr:`values`: the bucket becomes what all hold of it."""
+        """Makes the bucket what all hold of it; what has arrived is in :attr:`values`."""
         torch.add(self._anchor, self.values, out=self._flat)
 
     def move(self) -> None:
@@ -238,7 +238,7 @@ class ParameterSync:
 
     @property
     def stats(self) -> ShardedStats:
-        """What has happened so far, with all that was sent."""
+        """Counts so far, with all that was sent."""
         self.finish_all()
         return self._figures
 
@@ -405,7 +405,7 @@ class ParameterSync:
         self._figures = replace(self._figures, skipped=self._figures.skipped + 1)
 
     def ages(self) -> tuple[int, ...]:
-        """How many blocks of other ranks are 0, 1, 2, ... steps old."""
+        """Numbers of other ranks' blocks that are 0, 1, 2, ... steps old."""
         self.finish_all()
         return histogram((bucket.staleness for bucket in self._buckets), self._collectives.rank)
 

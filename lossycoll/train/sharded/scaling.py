@@ -64,7 +64,7 @@ class ScalerProbe:
         return float(grad) != PROBE or not self._stamp.fits(grad)
 
     def scale(self) -> float:
-        """Divisor of a GradScaler for the gradients; 1 in float16, which it refuses."""
+        """Scale that a GradScaler has divided the gradients by; 1 in float16, which it refuses."""
         grad = None if self._parameter is None else self._parameter.grad
         found = 0.0 if grad is None else float(grad)
         return PROBE / found if found > 0 and math.isfinite(found) else 1.0

@@ -48,13 +48,13 @@ class ShardedSettings:
 
     @property
     def encodings(self) -> Wire:
-        """How gradients and parameters travel. Of compressed gradients the compression says it."""
+        """Encodings of gradients and parameters, the former unless they are compressed."""
         found = Wire.of(self.wire)
         return found if self.compression is None else Wire(None, found.parameters)
 
     @property
     def recovery(self) -> Recovery:
-        """What is brought back of what was lost."""
+        """Recovery of lost packets that was asked for."""
         return Recovery.of(self.max_missing, self.repair)
 
     @property

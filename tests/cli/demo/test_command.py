@@ -16,7 +16,7 @@ from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo import plot as demo_plot
 from lossycoll.cli.demo import report as demo_report
 from lossycoll.cli.demo import worker as demo_train
-from lossycoll.cli.demo.methods.drift_bound import PERIOD
+from lossycoll.cli.demo.methods.ddp import PERIOD
 from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
 from tests.support.harness import warm_python
 from tests.support.waiting import until

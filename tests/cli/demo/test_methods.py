@@ -16,7 +16,7 @@ import pytest
 from benchmarks.studies.quality import variants
 from lossycoll.cli.demo import methods
 from lossycoll.cli.demo.methods import ddp, registry
-from lossycoll.cli.demo.runs import runs
+from lossycoll.cli.demo.report import demo_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPORT = "import sys, tests.cli.demo.sign_sgd\n"
@@ -44,8 +44,8 @@ def run(program: str, *arguments: str) -> str:
 
 def test_built_in_methods_are_runs_of_the_demo() -> None:
     assert [one.name for one in methods.methods()] == ["ddp", "ddp+driftbound", "sharded"]
-    assert list(runs()) == ["gloo", "clean", "lossy", "bounded", "sharded"]
-    assert [run.lossy for run in runs().values()] == [False, False, True, True, True]
+    assert list(demo_runs()) == ["gloo", "clean", "lossy", "bounded", "sharded"]
+    assert [run.lossy for run in demo_runs().values()] == [False, False, True, True, True]
 
 
 def test_what_cannot_be_registered() -> None:

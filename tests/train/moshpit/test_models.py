@@ -13,7 +13,7 @@ from torch import nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.errors import CheckpointError, OptionError
-from lossycoll.train.moshpit.training_state import load_model, load_optimizer, model_state
+from lossycoll.train.moshpit.checkpoint import load_model, load_optimizer, model_state
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model
 
 

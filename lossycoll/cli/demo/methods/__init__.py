@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .ddp import DDP
-from .drift_bound import DRIFT_BOUND
+from .ddp import DDP, DRIFT_BOUND
 from .registry import Method, Prepared, find, methods, register
 from .sharded import SHARDED
 

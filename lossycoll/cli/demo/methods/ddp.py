@@ -1,11 +1,11 @@
-"""Plain DistributedDataParallel."""
+"""DistributedDataParallel, plain and with DriftBound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from .registry import Method
+from .registry import Method, Theory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,4 +32,34 @@ DDP: Final = Method(
     ),
     colour="tab:red",
     marker="D",
+)
+
+
+PERIOD: Final = 16
+"""Steps in which DriftBound brings all parameters together once."""
+
+
+def attach(forward: nn.Module, optimizer: Optimizer, period: int = PERIOD) -> object:
+    """DriftBound, which hooks into the optimizer's step."""
+    import lossycoll
+
+    return lossycoll.DriftBound(forward, optimizer, period)
+
+
+def expected_drift(optimizer: Optimizer, loss: float, period: int = PERIOD) -> Theory:
+    """From the replicas' own steps."""
+    from lossycoll.cli.demo.drift_theory import OwnSteps
+
+    return OwnSteps(optimizer, period, loss)
+
+
+DRIFT_BOUND: Final = Method(
+    name="ddp+driftbound",
+    module=__name__,
+    wrap=wrap,
+    attach=attach,
+    run="bounded",
+    summary=f"DriftBound brings 1/{PERIOD} of the parameters together after each step",
+    expected_drift=expected_drift,
+    colour="tab:orange",
 )

@@ -1,4 +1,4 @@
-"""What a training method is, and which there are. Imports no torch, for ``--help``."""
+"""Training methods, and their registry. Imports no torch, for ``--help``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 class Theory(Protocol):
-    """What predicts the drift of a run while it trains."""
+    """Prediction of a run's drift while it trains."""
 
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Method:
-    """How model and optimizer are prepared for data-parallel training.
+    """Way to prepare model and optimizer for data-parallel training.
 
     Attributes:
         name: Key in results and tables, and with ``--runs`` unless ``run`` is given.
@@ -87,7 +87,7 @@ class Method:
 
     @property
     def run_name(self) -> str:
-        """What the demo calls it."""
+        """Name of its run in the demo."""
         return self.run or self.name
 
     def prepare(
@@ -167,7 +167,7 @@ def register(method: Method) -> Method:
 
 
 def _origin(method: Method) -> tuple[str, ...]:
-    """What a reloaded copy of a method has in common with it; its functions are new objects."""
+    """Identity of a method that a reloaded copy shares; its functions are new objects."""
     wrap = getattr(method.wrap, "__qualname__", repr(method.wrap))
     return method.name, method.run_name, method.module, wrap
 

@@ -1,1 +1,1 @@
-"""Measurements of the network between two hosts, by a doctor at each end."""
+"""The network between two hosts, measured by a doctor at each end."""

@@ -41,7 +41,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the other end says of itself, checked."""
+    """Hello of the other end, checked."""
 
     address: str  # of the interface that its ranks would use
     device: str  # that interface

@@ -79,7 +79,7 @@ def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
 def rate_of(
     arrivals: Sequence[Arrival], sent: int, seconds: float, lost_anyway: float = 0.0
 ) -> Rate:
-    """How much passes, and what limits it; ``lost_anyway``: the loss at a modest pace.
+    """Rate that passes, and its limit; ``lost_anyway``: the loss at a modest pace.
 
     A queue delays what comes too fast until it is full; a policer lets a burst pass without delay
     and drops the rest.
@@ -174,7 +174,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be sent, agreed by both ends."""
+    """Limits of what may be sent, agreed by both ends."""
 
     mtu: int  # the smaller one of both interfaces
     budget: int  # bytes of the fastest train
@@ -244,7 +244,7 @@ def _way(
 
 
 def _told(said: Mapping[str, Any], mtu: int) -> Direction:
-    """What the receiver has found, checked."""
+    """Result that the receiver told, checked."""
     count, lost, late, doubled, longest = _reals(said.get("flow"), 5)
     flow = Flow(int(count), lost, late, doubled, int(longest))
     speed, got, lost, burst, queue = _reals(said.get("rate"), 5)
@@ -303,7 +303,7 @@ def _idle(
     most: int,
     tell: Tell,
 ) -> tuple[dict[int, bool], dict[int, bool]]:
-    """How long flows live that nobody uses: to the other end, and from it. Each pair of ports is
+    """Lifetimes of idle flows, to the other end and from it. Each pair of ports is
     used once after its silence, by one end."""
     times = [one for one in IDLE_SECONDS if one <= most][: len(pairs) // 2]
     used = pairs[: 2 * len(times)]

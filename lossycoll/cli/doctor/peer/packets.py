@@ -62,7 +62,7 @@ def packet(control: Control, kind: int, run: int, number: int, size: int = 0) ->
 def take(
     end: socket.socket, control: Control, kind: int, run: int, most: int = 64
 ) -> list[tuple[Arrival, tuple[str, int]]]:
-    """Packets of one measurement, and their source; strangers' packets are dropped."""
+    """Packets of one measurement, with their senders; strangers' packets are dropped."""
     found = []
     address = control.address
     for _ in range(most):
@@ -120,7 +120,7 @@ def send_train(
 def receive_train(
     end: socket.socket, control: Control, kind: int, run: int
 ) -> tuple[list[Arrival], int, float]:
-    """Packets of a train that arrived, how many were sent, and for how long (s)."""
+    """Arrivals of a train, the number that was sent, and for how long (s)."""
     found: list[Arrival] = []
     control.send("ready")
     poll = select.poll()

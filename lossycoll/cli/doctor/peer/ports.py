@@ -1,4 +1,4 @@
-"""Which ports of each end the other one reaches, by TCP and by UDP, both ways at once.
+"""Ports of each end that the other one reaches, by TCP and by UDP, both ways at once.
 
 UDP packets go from a port to a port, as those of ranks do: a filter that lets answers in lets in
 what it would let in of a job.
@@ -42,7 +42,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Reached:
-    """What one direction lets through."""
+    """Ports that one direction lets through."""
 
     tcp: dict[int, str]  # what became of each port that was tried: "" where it was reached
     udp: list[int]  # ports that were tried

@@ -285,7 +285,7 @@ def test_all_hear_of_a_directory_only_if_they_may_turn_to_it() -> None:
 
     def has_been_told() -> bool:
         many.service.turn()
-        return lists(63)[-1].places == wanted
+        return lists(63)[-1].addresses == wanted
 
     until(has_been_told)
     told = len(lists(63))
@@ -299,7 +299,7 @@ def test_all_hear_of_a_directory_only_if_they_may_turn_to_it() -> None:
     many.service._list_at = 0.0
     many.service.turn()
     assert len(lists(63)) == told + 1
-    assert lists(63)[-1].places[0] == ("10.8.8.8", 6020)
+    assert lists(63)[-1].addresses[0] == ("10.8.8.8", 6020)
 
 
 @pytest.mark.parametrize("text", [f"{MOST_MEMBERS + 1}", f"2x{MOST_MEMBERS + 1}"])

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "fold.h"
 #include "link_memory.h"
 #include "step.h"
 #include "wire.h"
@@ -34,6 +35,7 @@ struct lc_sim {
     memory_net *local; /* NULL: no memory is shared */
     lc_link *links[2];
     lc_setting setting;
+    lc_fold fold;
     sim_rank *ranks;
     uint16_t *heap; /* of ranks: who wakes next is first */
     uint16_t places;
@@ -151,6 +153,24 @@ void lc_sim_close(lc_sim *sim) {
     free(sim->ranks);
     free(sim->heap);
     free(sim);
+}
+
+static void rename_datagram(void *context, uint16_t to, uint8_t *data, size_t kept, size_t n) {
+    const lc_sim *sim = context;
+    lc_fold_rename(&sim->fold, to, data, kept, n);
+}
+
+void lc_sim_fold(lc_sim *sim, uint16_t real, uint64_t session, uint16_t fixed, uint16_t block) {
+    sim->fold = (lc_fold){.ranks = sim->config.ranks,
+                          .real = real,
+                          .fixed = fixed,
+                          .block = block,
+                          .session = session};
+    memory_set_fold(sim->net, real, rename_datagram, sim);
+}
+
+void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step) {
+    sim->fold.steps[op % LC_FOLD_OPS] = step;
 }
 
 void *lc_sim_setting(lc_sim *sim, uint16_t rank) {

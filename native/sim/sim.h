@@ -73,6 +73,10 @@ typedef struct lc_sim lc_sim;
 lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine);
 /* After all hosts were closed. */
 void lc_sim_close(lc_sim *sim);
+/* The first `real` ranks stand for all, and only they are opened: fold.h has the rest. */
+void lc_sim_fold(lc_sim *sim, uint16_t real, uint64_t session, uint16_t fixed, uint16_t block);
+/* Before an operation is submitted. */
+void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step);
 /* Opens a rank's links: an lc_setting for lc_host_open_in. Valid until the next one is asked for.
  */
 void *lc_sim_setting(lc_sim *sim, uint16_t rank);

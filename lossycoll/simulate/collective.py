@@ -106,9 +106,12 @@ class Simulated:
         return statistics.median(call.missing for call in self.steady)
 
     @property
-    def error(self) -> float:
-        """How far the times may be from those of all hosts simulated, as a share."""
-        return FOLD_ERROR if self.whole < self.hosts else 0.0
+    def interval(self) -> tuple[float, float]:
+        """Within which the median would be with all hosts simulated, in seconds."""
+        if self.whole == self.hosts:
+            return self.seconds, self.seconds
+        longest = max(call.seconds for call in self.steady)
+        return FOLD_ERROR[0] * self.seconds, FOLD_ERROR[1] * longest
 
     @property
     def failed(self) -> int:
@@ -120,8 +123,10 @@ USUALLY_SIMULATED: Final = 64
 """Ranks up to which no host stands for others, where nobody says how many shall."""
 FOLDED_HOSTS: Final = 8
 """Hosts that stand for more than that; docs/simulate.md has what it costs in truth."""
-FOLD_ERROR: Final = 0.1
-"""How far the time of folded calls was from that of all hosts, at most, as a share."""
+FOLD_ERROR: Final = (0.95, 1.1)
+"""Times of all hosts were above this share of the median where some stand for all, and below that
+of the longest call: the last of many hosts ends later than the last of a few, as in another call
+of these."""
 
 
 def usual_whole(hosts: int, ranks_per_host: int) -> int | None:

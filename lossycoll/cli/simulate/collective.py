@@ -223,7 +223,7 @@ def figures(found: Simulated) -> dict[str, Any]:
         "hosts_simulated": found.whole,
         "bytes": found.nbytes,
         "seconds": found.seconds,
-        "seconds_interval": [found.seconds * (1 - found.error), found.seconds * (1 + found.error)],
+        "seconds_interval": found.interval,
         "seconds_p99": found.seconds_p99,
         "limit_seconds": calls[-1].limit,
         "ratio": found.ratio if calls[-1].limit else None,
@@ -270,7 +270,7 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
         ]
         out.add_row(
             *([f"{row[name]:g}"] if name else []),
-            _time(row["seconds"]) + _error(row),
+            _time(row["seconds"]) + _interval(row),
             _time(row["seconds_p99"]),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['missing']:.2%}",
@@ -281,9 +281,9 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
     return out
 
 
-def _error(row: dict[str, Any]) -> str:
+def _interval(row: dict[str, Any]) -> str:
     low, high = row["seconds_interval"]
-    return f" ± {(high - low) / 2 / row['seconds']:.0%}" if high > low else ""
+    return f" ({_time(low)} to {_time(high)})" if high > low else ""
 
 
 def _time(seconds: float) -> str:

@@ -169,12 +169,12 @@ def simulate_collective(
     if not 0 <= settle < calls:
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
     options = options or Options()
-    topology = _topology(network, hosts, ranks_per_host, whole)
+    topology = topology_of(network, hosts, ranks_per_host, whole)
     folds = whole is not None and whole < topology.n_hosts
     if folds:
         _check_alike(network, topology, whole or 0, changes)
         nbytes = _rounded(network, topology, options, collective, nbytes)
-    grain = _grain(network) if grain is None else grain
+    grain = grain_of(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
@@ -211,7 +211,7 @@ def _check_alike(
 ) -> None:
     if whole < 2 or topology.n_hosts % whole:
         raise NotAlikeError(
-            f"{whole} hosts can't stand for {topology.n_hosts}: wanted 2 or more, which divide these"
+            f"{whole} hosts can't stand for {topology.n_hosts}: wanted a divisor above 1"
         )
     for one in (network, *[change.network for change in changes]):
         if one.ports or one.links or one.shape.sites > 1:
@@ -238,11 +238,11 @@ def _rounded(
     return found
 
 
-def _grain(network: Network) -> float:
+def grain_of(network: Network) -> float:
     return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
 
 
-def _topology(
+def topology_of(
     network: Network, hosts: int | None, ranks_per_host: int, whole: int | None
 ) -> Topology:
     known = network.total_hosts

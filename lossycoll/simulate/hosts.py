@@ -27,6 +27,7 @@ from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
 from ..runtime.world.group_state import Health
+from ..runtime.world.view_agreement import View
 from .fold import Fold, alike, stride_of
 
 GROUP: Final = 1
@@ -315,7 +316,21 @@ class Hosts:
             number = endpoint.operations.sequencer.next - 1
             lib.lc_sim_fold_step(self._sim, number, self._fold.step_of(endpoint.stride))
         address = ffi.cast("void *", group.address)
-        lib.lc_sim_await(self._sim, rank, address, group.ticket)
+        if not lib.lc_sim_await(self._sim, rank, address, group.ticket):
+            raise OptionError(
+                "more operations at once than a simulation awaits: use larger buckets"
+            )
+
+    def kill(self, rank: int) -> None:
+        """A rank's process ends."""
+        lib.lc_sim_stop(self._sim, rank)
+
+    def give_up(self, dead: int, survivors: Sequence[int]) -> None:
+        """The control plane says to all that a rank is lost, and they continue without it."""
+        following = max([self.ranks[rank].endpoint.lose(dead) for rank in survivors])
+        everyone = View(0, tuple(range(self.topology.world)))
+        for rank in survivors:
+            self.ranks[rank].endpoint.go_on((everyone, View(following, tuple(survivors))), True)
 
     def run(self, until: float | None = None) -> int:
         """Lets time pass until then, or all submitted has ended; returns how many ranks wait."""

@@ -34,8 +34,9 @@ def flags() -> list[str]:
     return out + shlex.split(os.environ.get("LOSSYCOLL_CFLAGS", ""))
 
 
-def module(name: str, folder: str, *headers: str) -> FFI:
-    """The extension ``name`` of all C sources in ``folder``, which declares its ``headers``."""
+def module(name: str, folder: str, *headers: str, also: tuple[str, ...] = ()) -> FFI:
+    """The extension ``name`` of all C sources in ``folder`` and of ``also``, which declares its
+    ``headers``."""
     made = FFI()
     for header in headers:
         made.cdef(declarations(HERE.parent / folder / header))
@@ -43,7 +44,10 @@ def module(name: str, folder: str, *headers: str) -> FFI:
         name,
         "\n".join(f'#include "{header}"' for header in headers),
         # setuptools wants paths relative to setup.py, which runs one folder up.
-        sources=sorted(f"{folder}/{path.name}" for path in (HERE.parent / folder).glob("*.c")),
+        sources=[
+            *sorted(f"{folder}/{path.name}" for path in (HERE.parent / folder).glob("*.c")),
+            *also,
+        ],
         include_dirs=[folder, "native"],
         extra_compile_args=flags(),
         extra_link_args=["-pthread"],
@@ -58,4 +62,4 @@ def parts(header: str) -> list[str]:
 
 ffi = module("lossycoll._native", "native", *parts("lossycoll.h"), "step.h")
 lab = module("lossycoll._lab", "native/lab", "lab.h")
-sim = module("lossycoll._sim", "native/sim", "sim.h")
+sim = module("lossycoll._sim", "native/sim", "sim.h", also=("native/wire.c",))

@@ -5,25 +5,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ..errors import OptionError
 from ..lab.network import Network
 from ..options.fields import Options
-from ..plan import Topology, default_algorithm
+from ..plan import Plan, Topology, default_algorithm
 from ..plan.codec import elements_of, phases
+from ..plan.validation import MAX_WORLD
 from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.failures import Code
+from ..runtime.engine.payload import payload_bytes
+from .fold import NotAlikeError, fold_of
 from .hosts import (
     LONGEST_SECONDS,
     MOST_KNOWN,
     Counts,
     Hosts,
     crossing,
+    planned,
     planned_peers,
 )
 
@@ -72,6 +76,9 @@ class Simulated:
     calls: tuple[Call, ...]  # all of them
     settled: int  # how many of the first don't count for the figures below
     bound: str  # what the limit is of, in words
+    hosts: int  # that there are
+    whole: int  # hosts of these that were simulated, and stand for all
+    nbytes: int  # the largest buffer: where hosts stand for others, a whole number of packets each
 
     @property
     def steady(self) -> tuple[Call, ...]:
@@ -99,9 +106,35 @@ class Simulated:
         return statistics.median(call.missing for call in self.steady)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Within which the median would be with all hosts simulated, in seconds."""
+        if self.whole == self.hosts:
+            return self.seconds, self.seconds
+        longest = max(call.seconds for call in self.steady)
+        return FOLD_ERROR[0] * self.seconds, FOLD_ERROR[1] * longest
+
+    @property
     def failed(self) -> int:
         """The code of the first call that failed, or didn't end; 0: none."""
         return next((call.code for call in self.calls if call.code), 0)
+
+
+USUALLY_SIMULATED: Final = 64
+"""Ranks up to which no host stands for others, where nobody says how many shall."""
+FOLDED_HOSTS: Final = 8
+"""Hosts that stand for more than that; docs/simulate.md has what it costs in truth."""
+FOLD_ERROR: Final = (0.95, 1.1)
+"""Times of all hosts were above this share of the median where some stand for all, and below that
+of the longest call: the last of many hosts ends later than the last of a few, as in another call
+of these."""
+
+
+def usual_whole(hosts: int, ranks_per_host: int) -> int | None:
+    """How many hosts to simulate; None: all of them."""
+    if hosts * ranks_per_host <= USUALLY_SIMULATED or hosts <= FOLDED_HOSTS:
+        return None
+    dividing = [n for n in range(2, FOLDED_HOSTS + 1) if hosts % n == 0]
+    return max(dividing, default=None)
 
 
 def simulate_collective(
@@ -118,6 +151,7 @@ def simulate_collective(
     changes: Sequence[Change] = (),
     capacity: int = CAPACITY,
     grain: float | None = None,
+    whole: int | None = None,
 ) -> Simulated:
     """Runs a collective some times in a row, by whole engines in virtual time.
 
@@ -126,47 +160,102 @@ def simulate_collective(
     ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
     ``gap`` seconds between calls. ``capacity`` is the packets that a receive buffer holds,
     ``grain`` the seconds that a rank rests between two turns at least; None: by the round trip.
+    ``whole`` hosts are simulated, which stand for the others, too (:mod:`.fold`): they divide the
+    hosts, the network is the same everywhere, and of an all-reduce each host owns whole packets,
+    for which ``nbytes`` is rounded. None: all hosts.
     """
     if collective not in COLLECTIVES:
         raise OptionError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
     if not 0 <= settle < calls:
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
     options = options or Options()
-    topology = _topology(network, hosts, ranks_per_host)
-    grain = _grain(network) if grain is None else grain
+    topology = topology_of(network, hosts, ranks_per_host, whole)
+    folds = whole is not None and whole < topology.n_hosts
+    if folds:
+        _check_alike(network, topology, whole or 0, changes)
+        nbytes = _rounded(network, topology, options, collective, nbytes)
+    grain = grain_of(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
     submit = _submits(collective, nbytes, buffers, options)
-    peers = _peers(network, topology, options, submit)
+
+    def plan_of(rank: int) -> Plan:
+        return planned(network, topology, options, submit, rank, folds=folds)[0]
+
+    fold = None
+    if folds and whole:
+        stride = planned(network, topology, options, submit, 0, folds=True)[1]
+        fold = fold_of(plan_of, topology, whole, stride)
+    ranks = topology.world if fold is None else fold.real
+    peers = _peers(topology, ranks, plan_of)
+    images = topology.world // ranks
     done, bound = [], ""
-    with Hosts(network, topology, options, capacity=capacity, grain=grain, peers=peers) as world:
+    how: dict[str, Any] = {"capacity": capacity, "grain": grain, "peers": peers, "fold": fold}
+    with Hosts(network, topology, options, **how) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
-            call, bound = _run(world, network, collective, options, submit, mine)
+            call, bound = _run(world, network, collective, options, submit, mine, images)
             network = mine[-1].network if mine else network
             done.append(call)
             if call.code:
                 break
             world.run(world.now + gap)
-    return Simulated(tuple(done), min(settle, len(done) - 1), bound)
+    simulated = topology.n_hosts // images
+    settled = min(settle, len(done) - 1)
+    return Simulated(tuple(done), settled, bound, topology.n_hosts, simulated, nbytes)
 
 
-def _grain(network: Network) -> float:
+def _check_alike(
+    network: Network, topology: Topology, whole: int, changes: Sequence[Change]
+) -> None:
+    if whole < 2 or topology.n_hosts % whole:
+        raise NotAlikeError(
+            f"{whole} hosts can't stand for {topology.n_hosts}: wanted a divisor above 1"
+        )
+    for one in (network, *[change.network for change in changes]):
+        if one.ports or one.links or one.shape.sites > 1:
+            raise NotAlikeError(
+                "hosts stand for others on a network that is the same everywhere: this one has "
+                "ports or links of their own, or sites; simulate all hosts"
+            )
+
+
+def _rounded(
+    network: Network, topology: Topology, options: Options, collective: str, nbytes: int
+) -> int:
+    """The bytes of which each rank owns equally many packets; at most an eighth is changed."""
+    if collective != "all_reduce":
+        return nbytes
+    first = phases(options.encoding)[0]
+    each = 4 * topology.world * elements_of(first, "f32", payload_bytes(network.mtu, 4))
+    found = each * max(1, round(nbytes / each))
+    if abs(found - nbytes) > nbytes / 8:
+        raise NotAlikeError(
+            f"{nbytes} bytes can't be cut into whole packets for each of {topology.world} ranks; "
+            f"wanted {4 * each} bytes or more, or all hosts simulated"
+        )
+    return found
+
+
+def grain_of(network: Network) -> float:
     return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
 
 
-def _topology(network: Network, hosts: int | None, ranks_per_host: int) -> Topology:
+def topology_of(
+    network: Network, hosts: int | None, ranks_per_host: int, whole: int | None
+) -> Topology:
     known = network.total_hosts
     count = known if hosts is None else hosts
     if count < 1 or ranks_per_host < 1 or count * ranks_per_host < 2:
-        raise OptionError(
+        raise NotAlikeError(
             f"{count} hosts of {ranks_per_host} ranks; wanted 2 ranks at least in all"
         )
-    if count * ranks_per_host > MOST_RANKS:
-        raise OptionError(
-            f"{count} hosts of {ranks_per_host} ranks are {count * ranks_per_host} ranks; wanted "
-            f"{MOST_RANKS} at most"
+    simulated = (count if whole is None else min(whole, count)) * ranks_per_host
+    if simulated > MOST_RANKS or count * ranks_per_host > MAX_WORLD:
+        raise NotAlikeError(
+            f"{count} hosts of {ranks_per_host} ranks are {count * ranks_per_host} ranks, of which "
+            f"{simulated} are simulated; wanted {MAX_WORLD} and {MOST_RANKS} at most"
         )
     of_ranks = [host for host in range(count) for _ in range(ranks_per_host)]
     sites = [network.shape.site_of(host) if host < known else 0 for host in of_ranks]
@@ -181,18 +270,19 @@ def _submits(
 
 
 def _peers(
-    network: Network, topology: Topology, options: Options, submit: Callable[[Endpoint], None]
+    topology: Topology, ranks: int, plan_of: Callable[[int], Plan]
 ) -> list[frozenset[int]] | None:
-    """Whom each rank has to know, where they are too many to know all."""
+    """Whom each of the first ranks has to know, where they are too many to know all."""
     if topology.world <= MOST_KNOWN:
         return None
-    peers = planned_peers(network, topology, options, submit)
+    peers = planned_peers([plan_of(rank) for rank in range(ranks)])
     pairs = sum(map(len, peers))
     if pairs > MOST_KNOWN**2:
         raise OptionError(
             f"{topology.n_hosts} hosts with {topology.world} ranks send each other packets in "
             f"{pairs} ways; wanted {MOST_KNOWN**2} at most, for memory's sake: simulate fewer "
-            f"hosts, or an algorithm whose ranks have fewer partners, as --option algorithm=ring"
+            f"hosts, fewer of them whole, or an algorithm whose ranks have fewer partners, as "
+            f"--option algorithm=ring"
         )
     return peers
 
@@ -204,6 +294,7 @@ def _run(
     options: Options,
     submit: Callable[[Endpoint], None],
     changes: Sequence[Change],
+    images: int,
 ) -> tuple[Call, str]:
     before, begin = world.counts(), world.now
     for number, rank in enumerate(world.ranks):
@@ -225,8 +316,8 @@ def _run(
         seconds=max(at for at, _ in ends) - begin,
         limit=limit,
         missing=missing / expected if expected else 0.0,
-        resent=sum(report.packets_resent for report in reports),
-        counts=world.counts().since(before),
+        resent=images * sum(report.packets_resent for report in reports),
+        counts=world.counts().since(before, images),
         code=int(code),
     )
     return call, bound

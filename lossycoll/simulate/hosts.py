@@ -20,11 +20,15 @@ from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.group_context import GroupContext
+from ..runtime.collectives.plan_cache import Choice
+from ..runtime.collectives.sequencer import Members
 from ..runtime.engine.binding import EngineGroup
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
 from ..runtime.world.group_state import Health
+from ..runtime.world.view_agreement import View
+from .fold import Fold, alike, stride_of
 
 GROUP: Final = 1
 SESSION: Final = 9
@@ -52,10 +56,10 @@ class Counts:
     local_bytes: int  # of those
     turns: int  # that the engine took
 
-    def since(self, before: Counts) -> Counts:
-        """What was counted since ``before``."""
+    def since(self, before: Counts, times: int = 1) -> Counts:
+        """What was counted since ``before``, so many times."""
         mine, others = vars(self), vars(before)
-        return Counts(**{name: value - others[name] for name, value in mine.items()})
+        return Counts(**{name: times * (value - others[name]) for name, value in mine.items()})
 
 
 class _Group(EngineGroup):
@@ -96,6 +100,7 @@ class Rank:
         options: Options,
         setting: int,
         peers: frozenset[int],
+        folds: bool,
     ) -> None:
         world = topology.world
         self.host: Final = Host(
@@ -109,7 +114,7 @@ class Rank:
             self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
         )
         self.group.known = peers | {rank}
-        self.endpoint: Final = _endpoint(rank, topology, options, self.group)
+        self.endpoint: Final = _endpoint(rank, topology, options, self.group, folds)
 
     def finish(self) -> None:
         """Takes the operations that have ended."""
@@ -122,7 +127,22 @@ class Rank:
         self.host.close()
 
 
-def _endpoint(rank: int, topology: Topology, options: Options, group: Any) -> Endpoint:
+class _Alike(Endpoint):
+    """One whose drawn orders are alike for all hosts, for a fold."""
+
+    stride = 1
+
+    def _order(
+        self, choice: Choice, members: Members, options: Options, number: int, packets: int
+    ) -> tuple[int, ...] | None:
+        drawn = super()._order(choice, members, options, number, packets)
+        if drawn is None or len(drawn) < self.world:
+            return drawn
+        self.stride = stride_of(options.seed, GROUP, number, self._topology.n_hosts)
+        return alike(self._topology, self.stride)
+
+
+def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds: bool) -> Endpoint:
     health = Health(
         rank,
         topology.world,
@@ -132,7 +152,7 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any) -> En
         on_failure=_nothing,
     )
     context = GroupContext(health, options, GROUP, group, None, topology)
-    return Endpoint(context, timeout=LONGEST_SECONDS)
+    return (_Alike if folds else Endpoint)(context, timeout=LONGEST_SECONDS)
 
 
 def _nothing(error: LossyError) -> None:
@@ -163,19 +183,32 @@ def peers_of(plan: Plan) -> frozenset[int]:
     return frozenset(to | {peer for slot in plan.slots for peer in slot.sources})
 
 
-def planned_peers(
-    network: Network, topology: Topology, options: Options, call: Callable[[Endpoint], object]
-) -> list[frozenset[int]]:
-    """:func:`peers_of` each rank, in what ``call`` submits."""
+def planned(
+    network: Network,
+    topology: Topology,
+    options: Options,
+    call: Callable[[Endpoint], object],
+    rank: int,
+    *,
+    folds: bool = False,
+) -> tuple[Plan, int]:
+    """A rank's plan of what ``call`` submits first, and with a fold the stride of its order."""
     payload, topology = _packets(network, topology)
-    found: list[set[int]] = [set() for _ in range(topology.world)]
-    for rank in range(topology.world):
-        planner = _Planner(payload)
-        call(_endpoint(rank, topology, options, planner))
-        assert planner.plan is not None
-        for peer in peers_of(planner.plan):
-            found[rank].add(peer)
-            found[peer].add(rank)
+    planner = _Planner(payload)
+    endpoint = _endpoint(rank, topology, options, planner, folds)
+    call(endpoint)
+    assert planner.plan is not None
+    return planner.plan, getattr(endpoint, "stride", 1)
+
+
+def planned_peers(plans: Sequence[Plan]) -> list[frozenset[int]]:
+    """Whom each rank sends to or hears of: the first ones, whose plans these are."""
+    found: list[set[int]] = [set() for _ in plans]
+    for plan in plans:
+        for peer in peers_of(plan):
+            found[plan.rank].add(peer)
+            if peer < len(plans):
+                found[peer].add(plan.rank)
     return [frozenset(one) for one in found]
 
 
@@ -195,7 +228,8 @@ class Hosts:
     ``capacity`` is the packets that a rank's receive buffer holds. ``grain`` is the seconds that a
     rank rests between two turns at least, as an operating system's wake-ups have it: what comes
     meanwhile is taken at once. ``peers`` are whom each rank will send to or hear of; the others are
-    unknown to it, which takes less memory. None: all know all.
+    unknown to it, which takes less memory. None: all know all. With ``fold``, its ranks alone are
+    simulated, and the network is that of the first host everywhere.
     """
 
     def __init__(
@@ -207,9 +241,13 @@ class Hosts:
         capacity: int,
         grain: float,
         peers: Sequence[frozenset[int]] | None = None,
+        fold: Fold | None = None,
     ) -> None:
         payload, topology = _packets(network, topology)
         self.topology: Final = topology
+        world = topology.world if fold is None else fold.real
+        self._fold: Final = fold
+        self._hosts: Final = topology.hosts[world - 1] + 1
         self.payload: Final = payload
         places = ffi.new("uint16_t[]", list(topology.hosts))
         config = ffi.new("lc_sim_config *")
@@ -224,15 +262,17 @@ class Hosts:
         self._sim = lib.lc_sim_open(config, _engine())
         if self._sim == ffi.NULL:
             raise MemoryError("no memory for a simulation")
+        if fold is not None:
+            lib.lc_sim_fold(self._sim, world, SESSION, fold.fixed, fold.block)
         self.ranks: Final[list[Rank]] = []
-        for host in range(topology.n_hosts):
+        for host in range(self._hosts):
             lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
         self.change(network)
         everyone = frozenset(range(topology.world))
-        for rank in range(topology.world):
+        for rank in range(world):
             setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
             known = everyone if peers is None else peers[rank]
-            one = Rank(rank, topology, payload, options, setting, known)
+            one = Rank(rank, topology, payload, options, setting, known, fold is not None)
             self.ranks.append(one)
             lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
 
@@ -254,7 +294,7 @@ class Hosts:
             raise OptionError("a simulation has no gateways: give the hosts' ports their rates")
         known = network.total_hosts
         usual = _link(network.link)
-        for host in range(self.topology.n_hosts):
+        for host in range(self._hosts):
             port = network.port_of(host) if host < known else network.port
             for up in (0, 1):
                 rate = port.up_mbit if up else port.down_mbit
@@ -271,9 +311,26 @@ class Hosts:
 
     def submitted(self, rank: int) -> None:
         """A rank has submitted an operation by its endpoint: :meth:`run` waits for it."""
-        group = self.ranks[rank].group
+        group, endpoint = self.ranks[rank].group, self.ranks[rank].endpoint
+        if self._fold is not None and isinstance(endpoint, _Alike):
+            number = endpoint.operations.sequencer.next - 1
+            lib.lc_sim_fold_step(self._sim, number, self._fold.step_of(endpoint.stride))
         address = ffi.cast("void *", group.address)
-        lib.lc_sim_await(self._sim, rank, address, group.ticket)
+        if not lib.lc_sim_await(self._sim, rank, address, group.ticket):
+            raise OptionError(
+                "more operations at once than a simulation awaits: use larger buckets"
+            )
+
+    def kill(self, rank: int) -> None:
+        """A rank's process ends."""
+        lib.lc_sim_stop(self._sim, rank)
+
+    def give_up(self, dead: int, survivors: Sequence[int]) -> None:
+        """The control plane says to all that a rank is lost, and they continue without it."""
+        following = max([self.ranks[rank].endpoint.lose(dead) for rank in survivors])
+        everyone = View(0, tuple(range(self.topology.world)))
+        for rank in survivors:
+            self.ranks[rank].endpoint.go_on((everyone, View(following, tuple(survivors))), True)
 
     def run(self, until: float | None = None) -> int:
         """Lets time pass until then, or all submitted has ended; returns how many ranks wait."""
@@ -295,7 +352,7 @@ class Hosts:
         """What was counted until now."""
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
-        ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self.topology.n_hosts)]
+        ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]
         return Counts(
             packets=all_.sent,
             bytes=sum(up.bytes for _, up in ports),
@@ -316,8 +373,10 @@ class Hosts:
 
 
 def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list[int]]:
-    """Elements that leave each host, and that come to it, by the plans of all ranks."""
-    up, down = [0] * topology.n_hosts, [0] * topology.n_hosts
+    """Elements that leave each host, and that come to it, by the plans of all ranks, or of those
+    that are simulated."""
+    hosts = topology.hosts[plans[-1].rank] + 1
+    up, down = [0] * hosts, [0] * hosts
     for plan in plans:
         here = topology.hosts[plan.rank]
         for slot in plan.slots:
@@ -325,7 +384,7 @@ def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list
                 there = topology.hosts[dest.peer]
                 if there != here:
                     up[here] += slot.length
-                    down[there] += slot.length
+                    down[there % hosts] += slot.length
     return up, down
 
 

@@ -79,6 +79,9 @@ struct memory_net {
     void *sleep_context;
     memory_wake *wake; /* NULL: none */
     void *wake_context;
+    uint16_t real; /* who stands for the others; 0: nobody has to */
+    memory_rename *rename;
+    void *rename_context;
     uint64_t step_ns;
     memory_counts counts;
     packet *free[2];        /* for all, and small ones */
@@ -185,6 +188,11 @@ static int has_payload(const memory_net *net, const struct iovec *iov) {
     return net->zeros && (iov[0].iov_len != LC_HEADER_BYTES || (header[3] & 7) != LC_CONTROL);
 }
 
+/* Who is simulated in its place. */
+static uint16_t stands_for(const memory_net *net, uint16_t rank) {
+    return net->real ? rank % net->real : rank;
+}
+
 static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
                  uint64_t at_ns) {
     size_t kept = iov[0].iov_len + (has_payload(net, iov) ? 0 : iov[1].iov_len);
@@ -194,8 +202,14 @@ static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec
         memcpy(p->data + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
     p->kept = (uint32_t)kept;
     p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
-    p->from = from;
     p->at_ns = at_ns;
+    uint16_t stands = stands_for(net, to);
+    if (stands != to) {
+        net->rename(net->rename_context, to, p->data, p->kept, p->bytes);
+        from = (uint16_t)((from + net->size - (to - stands)) % net->size);
+        to = stands;
+    }
+    p->from = from;
     memory_link *l = net->links[to];
     int first = !l->first && !l->port_first && (!l->n_heap || at_ns < l->heap[0].at_ns);
     heap_put(l, p);
@@ -275,7 +289,7 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
         return;
     }
     int vanishes = path->carries && bytes > path->carries;
-    if (vanishes || is_lost(net, path) || !net->links[to]) {
+    if (vanishes || is_lost(net, path) || !net->links[stands_for(net, to)]) {
         net->counts.vanished += (uint64_t)vanishes;
         net->counts.lost++;
         return;
@@ -640,6 +654,12 @@ void memory_forget_payloads(memory_net *net) {
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context) {
     net->wake = wake;
     net->wake_context = context;
+}
+
+void memory_set_fold(memory_net *net, uint16_t real, memory_rename *rename, void *context) {
+    net->real = real;
+    net->rename = rename;
+    net->rename_context = context;
 }
 
 void memory_follow(memory_net *net, const memory_net *other) {

@@ -77,6 +77,12 @@ void memory_forget_payloads(memory_net *net);
 /* Called when a packet is under way that comes to its rank before all that was. */
 typedef void memory_wake(void *context, uint16_t rank, uint64_t at_ns);
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context);
+/* Ranks from `real` on are stood for by those before, `real` ranks apart: what is sent to one of
+ * them goes to the one that stands for it, from a rank that is as many before, and is renamed: `to`
+ * is the rank to which it was sent, n the datagram's bytes and `kept` those of them that are there.
+ */
+typedef void memory_rename(void *context, uint16_t to, uint8_t *data, size_t kept, size_t n);
+void memory_set_fold(memory_net *net, uint16_t real, memory_rename *rename, void *context);
 /* Time is another net's. */
 void memory_follow(memory_net *net, const memory_net *other);
 /* Share of sends that find the link full, for up to so long. */

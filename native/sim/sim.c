@@ -2,12 +2,13 @@
 
 #include <stdlib.h>
 
+#include "fold.h"
 #include "link_memory.h"
 #include "step.h"
 #include "wire.h"
 
 /* A rank that says that it moved so often in a row is never done. */
-enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20, LOOKS_AGAIN = 5 };
+enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20, LOOKS_AGAIN = 5, AWAITED_MOST = 256 };
 
 typedef int turn_function(lc_host *host);
 typedef uint64_t idle_function(lc_host *host);
@@ -19,10 +20,14 @@ typedef struct {
     uint64_t rests_ns; /* and it rests until then */
     uint64_t wakes_ns; /* the key of the heap */
     uint32_t at;       /* where it is in it */
-    lc_group *group;   /* of the operation that is awaited; NULL: none is */
-    int64_t ticket;
+    int stopped;       /* for good */
+    struct {
+        lc_group *group;
+        int64_t ticket;
+    } awaited[AWAITED_MOST];
+    int n_awaited;
     uint64_t ended_ns;
-    int code;
+    int code; /* the first that wasn't 0 */
 } sim_rank;
 
 struct lc_sim {
@@ -34,6 +39,7 @@ struct lc_sim {
     memory_net *local; /* NULL: no memory is shared */
     lc_link *links[2];
     lc_setting setting;
+    lc_fold fold;
     sim_rank *ranks;
     uint16_t *heap; /* of ranks: who wakes next is first */
     uint16_t places;
@@ -78,7 +84,7 @@ static void move_down(lc_sim *sim, uint16_t rank) {
 static void set_wakes(lc_sim *sim, uint16_t rank, uint64_t ns) {
     sim_rank *r = &sim->ranks[rank];
     uint64_t was = r->wakes_ns;
-    r->wakes_ns = ns > r->rests_ns ? ns : r->rests_ns;
+    r->wakes_ns = r->stopped ? UINT64_MAX : ns > r->rests_ns ? ns : r->rests_ns;
     if (r->wakes_ns < was)
         move_up(sim, rank);
     else if (r->wakes_ns > was)
@@ -153,6 +159,24 @@ void lc_sim_close(lc_sim *sim) {
     free(sim);
 }
 
+static void rename_datagram(void *context, uint16_t to, uint8_t *data, size_t kept, size_t n) {
+    const lc_sim *sim = context;
+    lc_fold_rename(&sim->fold, to, data, kept, n);
+}
+
+void lc_sim_fold(lc_sim *sim, uint16_t real, uint64_t session, uint16_t fixed, uint16_t block) {
+    sim->fold = (lc_fold){.ranks = sim->config.ranks,
+                          .real = real,
+                          .fixed = fixed,
+                          .block = block,
+                          .session = session};
+    memory_set_fold(sim->net, real, rename_datagram, sim);
+}
+
+void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step) {
+    sim->fold.steps[op % LC_FOLD_OPS] = step;
+}
+
 void *lc_sim_setting(lc_sim *sim, uint16_t rank) {
     sim->links[0] = memory_link_open(sim->net, rank);
     sim->links[1] = sim->local ? memory_link_open(sim->local, rank) : NULL;
@@ -209,14 +233,19 @@ static uint64_t next_of(const lc_sim *sim, uint16_t rank) {
     return next;
 }
 
-static void note_end(lc_sim *sim, sim_rank *r) {
-    int code = r->group ? sim->wait(r->group, r->ticket, 0) : LC_PENDING;
-    if (code == LC_PENDING)
-        return;
-    r->ended_ns = memory_now(sim->net);
-    r->code = code;
-    r->group = NULL;
-    sim->awaited--;
+static void note_ends(lc_sim *sim, sim_rank *r) {
+    int was = r->n_awaited;
+    for (int i = r->n_awaited; i--;) {
+        int code = sim->wait(r->awaited[i].group, r->awaited[i].ticket, 0);
+        if (code == LC_PENDING)
+            continue;
+        r->code = r->code ? r->code : code;
+        r->awaited[i] = r->awaited[--r->n_awaited];
+    }
+    if (was && !r->n_awaited) {
+        r->ended_ns = memory_now(sim->net);
+        sim->awaited--;
+    }
 }
 
 /* A rank that has moved may have more to do, and looks again soon. */
@@ -231,7 +260,7 @@ static void take_turns(lc_sim *sim, uint16_t rank) {
         next = next_of(sim, rank);
     } while (++turns < TURNS_MOST && moved && next <= now);
     sim->turns += (uint64_t)turns;
-    note_end(sim, r);
+    note_ends(sim, r);
     if (moved && next > now + sim->config.grain_ns * LOOKS_AGAIN)
         r->timer_ns = now + sim->config.grain_ns * LOOKS_AGAIN;
     r->rests_ns = now + sim->config.grain_ns;
@@ -265,20 +294,35 @@ uint64_t lc_sim_now(const lc_sim *sim) {
     return memory_now(sim->net);
 }
 
-void lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket) {
+int lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket) {
     sim_rank *r = &sim->ranks[rank];
-    sim->awaited += !r->group;
-    r->group = group;
-    r->ticket = ticket;
+    if (r->n_awaited == AWAITED_MOST)
+        return 0;
+    if (!r->n_awaited) {
+        sim->awaited++;
+        r->code = 0;
+    }
+    r->awaited[r->n_awaited].group = group;
+    r->awaited[r->n_awaited++].ticket = ticket;
     r->ended_ns = 0;
     r->timer_ns = lc_sim_now(sim);
     r->rests_ns = 0;
     set_wakes(sim, rank, r->timer_ns);
+    return 1;
 }
 
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code) {
-    *code = sim->ranks[rank].code;
-    return sim->ranks[rank].ended_ns;
+    const sim_rank *r = &sim->ranks[rank];
+    *code = r->n_awaited ? LC_PENDING : r->code;
+    return r->ended_ns;
+}
+
+void lc_sim_stop(lc_sim *sim, uint16_t rank) {
+    sim_rank *r = &sim->ranks[rank];
+    r->stopped = 1;
+    sim->awaited -= r->n_awaited > 0;
+    r->n_awaited = 0;
+    set_wakes(sim, rank, UINT64_MAX);
 }
 
 void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts) {

@@ -73,6 +73,10 @@ typedef struct lc_sim lc_sim;
 lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine);
 /* After all hosts were closed. */
 void lc_sim_close(lc_sim *sim);
+/* The first `real` ranks stand for all, and only they are opened: fold.h has the rest. */
+void lc_sim_fold(lc_sim *sim, uint16_t real, uint64_t session, uint16_t fixed, uint16_t block);
+/* Before an operation is submitted. */
+void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step);
 /* Opens a rank's links: an lc_setting for lc_host_open_in. Valid until the next one is asked for.
  */
 void *lc_sim_setting(lc_sim *sim, uint16_t rank);
@@ -83,13 +87,16 @@ void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *por
 void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path);
 /* Of what goes through a host's memory. */
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s);
-/* A rank has submitted an operation to an lc_group: when it ends is noted. One at a time. */
-void lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket);
+/* A rank has submitted an operation to an lc_group: it is awaited. Returns 0 if too many are. */
+int lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket);
+/* A rank's process ends: it takes no turn any more. */
+void lc_sim_stop(lc_sim *sim, uint16_t rank);
 /* Time passes until all that is awaited has ended, or until then. Returns how many ranks have not
  * ended. */
 int lc_sim_run(lc_sim *sim, uint64_t until_ns);
 uint64_t lc_sim_now(const lc_sim *sim);
-/* When the operation that was last awaited ended, and with which code; 0: it has not. */
+/* When the last of the operations that are awaited ended, and the code of one that failed; 0: it
+ * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
 void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);

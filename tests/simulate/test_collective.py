@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,14 @@ from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
 from lossycoll.simulate import collective as module
-from lossycoll.simulate.collective import COLLECTIVES, Change, Simulated, simulate_collective
+from lossycoll.simulate.collective import (
+    COLLECTIVES,
+    Change,
+    Simulated,
+    simulate_collective,
+    usual_whole,
+)
+from lossycoll.simulate.fold import NotAlikeError
 
 MIB = 1 << 20
 QUIET = Network(link=Link(delay_ms=5), port=Port(up_mbit=200, down_mbit=200, queue_ms=25))
@@ -173,3 +181,74 @@ def test_gateways_are_refused() -> None:
     network = Network(sites=2, hosts=1, gateway=Port(up_mbit=10, down_mbit=10))
     with pytest.raises(OptionError, match="no gateways"):
         simulate_collective(network, MIB)
+
+
+@pytest.mark.parametrize("algorithm", ["transpose", "ring"])
+def test_hosts_that_stand_for_others_take_as_long_and_send_as_much(algorithm: str) -> None:
+    how: dict[str, Any] = {
+        "hosts": 16,
+        "options": Options(algorithm=algorithm),
+        "calls": 5,
+    }
+    packet = payload_bytes(1500, 4)
+    size = 16 * 16 * packet
+    every = simulate_collective(with_link(loss=0.02), size, **how)
+    some = simulate_collective(with_link(loss=0.02), size, whole=4, **how)
+    assert not some.failed
+    assert (some.hosts, some.whole, some.nbytes) == (16, 4, size)
+    for one, other in zip(every.calls, some.calls, strict=True):
+        assert other.limit == pytest.approx(one.limit)
+        assert other.counts.packets == pytest.approx(one.counts.packets, rel=0.1)
+    lost = [sum(call.counts.lost for call in found.calls) for found in (every, some)]
+    assert lost[1] == pytest.approx(lost[0], rel=0.3)
+
+
+def test_the_time_of_all_hosts_is_in_the_interval_of_a_few_that_stand_for_all() -> None:
+    every, some = (simulate_collective(QUIET, MIB, hosts=16, whole=whole) for whole in (None, 4))
+    assert every.interval == (every.seconds, every.seconds)
+    low, high = some.interval
+    assert low < every.seconds < high < 1.5 * low
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "reduce_scatter", "all_reduce"])
+def test_hosts_of_several_ranks_stand_for_others(collective: str) -> None:
+    how: dict[str, Any] = {"collective": collective, "hosts": 6, "ranks_per_host": 2, "calls": 3}
+    every = simulate_collective(QUIET, MIB, **how)
+    some = simulate_collective(QUIET, MIB, whole=3, **how)
+    assert not some.failed
+    for one, other in zip(every.calls, some.calls, strict=True):
+        assert other.counts.packets == pytest.approx(one.counts.packets, rel=0.15)
+        assert other.counts.local_bytes == pytest.approx(one.counts.local_bytes, rel=0.15)
+    assert some.missing == every.missing == 0
+
+
+def test_two_hosts_stand_for_hundreds() -> None:
+    packet = payload_bytes(1500, 4)
+    found = simulate_collective(QUIET, 300 * packet, hosts=300, whole=2, calls=2, settle=0)
+    assert not found.failed
+    assert found.calls[0].counts.packets >= 300 * 299 * 2
+
+
+@pytest.mark.parametrize(
+    ("network", "how", "why"),
+    [
+        (QUIET, {"whole": 3}, "3 hosts can't stand for 8"),
+        (QUIET, {"whole": 1}, "1 hosts can't stand for 8"),
+        (QUIET.with_port(1, up_mbit=10), {"whole": 2}, "network that is the same everywhere"),
+        (QUIET, {"whole": 2, "collective": "broadcast"}, "hosts don't do alike in broadcast"),
+        (QUIET, {"whole": 2, "nbytes": 20_000}, "can't be cut into whole packets"),
+    ],
+)
+def test_hosts_that_are_not_alike_stand_for_nobody(
+    network: Network, how: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(NotAlikeError, match=why):
+        simulate_collective(network, **{"nbytes": MIB, "hosts": 8, **how})
+
+
+def test_how_many_hosts_stand_for_all() -> None:
+    assert usual_whole(64, 1) is None
+    assert usual_whole(1024, 1) == 8
+    assert usual_whole(64, 8) == 8
+    assert usual_whole(100, 1) == 5
+    assert usual_whole(101, 1) is None

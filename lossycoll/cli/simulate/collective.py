@@ -24,7 +24,16 @@ from lossycoll.lab.network import Network
 from lossycoll.lab.profiles import PROFILES, profile
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import read
-from lossycoll.simulate.collective import COLLECTIVES, SETTLE, Simulated, simulate_collective
+from lossycoll.simulate.collective import (
+    COLLECTIVES,
+    FOLDED_HOSTS,
+    SETTLE,
+    USUALLY_SIMULATED,
+    Simulated,
+    simulate_collective,
+    usual_whole,
+)
+from lossycoll.simulate.fold import NotAlikeError
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
@@ -37,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bytes", type=size, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
     add("--hosts", type=whole(1), metavar="N", help="how many there are (the network's)")
     add("--ranks-per-host", type=whole(1), default=1, metavar="N", help="(%(default)s)")
+    text = (
+        f"simulate so many hosts, which stand for all ({FOLDED_HOSTS} or fewer beyond "
+        f"{USUALLY_SIMULATED} ranks, where hosts are alike; else all)"
+    )
+    add("--whole", type=whole(1), metavar="N", help=text)
     add(
         "--network",
         default="clean",
@@ -93,13 +107,20 @@ def run(options: argparse.Namespace) -> int:
         found.append(simulated(one, group))
     name = options.sweep.partition("=")[0] if options.sweep else ""
     rows = [
-        ({name: value} if name else {}) | figures(one)
+        figures(one) | ({name: value} if name else {})
         for (value, _), one in zip(points, found, strict=True)
     ]
     if options.json:
         print(json.dumps(rows if name else rows[0], allow_nan=False))
     else:
         console.print(table(rows, options))
+        for row in rows:
+            if row["hosts_simulated"] < row["hosts"]:
+                console.print(
+                    f"{row['hosts']} hosts: {row['hosts_simulated']} were simulated and stand for "
+                    f"all, each calling with {row['bytes']:,} bytes",
+                    highlight=False,
+                )
     if options.picture is not None and drawn(
         "lossycoll.cli.simulate.collective_plot",
         errors,
@@ -165,19 +186,31 @@ def swept(options: argparse.Namespace) -> list[tuple[Any, argparse.Namespace]]:
 
 
 def simulated(options: argparse.Namespace, group: Options) -> Simulated:
-    """One point."""
-    return simulate_collective(
-        network_of(options),
-        options.bytes,
-        collective=options.collective,
-        hosts=options.hosts,
-        ranks_per_host=options.ranks_per_host,
-        options=group,
-        calls=options.calls,
-        settle=min(options.settle, options.calls - 1),
-        gap=options.gap,
-        grain=None if options.wake_ms is None else options.wake_ms * 1e-3,
-    )
+    """One point. Where it isn't said how many hosts stand for all, and none can, all are whole."""
+    network = network_of(options)
+    hosts = network.total_hosts if options.hosts is None else options.hosts
+
+    def with_whole(whole: int | None) -> Simulated:
+        return simulate_collective(
+            network,
+            options.bytes,
+            collective=options.collective,
+            hosts=hosts,
+            ranks_per_host=options.ranks_per_host,
+            options=group,
+            calls=options.calls,
+            settle=min(options.settle, options.calls - 1),
+            gap=options.gap,
+            grain=None if options.wake_ms is None else options.wake_ms * 1e-3,
+            whole=whole,
+        )
+
+    if options.whole is not None:
+        return with_whole(options.whole)
+    try:
+        return with_whole(usual_whole(hosts, options.ranks_per_host))
+    except NotAlikeError:
+        return with_whole(None)
 
 
 def figures(found: Simulated) -> dict[str, Any]:
@@ -186,7 +219,11 @@ def figures(found: Simulated) -> dict[str, Any]:
     counts = [asdict(call.counts) for call in calls]
     per_call = {name: sum(one[name] for one in counts) / len(calls) for name in counts[0]}
     return {
+        "hosts": found.hosts,
+        "hosts_simulated": found.whole,
+        "bytes": found.nbytes,
         "seconds": found.seconds,
+        "seconds_interval": found.interval,
         "seconds_p99": found.seconds_p99,
         "limit_seconds": calls[-1].limit,
         "ratio": found.ratio if calls[-1].limit else None,
@@ -233,7 +270,7 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
         ]
         out.add_row(
             *([f"{row[name]:g}"] if name else []),
-            _time(row["seconds"]),
+            _time(row["seconds"]) + _interval(row),
             _time(row["seconds_p99"]),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['missing']:.2%}",
@@ -242,6 +279,11 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
             row["bound"] if not row["failed"] else f"failed with code {row['failed']}",
         )
     return out
+
+
+def _interval(row: dict[str, Any]) -> str:
+    low, high = row["seconds_interval"]
+    return f" ({_time(low)} to {_time(high)})" if high > low else ""
 
 
 def _time(seconds: float) -> str:

@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 
 def draw(name: str, rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
@@ -19,6 +20,10 @@ def draw(name: str, rows: Sequence[dict[str, Any]], title: str, path: Path) -> N
     figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
     time.plot(values, [row["seconds"] for row in rows], marker="o", label="median")
     time.plot(values, [row["seconds_p99"] for row in rows], marker=".", label="99th percentile")
+    intervals = np.array([row["seconds_interval"] for row in rows])
+    if (intervals[:, 1] > intervals[:, 0]).any():
+        label = "error of hosts that stand for others"
+        time.fill_between(values, *intervals.T, alpha=0.2, label=label)
     limits = [row["limit_seconds"] for row in rows]
     time.plot(values, limits, color="black", linestyle=":", label="limit")
     time.set(ylabel="seconds", title=title, yscale="log")

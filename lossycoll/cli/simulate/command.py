@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from . import collective, moshpit
+from . import collective, moshpit, training
 
-PARTS: Final = {"collective": collective, "moshpit": moshpit}
+PARTS: Final = {"collective": collective, "training": training, "moshpit": moshpit}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.errors import PeerLostError
+from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, packet_count
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
@@ -90,7 +91,7 @@ class CollectiveEndpoint:
             choice = self._algorithm("all_reduce", members, call_options)
             number = self._sequencer.next
             packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
-            order = plan_cache.order(choice, members, options, self._group, number, packets)
+            order = self._order(choice, members, options, number, packets)
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {
                 "order": order,
@@ -99,6 +100,11 @@ class CollectiveEndpoint:
             }
             encoded = self._sum_plan(members, choice, elements, dtype, call_options, **how)
             return self._submit(encoded, call, (address, address), dtype, call_options, means=means)
+
+    def _order(
+        self, choice: Choice, members: Members, options: Options, number: int, packets: int
+    ) -> tuple[int, ...] | None:
+        return plan_cache.order(choice, members, options, self._group, number, packets)
 
     def reduce_scatter(
         self,

@@ -45,6 +45,17 @@ def test_a_network_s_numbers_are_swept_and_options_count(
     assert all(row["missing"] == 0 for row in rows)
 
 
+def test_a_few_hosts_stand_for_many(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--bytes", "1M", "--hosts", "96", "--network", "cross-dc", "--calls", "1"]
+    assert main(["simulate", "collective", *arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["hosts"], found["hosts_simulated"]) == (96, 8)
+    low, high = found["seconds_interval"]
+    assert low < found["seconds"] < high
+    assert main(["simulate", "collective", *arguments]) == 0
+    assert "96 hosts: 8 were simulated and stand for all" in capsys.readouterr().out
+
+
 def test_ranks_that_wake_late_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = []
     for late in ("0.01", "20"):

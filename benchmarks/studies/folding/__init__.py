@@ -1,0 +1,1 @@
+"""What folding alike hosts costs in truth."""

@@ -1,0 +1,234 @@
+"""What steps of training take, by the engine itself in virtual time (docs/simulate.md).
+
+A rank computes for a while that is given, and submits what a method of training submits, when it
+does. Then :mod:`.hosts` says when that has ended. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from ..lab.network import Network
+from ..options.fields import Options
+from ..runtime.core.call import CallOptions
+from ..runtime.world.failure_detector import SILENT_SHARE
+from .collective import CAPACITY, COLLECTIVES, grain_of, topology_of
+from .hosts import MOST_KNOWN, Hosts
+
+METHODS: Final = ("plain", "drift_bound", "sharded")
+FORWARD: Final = 1 / 3
+"""Of a micro-batch's time: a backward pass takes twice as long."""
+FIRST_BUCKET: Final = 1 << 20
+"""Of DistributedDataParallel, as the next are of 25 MiB: the last layers' gradients go first."""
+PERIOD: Final = 64
+"""Slices of the parameters that DriftBound sends, one after each step."""
+
+
+class Part(NamedTuple):
+    """A collective of a step: ``after``: seconds from the step's begin to where it is submitted."""
+
+    after: float
+    collective: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all ranks."""
+
+    seconds: float  # from the end of the last rank's step before to the end of the last rank's
+    computing: float  # for which the slowest rank computed
+    missing: float  # share of the packets of gradients that was given up
+    dropped: float  # share of micro-batches that a threshold dropped
+    bytes: int  # that left hosts
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Some steps in a row; the first ``settled`` don't count."""
+
+    steps: tuple[Step, ...]
+    settled: int
+
+    @property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps that count."""
+        return self.steps[self.settled :]
+
+    @property
+    def seconds(self) -> float:
+        """The median of their times."""
+        return statistics.median(step.seconds for step in self.steady)
+
+    @property
+    def seconds_p99(self) -> float:
+        """The 99th percentile."""
+        return float(np.quantile([step.seconds for step in self.steady], 0.99))
+
+    @property
+    def computing(self) -> float:
+        """The median of the slowest ranks' computing."""
+        return statistics.median(step.computing for step in self.steady)
+
+    @property
+    def missing(self) -> float:
+        """The mean of the shares that were missing."""
+        return statistics.fmean(step.missing for step in self.steady)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of a step."""
+        exposed = self.seconds - self.computing
+        return "network" if exposed > self.computing else "computing"
+
+
+def buckets_of(nbytes: int, most: int) -> tuple[int, ...]:
+    """Bytes of each bucket of so many bytes of gradients, in the order in which they are ready."""
+    first = min(nbytes, FIRST_BUCKET, most)
+    rest = nbytes - first
+    whole, last = divmod(rest, most)
+    return (first, *[most] * whole, *([last] if last else []))
+
+
+def simulate_training(
+    network: Network,
+    buckets: Sequence[int],
+    times: NDArray[np.float64],
+    *,
+    hosts: int | None = None,
+    ranks_per_host: int = 1,
+    options: Options | None = None,
+    method: str = "plain",
+    threshold: float | None = None,
+    death: int | None = None,
+    settle: int = 2,
+) -> Trained:
+    """Simulates steps of training, whose collectives are those of ``method``.
+
+    ``times`` are seconds of micro-batches, by step, rank and micro-batch. ``buckets`` are bytes of
+    gradients in float32, submitted as the last micro-batch's backward pass goes on. With a
+    ``threshold`` a rank that has computed for so long begins no further micro-batch, and gradients
+    are submitted when it has ended, since no rank knows before which one is its last. The last rank
+    dies as step ``death`` begins, and its host with it: nobody hears that its process has ended.
+    """
+    topology = topology_of(network, hosts, ranks_per_host, None)
+    steps, ranks, _ = times.shape
+    if method not in METHODS:
+        raise OptionError(f"no method {method!r}; there are {', '.join(METHODS)}")
+    if ranks != topology.world or topology.world > MOST_KNOWN:
+        raise OptionError(
+            f"times of {ranks} ranks for {topology.world}; wanted the same, {MOST_KNOWN} at most"
+        )
+    if not 0 <= settle < steps or not buckets or min(buckets) < 4 * topology.world:
+        raise OptionError(
+            f"{steps} steps of which {settle} don't count, with buckets {list(buckets)}; wanted "
+            f"steps that count, and {4 * topology.world} bytes or more in each bucket"
+        )
+    options = options or Options()
+    if death is not None and not (options.continues and ranks > 2 and 0 <= death < steps):
+        raise OptionError(
+            f"a rank dies in step {death} of {steps}, of {ranks} ranks, with on_peer_loss "
+            f"{options.on_peer_loss!r}; wanted a step that there is, 3 ranks or more, 'continue'"
+        )
+    done: list[Step] = []
+    with Hosts(network, topology, options, capacity=CAPACITY, grain=grain_of(network)) as world:
+        begun = [world.now] * ranks
+        last = world.now
+        for number, of_all in enumerate(times):
+            of_step = of_all if death is None or number < death else of_all[:-1]
+            computed = [_computed(mine, threshold) for mine in of_step]
+            parts = [
+                [*_parts(method, buckets, mine[:count], threshold is not None)]
+                for mine, count in zip(of_step, computed, strict=True)
+            ]
+            step, begun = _run(world, parts, begun, last, options, dies=number == death)
+            busy = [float(mine[:n].sum()) for mine, n in zip(of_step, computed, strict=True)]
+            dropped = 1 - sum(computed) / of_step.size
+            done.append(Step(step.seconds, max(busy), step.missing, dropped, step.bytes))
+            last = max(begun)
+    return Trained(tuple(done), settle)
+
+
+def _computed(mine: NDArray[np.float64], threshold: float | None) -> int:
+    """How many micro-batches a rank computes."""
+    if threshold is None:
+        return len(mine)
+    before = np.cumsum(mine) - mine
+    return max(1, int((before < threshold).sum()))
+
+
+def _parts(
+    method: str, buckets: Sequence[int], mine: NDArray[np.float64], at_end: bool
+) -> Iterator[Part]:
+    end = float(mine.sum())
+    backward = 0.0 if at_end else float(mine[-1]) * (1 - FORWARD)
+    total, ready = sum(buckets), 0
+    gradients = "reduce_scatter" if method == "sharded" else "all_reduce"
+    for nbytes in buckets:
+        ready += nbytes
+        yield Part(end - backward * (1 - ready / total), gradients, nbytes)
+    if method == "sharded":  # the optimizer steps on what has come, and sends parameters
+        for nbytes in buckets:
+            yield Part(end, "all_gather", nbytes)
+    if method == "drift_bound":
+        yield Part(end, "all_gather", max(total // PERIOD, 4096))
+
+
+def _run(
+    world: Hosts,
+    parts: Sequence[Sequence[Part]],
+    begun: Sequence[float],
+    last: float,
+    options: Options,
+    *,
+    dies: bool,
+) -> tuple[Step, list[float]]:
+    """One step; and when each rank has ended it. ``dies``: the rank behind those of ``parts``."""
+    if dies:
+        world.kill(len(parts))
+    given_up = world.now + SILENT_SHARE * options.liveness
+    most = max(part.nbytes for part in parts[0])
+    room = np.zeros((2, most // 4 + world.topology.world), np.float32)
+    buffers = room[0].ctypes.data, room[1].ctypes.data
+    call_options = CallOptions(options, future=True, encoding=options.encoding)
+    before = world.counts()
+    due = sorted(
+        (begun[rank] + part.after, number, rank)
+        for rank, mine in enumerate(parts)
+        for number, part in enumerate(mine)
+    )
+    tickets: list[tuple[int, int, str]] = []
+    for when, number, rank in due:
+        if when > world.now:
+            world.run(when)
+        part = parts[rank][number]
+        COLLECTIVES[part.collective](world.ranks[rank].endpoint, part.nbytes, buffers, call_options)
+        world.submitted(rank)
+        tickets.append((rank, world.ranks[rank].group.ticket, part.collective))
+    if dies:
+        world.run(max(given_up, world.now))
+        world.give_up(len(parts), range(len(parts)))
+    waiting = world.run(None)
+    ends = [world.ended(rank) for rank in range(len(parts))]
+    failed = [code for _, code in ends if code]
+    if waiting or failed:
+        raise OptionError(f"a step failed with code {failed[0] if failed else 'pending'}")
+    missing = came = 0
+    for rank, ticket, collective in tickets:
+        report = world.ranks[rank].group.result(ticket)[0]
+        if collective != "all_gather":
+            missing += report.packets_missing
+            came += report.packets_received
+    for one in world.ranks[: len(parts)]:
+        one.finish()
+    finished = [at for at, _ in ends]
+    share = missing / (missing + came) if missing + came else 0.0
+    seconds = max(finished) - last
+    return Step(seconds, 0.0, share, 0.0, world.counts().since(before).bytes), finished

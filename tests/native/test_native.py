@@ -61,6 +61,20 @@ def test_aarch64_computes_the_same_bits() -> None:
     make("arm")
 
 
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc (Debian: musl-tools)")
+@pytest.mark.parametrize("target", ["musl-leaves", pytest.param("musl", marks=pytest.mark.long)])
+def test_another_libc_does(target: str) -> None:
+    """The sources are compiled with musl's headers, warnings as errors; the short suite runs the
+    links alone, the long one engines too."""
+    headers = HERE / "build" / "musl" / "include"
+    make(target)
+    line = ["musl-gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-pthread"]
+    line += [f"-I{NATIVE}", f"-I{NATIVE / 'lab'}", "-idirafter", str(headers)]
+    command = [*line, *sorted(map(str, NATIVE.rglob("*.c")))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 OLDEST_GCC = 11
 
 

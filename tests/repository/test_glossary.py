@@ -31,13 +31,16 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower())
 
 
+@cache
+def spaced(text: str) -> str:
+    """Its words, with a space before and behind each: a text is searched for many terms."""
+    return f" {' '.join(words(text))} "
+
+
 def said(text: str, term: str) -> bool:
     """Whether a term stands in a text, or its plural."""
-    wanted, found = words(term), words(text)
-    plural = [*wanted[:-1], wanted[-1] + "s"]
-    length = len(wanted)
-    runs = [found[i : i + length] for i in range(len(found) - length + 1)]
-    return wanted in runs or plural in runs
+    wanted = " ".join(words(term))
+    return f" {wanted} " in spaced(text) or f" {wanted}s " in spaced(text)
 
 
 def prose(text: str) -> str:
@@ -48,10 +51,19 @@ def prose(text: str) -> str:
 
 
 @cache
+def page_text(page: Path) -> str:
+    """The prose of a page, without the tables of words that aren't used."""
+    text = prose(page.read_text(encoding="utf-8"))
+    if page == DESIGN:
+        text = re.sub(r"^\| not( a name)? \|.*?\n\n", "", text, flags=re.M | re.S)
+    return text
+
+
+@cache
 def own_texts() -> frozenset[tuple[Path, str]]:
-    """The docstrings and texts of all Python sources of the package, by file."""
+    """The docstrings and texts of all Python sources of the package, by file, but for code."""
     return frozenset(
-        (path, node.value)
+        (path, re.sub(r"``[^`]*``|\.\w+\(\)", "", node.value))
         for path in SOURCES
         if path.suffix == ".py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -115,14 +127,9 @@ def test_a_word_that_is_not_used(term: str) -> None:
     found |= {
         f"{path.relative_to(ROOT)}: {' '.join(text.split())[:60]}"
         for path, text in own_texts()
-        if said(re.sub(r"``[^`]*``|\.\w+\(\)", "", text), term)
+        if said(text, term)
     }
-    for page in PAGES:
-        text = prose(page.read_text(encoding="utf-8"))
-        if page == DESIGN:
-            text = re.sub(r"^\| not( a name)? \|.*?\n\n", "", text, flags=re.M | re.S)
-        if said(text, term):
-            found.add(page.name)
+    found |= {page.name for page in PAGES if said(page_text(page), term)}
     assert not found, f"use another word for {term!r} (docs/design.md, Glossary)"
 
 

@@ -35,7 +35,7 @@ from tests.support import warm
 
 PRELOADED = (
     *("numpy", "pytest", "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.run"),
-    *("encodings.idna", "tests.support.harness"),
+    *("encodings.idna", "zmq", "tests.support.harness"),
     *(
         "lossycoll.backend.process_group",
         "lossycoll.backend.devices",

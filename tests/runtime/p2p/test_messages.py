@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -324,11 +323,9 @@ def test_a_failure_ends_all_that_is_pending() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         assert waiting.wait(10)
-        begin = time.monotonic()
         group[0].health.fail(PeerLostError("gone", peer=2))
         thread.join(10)
-        assert time.monotonic() - begin < 1
-        assert errors
+        assert errors, "it goes on waiting"
         for transfer in pending[1:]:
             with pytest.raises(PeerLostError, match="gone"):
                 transfer.wait(5)

@@ -130,6 +130,15 @@ EXAMPLES = (
         '`DDPStrategy(process_group_backend="lossy")`; needs requirements-long.txt',
         needs="lightning",
     ),
+    Example(
+        "transformers_fit",
+        2,
+        "Transformers' `Trainer` on accelerate: accumulation, evaluation, checkpoint and resume",
+        "`LOSSYCOLL_REPLACE=gloo`, since accelerate asks for gloo on CPUs; "
+        "needs requirements-long.txt",
+        environment={"LOSSYCOLL_REPLACE": "gloo"},
+        needs="transformers",
+    ),
 )
 
 

@@ -19,15 +19,14 @@ from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
-from ..runtime.collectives.group_context import GroupContext
+from ..runtime.collectives.group_context import GroupContext, Members
 from ..runtime.collectives.plan_cache import Choice
-from ..runtime.collectives.sequencer import Members
 from ..runtime.engine.binding import EngineGroup
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
 from ..runtime.world.group_state import Health
-from ..runtime.world.view_agreement import View
+from ..runtime.world.messages import View
 from .fold import Fold, alike, stride_of
 
 GROUP: Final = 1

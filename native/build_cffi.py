@@ -51,6 +51,11 @@ def module(name: str, folder: str, *headers: str) -> FFI:
     return made
 
 
-ffi = module("lossycoll._native", "native", "lossycoll.h", "step.h")
+def parts(header: str) -> list[str]:
+    """The headers that a header is made of, each above those that use it."""
+    return re.findall(r'^#include "(\w+\.h)"', (HERE / header).read_text(encoding="utf-8"), re.M)
+
+
+ffi = module("lossycoll._native", "native", *parts("lossycoll.h"), "step.h")
 lab = module("lossycoll._lab", "native/lab", "lab.h")
 sim = module("lossycoll._sim", "native/sim", "sim.h")

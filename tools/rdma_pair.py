@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan
+from lossycoll.plan import Delivery, Plan
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup, Ready
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
@@ -158,9 +158,7 @@ class End:
             scale=1.0,
             signature=plan.signature,
             timeout=PATIENCE_S,
-            reliable=reliable,
-            repair=0,
-            notify=False,
+            delivery=Delivery(reliable),
         )
         return Ready.of(Encoded.of(plan), call)
 

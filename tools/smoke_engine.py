@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import hierarchical
+from lossycoll.plan import Delivery, hierarchical
 from lossycoll.runtime.engine import host as engine
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
@@ -58,9 +58,7 @@ def main() -> None:
             scale=float(WORLD),
             signature=plan.signature,
             timeout=SECONDS,
-            reliable=True,
-            repair=0,
-            notify=False,
+            delivery=Delivery(True),
         )
         tickets.append(one.submit(Encoded.of(plan), call))
     codes = [finish(one, ticket) for one, ticket in zip(engines, tickets, strict=True)]

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.backend import sites
+from lossycoll.backend import sharing
 from lossycoll.runtime.net.round_trips import round_trips
 
 
@@ -34,10 +34,10 @@ def main() -> None:
         said["measuring"].append(time.monotonic() - began)
         return found
 
-    sites.round_trips = timed  # type: ignore[attr-defined,assignment]
+    sharing.round_trips = timed  # type: ignore[attr-defined,assignment]
     dist.init_process_group("lossy", pg_options={"site": ""})
     for _ in range(config["rounds"]):
-        for kind, site in (("named", name), ("learnt", sites.LEARNT)):
+        for kind, site in (("named", name), ("learnt", sharing.LEARNT)):
             with lossycoll.reliable():
                 dist.barrier()
             began = time.monotonic()

@@ -40,10 +40,8 @@ class BlockWork(EngineWork):
 
     @property
     def arrived(self) -> NDArray[np.bool_]:
-        """The blocks that came, bool (world, blocks), by owner; waits for the work.
-
-        This rank's own row is True, a lost rank's False.
-        """
+        """The blocks that came, bool (world, blocks), by owner; waits for the work. This rank's own
+        row is True, a lost rank's False."""
         self.wait_on_host()
         return self._arrived
 
@@ -80,18 +78,8 @@ def all_gather_blocks(
     blocks: int,
     encoding: str = "same",
 ) -> Description:
-    """Describes ``LossyProcessGroup.all_gather_blocks``.
-
-    Args:
-        where: Whose call it is.
-        output: Shape (world * n,), contiguous.
-        needed: bool (world, blocks), or None.
-        blocks: The blocks of one chunk.
-        encoding: How packets carry float32.
-
-    Raises:
-        UnsupportedError: A tensor or an array of another form.
-    """
+    """Describes ``LossyProcessGroup.all_gather_blocks``. ``needed``: bool (world, blocks), or
+    None."""
     name = ALL_GATHER_BLOCKS.name
     _check_chunked(where, name, output)
     _check_encoding(where, name, output, encoding)
@@ -112,17 +100,7 @@ def all_gather_blocks(
 def reduce_scatter_blocks(
     where: Where, output: Tensor, input: Tensor, encoding: str = "same"
 ) -> Description:
-    """Describes ``LossyProcessGroup.reduce_scatter_blocks``.
-
-    Args:
-        where: Whose call it is.
-        output: Shape (n,), contiguous.
-        input: Shape (world * n,), contiguous, of a dtype that the engine adds.
-        encoding: How packets carry float32.
-
-    Raises:
-        UnsupportedError: Tensors of another form.
-    """
+    """Describes ``LossyProcessGroup.reduce_scatter_blocks``."""
     name = REDUCE_SCATTER_BLOCKS.name
     _check_chunked(where, name, input)
     _check_encoding(where, name, input, encoding)

@@ -35,7 +35,7 @@ from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.probe import answers
 from lossycoll.runtime.world.rendezvous import Rendezvous
 
-from .builder import GroupBuilder, GroupSpec, Met
+from .builder import GroupBuilder, GroupSpec
 from .connected import connected
 from .devices import check_device
 from .group_steps import (
@@ -67,9 +67,9 @@ class Group:
         self._host: Host | None = None
         self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
-        """What groups of some of this one's ranks are made by; None in a world of one."""
+        """Parent for groups of some of this one's ranks; None in a world of one."""
         self.abort_hooks: Mapping[int, Callable[[], object]] = {}
-        """What is called when the group fails; it may change."""
+        """Functions that are called when the group fails; they may change."""
         try:
             if failure is not None:
                 self._stay_alone(spec, pg_options)
@@ -110,16 +110,18 @@ class Group:
             secret=secret,
         )
         try:
-            with connected(spec, pg_options, undo, secret is not None, unusable) as met:
-                if met is not None:
-                    self._assemble(spec, GroupBuilder(spec, rendezvous, undo, (), secret), met)
+            builder = GroupBuilder(spec, rendezvous, undo, secret, unusable)
+            with connected(builder, pg_options) as is_complete:
+                if is_complete:
+                    self._assemble(builder)
                     return
             check_device(spec.store, spec.rank, spec.size)
             with WORLDS.holding(spec.global_ranks) as worlds:
                 # Never in clear where there is a secret by now, nor on some ranks alone.
-                alike = [one for one in worlds if one.host.is_sealed == (secret is not None)]
-                builder = GroupBuilder(spec, rendezvous, undo, alike, secret, unusable)
-                self._assemble(spec, builder, meet(builder, pg_options))
+                sealed = secret is not None
+                builder.worlds = [one for one in worlds if one.host.is_sealed == sealed]
+                meet(builder, pg_options)
+                self._assemble(builder)
         except LossyError as error:
             rendezvous.part(error)
             raise
@@ -128,36 +130,31 @@ class Group:
             rendezvous.part(failure)
             raise failure from error
 
-    def _assemble(self, spec: GroupSpec, builder: GroupBuilder, met: Met) -> None:
+    def _assemble(self, builder: GroupBuilder) -> None:
         """The order is the protocol: where ranks meet in the store, all exchange the same keys one
         after the other."""
-        membership = become_member(builder, met)
-        data = open_engine(builder, met)
-        self._host, self._plane = data.host, met.plane
-        self.topology = data.topology
-        self.store = PrefixStore(f"lossy/s/{met.session}", spec.store)
-        joined = join(builder, met, data.host, membership)
+        spec = builder.spec
+        become_member(builder)
+        open_engine(builder)
+        self._host, self._plane, self.topology = builder.host, builder.plane, builder.topology
+        self.store = PrefixStore(f"lossy/s/{builder.session}", spec.store)
+        join(builder)
         self.endpoint = self._make_endpoint(
-            spec,
-            met.options,
-            data.addresses,
-            number=met.number,
-            engine=data.engine,
-            control=membership,
+            *(spec, builder.options, builder.addresses),
+            number=builder.number,
+            engine=builder.engine,
+            control=builder.membership,
         )
+        health = self.endpoint.health
         self.messages = Messages(
-            data.engine,
-            self.endpoint.health,
-            met.options,
-            self.endpoint.operations.group_failure,
+            builder.engine, health, builder.options, self.endpoint.operations.group_failure
         )
-        watch(builder, met, self.endpoint.health, data.host, data.engine.number)
-        enter(builder, met, joined, self.endpoint)
-        world = joined.founded or met.world
+        watch(builder, health)
+        enter(builder, self.endpoint)
+        world = builder.founded or builder.world
         assert world is not None
-        numbers = dict(zip(spec.global_ranks, met.members, strict=True))
-        self.as_parent = Parent(world, numbers)
-        tell_ready(self.endpoint.health, met, data, spec.global_ranks)
+        self.as_parent = Parent(world, dict(zip(spec.global_ranks, builder.members, strict=True)))
+        tell_ready(health, builder)
 
     def _make_endpoint(
         self,
@@ -184,7 +181,7 @@ class Group:
 
     @property
     def socket(self) -> object:
-        """What groups that send by one socket have in common; None in a world of one."""
+        """The object that groups which send by one socket share; None in a world of one."""
         return self._host
 
     def rekey(self) -> None:

@@ -1,10 +1,10 @@
-"""Records that the steps of group construction hand on to one another."""
+"""A group that is being made: what was asked for, and what its steps have made of it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +14,8 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.world.control_plane import ControlPlane
@@ -56,44 +56,6 @@ class GroupSpec:
 
 
 @dataclass(frozen=True)
-class GroupBuilder:
-    """A group that is being made.
-
-    Attributes:
-        worlds: Where all its members have met before, held.
-        secret: The job's; None: there is none, or it can't be used.
-        unusable: Why it can't.
-    """
-
-    spec: GroupSpec
-    rendezvous: Rendezvous
-    undo: contextlib.ExitStack
-    worlds: Sequence[World]
-    secret: Secret | None = None
-    unusable: OptionError | None = None
-
-    @property
-    def who(self) -> str:
-        """This rank, as errors name it."""
-        return f"rank {self.spec.rank}/{self.spec.size}"
-
-
-@dataclass(frozen=True)
-class PreparedRank:
-    """Resources that this rank opens before the ranks meet.
-
-    ``ends`` and ``rdma``: what a new world takes, where there may be one. ``interfaces``: those
-    that it can send through, the one in use first.
-    """
-
-    options: Options
-    network: Attachment
-    ends: Ends | None
-    rdma: Rdma | None = None
-    interfaces: Sequence[Interface] = ()
-
-
-@dataclass(frozen=True)
 class Ends:
     """A new world's sockets at this rank, which are open before the ranks meet."""
 
@@ -105,7 +67,7 @@ class Ends:
     device: str
 
     def to_json(self) -> dict[str, Any]:
-        """Where they are, for the other ranks."""
+        """Places and offer, for the other ranks."""
         return {
             "control": self.control,
             "link": self.link,
@@ -120,14 +82,26 @@ class Ends:
         self.sharing.close()
 
 
-@dataclass(frozen=True)
-class Met:
-    """Agreement of all ranks on a new group. ``world``: where they meet, None: in a new one.
+@dataclass
+class GroupBuilder:
+    """A group that is being made: each step of ``group_steps.py`` fills in what it has made.
+
+    What is given at first is the rank's own; where ranks know one another, ``connected`` fills in
+    what the others find out as they meet.
 
     Attributes:
-        session: This group's, of 16 hex digits, equal on all ranks.
+        spec: The group that is wanted.
+        rendezvous: The place in the store where its ranks meet.
+        undo: Closes what the steps have opened, if a later one fails.
+        secret: The job's; None: there is none, or it can't be used.
+        unusable: Why it can't.
+        worlds: Where all its members have met before, held.
         options: This rank's.
         network: What it sends through.
+        interfaces: Those that it can send through, the one in use first.
+        ends: What it has opened for a new world, where there may be one.
+        rdma: Its port of RDMA, for the host of a new world.
+        session: The group's, of 16 hex digits, equal on all ranks.
         definition: What this rank takes the group for.
         number: The group's, which keys injected faults.
         token: A new world's secret.
@@ -135,55 +109,69 @@ class Met:
         shares: The group is made on the world's host, as none asks for another.
         members: The group's ranks, as ranks of the world.
         plane: The world's.
-        host: A new world's, to be started.
-        sharing: What it offers to others of its machine.
         endpoints: Where the new world's planes listen.
         devices: The interfaces of these addresses.
         links: Where its hosts are.
-        offers: What they offer.
-        rdma: This rank's port of RDMA for the host.
-        reach: Who is reached by it, in a new world.
+        offers: What they offer to others of their machines.
+        reach: Who is reached by RDMA, in a new world.
+        membership: This rank's place in the group.
+        host: The engine's host that the group is made on.
+        engine: The group's engine.
+        addresses: Where each rank's host is.
+        topology: Who shares a machine and a site.
+        founded: The world that begins with the group.
     """
 
-    session: str
-    options: Options
-    network: Attachment
-    definition: Definition
-    number: int
-    token: str
-    world: World | None
-    shares: bool
-    members: tuple[int, ...]
-    plane: ControlPlane
-    host: Host | None = None
-    sharing: Sharing | None = None
+    spec: GroupSpec
+    rendezvous: Rendezvous
+    undo: contextlib.ExitStack
+    secret: Secret | None = None
+    unusable: OptionError | None = None
+    # ---- prepare ----
+    worlds: Sequence[World] = ()
+    options: Options = field(init=False)
+    network: Attachment = field(init=False)
+    interfaces: Sequence[Interface] = ()
+    ends: Ends | None = None
+    rdma: Rdma | None = None
+    # ---- meet, or connected ----
+    session: str = ""
+    definition: Definition = field(init=False)
+    number: int = 0
+    token: str = ""
+    world: World | None = None
+    shares: bool = False
+    members: tuple[int, ...] = ()
+    plane: ControlPlane = field(init=False)
     endpoints: tuple[tuple[str, int], ...] = ()
     devices: tuple[str, ...] = ()
     links: tuple[tuple[str, int], ...] = ()
     offers: tuple[Offer, ...] = ()
-    rdma: Rdma | None = None
     reach: Reach | None = None
+    # ---- become_member, open_engine, join ----
+    membership: Membership = field(init=False)
+    host: Host = field(init=False)
+    engine: EngineGroup = field(init=False)
+    addresses: Sequence[str] = ()
+    topology: Topology = field(init=False)
+    founded: World | None = None
+
+    @property
+    def here(self) -> Where:
+        """This rank, as errors name it."""
+        return Where(self.spec.rank, self.spec.size)
+
+    @property
+    def who(self) -> str:
+        """The same as text."""
+        return str(self.here)
 
     @property
     def all_here(self) -> bool:
         """Whether no member is known to be lost or gone, this rank included."""
         return self.plane.is_sound and all(map(self.plane.is_here, self.members))
 
-
-@dataclass(frozen=True)
-class DataPath:
-    """The engine's host and group, where each rank's is, and who shares a machine."""
-
-    host: Host
-    engine: EngineGroup
-    link: LinkInfo
-    addresses: Sequence[str]
-    topology: Topology
-
-
-@dataclass(frozen=True)
-class Joined:
-    """This rank's membership; ``founded``: the world that begins with it."""
-
-    membership: Membership
-    founded: World | None
+    @property
+    def place(self) -> tuple[str, int]:
+        """The address and the port at which this rank's plane listens."""
+        return self.plane.place_of(self.members[self.spec.rank])

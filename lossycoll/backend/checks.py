@@ -114,14 +114,8 @@ def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) 
 
 
 def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """The bytes of ``tensor`` for each rank.
-
-    Args:
-        where: Whose call it is.
-        name: Which.
-        tensor: Is split along its first dimension.
-        sizes: The rows for each rank; empty for equal parts.
-    """
+    """The bytes of ``tensor`` for each rank. ``sizes``: the rows for each rank; empty for equal
+    parts."""
     if not tensor.dim():
         raise refusal(where, name, "a tensor without dimensions to split for")
     rows = tensor.shape[0]
@@ -134,7 +128,7 @@ def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -
 
 
 def check_own_split(where: Where, name: str, send: Sequence[int], receive: Sequence[int]) -> None:
-    """What this rank sends itself must be what it expects from itself, in bytes."""
+    """Refuses a rank that sends itself other bytes than it expects from itself."""
     own = where.rank
     if send[own] != receive[own]:
         what = f"{send[own]} bytes to itself where it expects {receive[own]}, in"

@@ -20,55 +20,40 @@ from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.view_agreement import View
 
-from .builder import GroupSpec, Met
-from .group_listener import HealthListener
+from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options
+from .meeting import HealthListener
 from .worlds import WORLDS, Parent, World
 
 
 @contextlib.contextmanager
-def connected(
-    spec: GroupSpec,
-    pg_options: object,
-    undo: contextlib.ExitStack,
-    has_secret: bool,
-    unusable: Exception | None,
-) -> Iterator[Met | None]:
-    """What the ranks of a group know without meeting; the world lasts as long as the context.
+def connected(builder: GroupBuilder, pg_options: object) -> Iterator[bool]:
+    """Fills in what a meeting would tell, without one; the world lasts as long as the context.
 
-    None: they meet in the store. Either they have no parent here, or all of them ask for a host
-    of their own; whether a rank does, the others hear from it.
-
-    Raises:
-        LossyError: This rank or another one can't take part; whoever doesn't know yet is told.
+    False: they meet in the store. Either they have no parent here, or all of them ask for a host
+    of their own; whether a rank does, the others hear from it. Raises a LossyError where this rank
+    or another one can't take part; whoever doesn't know yet is told.
     """
-    parent = spec.parent
+    parent = builder.spec.parent
     if parent is None or not parent.world.hold():
-        yield None
+        yield False
         return
     try:
-        yield _met(parent, spec, pg_options, undo, has_secret, unusable)
+        yield _fill_in(builder, parent, pg_options)
     finally:
         parent.world.release()
 
 
-def _met(
-    parent: Parent,
-    spec: GroupSpec,
-    pg_options: object,
-    undo: contextlib.ExitStack,
-    has_secret: bool,
-    unusable: Exception | None,
-) -> Met | None:
-    world = parent.world
+def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
+    spec, undo, world = builder.spec, builder.undo, parent.world
     members = tuple(parent.numbers[rank] for rank in spec.global_ranks)
     session = _session(world, spec.name)
     try:
-        if unusable is not None:
-            raise unusable
-        options = read_options(spec, pg_options, [world], sealed=world.host.is_sealed)
+        if builder.unusable is not None:
+            raise builder.unusable
+        options = read_options(spec, pg_options, [world])
         asked = _own_host(options, pg_options, world)
-        if has_secret and not (world.host.is_sealed or asked):
+        if builder.secret is not None and not (world.host.is_sealed or asked):
             raise OptionError(
                 f"rank {spec.rank}/{spec.size}: a secret is set now, and was not when the group "
                 f"was made whose part this is: set it before init_process_group"
@@ -78,19 +63,12 @@ def _met(
         raise
     if asked:
         _await_others_that_ask(spec, world, session, members, asked)
-        return None
-    return Met(
-        session=session,
-        options=options,
-        network=world.network,
-        definition=spec.defined(options),
-        number=fault_group(spec.name),
-        token="",
-        world=world,
-        shares=True,
-        members=members,
-        plane=world.plane,
-    )
+        return False
+    builder.session, builder.options, builder.network = session, options, world.network
+    builder.definition, builder.number = spec.defined(options), fault_group(spec.name)
+    builder.world, builder.plane, builder.members = world, world.plane, members
+    builder.shares = True
+    return True
 
 
 def _session(world: World, name: str) -> str:
@@ -116,10 +94,8 @@ def _own_host(options: Options, pg_options: object, world: World) -> dict[str, A
 def _await_others_that_ask(
     spec: GroupSpec, world: World, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
 ) -> None:
-    """Returns when all ranks have said that they ask for a host of the group's own.
-
-    A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of this one.
-    """
+    """Returns when all ranks have said that they ask for a host of the group's own. A rank that
+    doesn't ask wouldn't come to the store; it ends the group when it hears of this one."""
     with contextlib.ExitStack() as stack:
         membership = member_of(stack, world.plane, session, members)
         listener = _Askers(spec, world, members)
@@ -129,10 +105,8 @@ def _await_others_that_ask(
 
 
 class _Askers(HealthListener):
-    """Listener for ranks that ask for a host of their own.
-
-    The group has no calls yet, and doesn't outlive a rank.
-    """
+    """Listener for ranks that ask for a host of their own. The group has no calls yet, and doesn't
+    outlive a rank."""
 
     def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
@@ -172,11 +146,7 @@ class _Askers(HealthListener):
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Returns when all have asked.
-
-        Raises:
-            LossyError: Another rank doesn't ask, can't take part, has died, or doesn't come.
-        """
+        """Returns when all have asked."""
         end = time.monotonic() + seconds
         while not self._changed.wait(min(1.0, max(0.0, end - time.monotonic()))):
             if time.monotonic() >= end:

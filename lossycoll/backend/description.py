@@ -1,7 +1,7 @@
 """A collective as data: what one call reads, writes, compares and needs.
 
 :class:`CollectiveKind` is what all calls of a collective have in common, a row of the table in
-``collectives.py``. :class:`Description` is one call: ``describe.py`` builds it and
+``collectives.py``. :class:`Description` is one call: ``collectives.py`` builds it and
 ``dispatch.py`` runs it. To add a collective, write a kind with its ``submit`` and describe its
 calls; ``LossyProcessGroup.run`` takes the description.
 """
@@ -30,7 +30,7 @@ class Loss(Enum):
 
     NEVER = auto()
     REDUCTION = auto()
-    """Where the delivery is lossy, for sums and averages of floats of ``lossy_min_bytes`` or more.
+    """Sums and averages of floats of ``lossy_min_bytes`` or more, if the delivery is lossy.
     """
     COPY = auto()
     """The same for floats that are copied, but only inside ``with lossycoll.lossy():``."""
@@ -43,12 +43,12 @@ class Rounding(Enum):
 
     NEVER = auto()
     GROUP = auto()
-    """As the group or the scope around the call asks, from ``lossy_min_bytes`` on."""
+    """At the wish of the group or the scope around the call, from ``lossy_min_bytes`` on."""
     SCOPE = auto()
     """The same, but only as a scope asks, not the group: what one rank hands out, such as a model's
     parameters, stays exact unless the caller of this very collective wants it otherwise."""
     CALL = auto()
-    """As ``Description.encoding`` says, at any size."""
+    """By ``Description.encoding``, at any size."""
 
 
 class Filled(Enum):
@@ -200,7 +200,7 @@ class Description(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the tensors."""
+        """The tensors' dtype."""
         return (self.reads or self.writes)[0].dtype
 
     @property

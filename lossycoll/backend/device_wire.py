@@ -27,8 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.devices.host_low_bits import HostLowBits
-from lossycoll.devices.layer import Lane, Layer, LowBits
+from lossycoll.devices.layer import HostLowBits, Lane, Layer, LowBits
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
@@ -43,7 +42,7 @@ from .tensors import contiguous, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
-"""Of smaller calls two exchanges take longer than one, whatever is encoded where."""
+"""Smallest call that is served here: of smaller ones two exchanges take longer than one."""
 PACKET: Final = 8192
 """Elements that are encoded together; whole groups."""
 KEPT: Final = 64
@@ -68,7 +67,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, elements: int, world: int) -> Parts:
-        """Of one size but for the last; whole groups of any size."""
+        """Cuts elements into parts of one size but for the last, each of whole groups."""
         unit = max(GROUPS)
         return cls(-(-elements // (world * unit)) * unit, elements, world)
 
@@ -81,15 +80,8 @@ class Parts(NamedTuple):
         return sum(how.wire_bytes(n) for _, n in _packets(self.each))
 
     def table(self, how: LowBit, parts: list[tuple[int, int, int]]) -> Tensor:
-        """Descriptions of packets, as :meth:`LowBits.encode` takes them.
-
-        Args:
-            how: How they are encoded.
-            parts: The number of each part, where its elements begin, and where its bytes do.
-
-        Returns:
-            int64, shape (packets, 3).
-        """
+        """Descriptions of packets, as :meth:`LowBits.encode` takes them. ``parts``: the number of
+        each part, where its elements begin, and where its bytes do."""
         rows = []
         for part, first, first_byte in parts:
             at = first_byte
@@ -126,15 +118,7 @@ class Tables:
 
 
 def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit], to: str) -> Tables:
-    """The tables, on a device, where the current stream is to use them.
-
-    Args:
-        elements: Of the tensor.
-        world: Number of ranks.
-        rank: This rank.
-        hows: How contributions are encoded, and how sums.
-        to: The device's name.
-    """
+    """The tables, on a device, where the current stream is to use them."""
     parts = Parts.of(elements, world)
     first, second = (parts.nbytes(how) for how in hows)
     others = [part for part in range(world) if part != rank]
@@ -148,26 +132,19 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
 
 
 class DeviceWork(ManyWork):
-    """Both exchanges of a call, and what is decoded after them.
-
-    Args:
-        works: The exchanges.
-        result: The tensors that the call fills.
-        after: Where the device is when they are filled.
-    """
+    """Both exchanges of a call, and what is decoded after them."""
 
     def __init__(self, works: list[dist.Work], result: list[Tensor], after: After) -> None:
         super().__init__(works, result)
         self._after = after
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
+        """Waits like :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
         super().wait(timeout)
         self._after.order_current()
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`."""
         super().wait_on_host()
         self._after.end.wait()
 
@@ -182,13 +159,7 @@ class DeviceWork(ManyWork):
 
 
 class After:
-    """A place in a stream that isn't the caller's.
-
-    Args:
-        layer: The device.
-        lane: The group's.
-        end: The place.
-    """
+    """A place in a stream that isn't the caller's."""
 
     ahead = True
 
@@ -198,21 +169,16 @@ class After:
         self._lane = lane
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after it."""
+        """Orders whatever the caller queues from now on after it."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """What a future is set to inside is ready after it."""
+        """Context in which a future's value becomes ready after it."""
         return self.layer.after(self._lane, self.end)
 
 
 class DeviceWire:
-    """Low-bit transport of one group's tensors on devices.
-
-    Args:
-        endpoint: The group's endpoint.
-        lanes: The group's lanes.
-    """
+    """Low-bit transport of one group's tensors on devices."""
 
     def __init__(self, endpoint: Endpoint, lanes: Lanes) -> None:
         self._endpoint = endpoint
@@ -230,13 +196,7 @@ class DeviceWire:
         return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
-        """Whether a reliable call is served here; alike on all ranks.
-
-        Args:
-            call: The call, whose tensors lie on a device.
-            encoding: Of both phases.
-            reduction: What it reduces by.
-        """
+        """Whether a reliable call is served here; alike on all ranks."""
         native = reduction is not None and reduction.native
         if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
             return False
@@ -244,7 +204,7 @@ class DeviceWire:
         return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
 
     def _codec_of(self, device: Device) -> LowBits:
-        """What encodes on a device. Where it can't, this host does, by the same exchanges."""
+        """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
         if device not in self._codecs:
             disabled = DEVICE_WIRE in self._endpoint.options.disabled
             found = None if disabled else device.layer.low_bits()
@@ -268,16 +228,6 @@ class DeviceWire:
 
         It returns when all is queued; where the device's streams can't wait for the network, or the
         host encodes, when the result is nearly there.
-
-        Args:
-            call: The call.
-            encoding: Of both phases.
-            reduction: What it reduces by.
-            run: Serves a part of it.
-
-        Raises:
-            DeviceError: There is no memory on the device, or of the host.
-            LossyError: The group has failed.
         """
         tensor, endpoint = call.writes[0], self._endpoint
         device = device_of(tensor)
@@ -322,7 +272,7 @@ class DeviceWire:
         return DeviceWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:
-        """Of what is drawn, rounding at random: of the group, the call, the rank and the phase."""
+        """Key for rounding at random: of the group, the call, the rank and the phase."""
         text = f"{self._endpoint.group} {count} {self._endpoint.rank} {phase}"
         return zlib.crc32(text.encode())
 

@@ -1,39 +1,169 @@
-"""Devices that a group was asked to serve, and whether a call's tensors lie on one of them.
+"""Devices that a group serves, backends that serve others, and the group as torch's backend.
 
-When a group is made, torch says so only in the keys of its store; later its table has the text.
+When a group is made, torch says what for only in the keys of its store; later its table has the
+text (``ServedDevices``). Of several backends, as in ``"cpu:lossy,cuda:nccl"``, torch keeps the
+first that is a process group, which is this one, and hands it the tensors of all devices. So the
+others are made here, by all ranks at the first call that needs one (``DelegateBackends``).
+
+Parts of torch ask a group for the backend of a device (``DeviceBackend``). From torch 2.14 on that
+is a Python ``c10d.Backend``, which C++ calls as well; on 2.13 Python can't make one, and what
+Python asks for is handed on to the group. The group itself stays a ProcessGroup: of a work that a
+Backend returns, torch hands its caller a stand-in without the error's type, the result, and the
+rank that a receive was served by.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 from torch import Tensor
+from torch import device as Device
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import UnsupportedError
+from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .delegates import DelegateBackends, Delegated
+_c10d: Any = c10d  # its stub lacks half of what is used here
+
+DELEGATED: Final = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "_allgather_base",
+    "allgather_into_tensor_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "alltoall_base",
+    "send",
+    "recv",
+    "recv_anysource",
+    "recvAnysource",
+)
+"""Methods of a process group that get tensors, by the names that all backends have."""
+NEWER: Final = {
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+"""Names that newer torch has for some."""
+
+
+class Delegated(UnsupportedError):
+    """The call is another backend's. Who makes it by a method of torch's never sees this."""
+
+    def __init__(self, where: Where, name: str, backend: Any) -> None:
+        super().__init__(
+            f"{where}: {name} got tensors that the group has another backend for, "
+            f"{type(backend).__name__}, which has no such call; use a group of 'lossy' alone"
+        )
+        self.backend = backend
+
+
+class DelegateBackends:
+    """Backends to which one group delegates the tensors of other devices."""
+
+    def __init__(self, where: Where, store: Any, timeout: timedelta) -> None:
+        self._where = where
+        self._store = store
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+        self._failed: dict[str, Exception] = {}
+        self._closed = False
+
+    def made(self, backend: str) -> Any:
+        """A backend, if it was made by now; or None."""
+        return self._made.get(backend)
+
+    def of(self, backend: str, configured: str) -> Any:
+        """A backend, which all ranks make at the same call."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._where}: the group has ended, and its {backend!r} too")
+            if backend in self._failed:
+                raise self._failed[backend]
+            if backend not in self._made:
+                store = c10d.PrefixStore(f"delegate/{backend}", self._store)
+                try:
+                    self._made[backend] = self._make(backend, store, configured)
+                except Exception as error:
+                    # Ranks that tried again would pair with others' first try.
+                    self._failed[backend] = error
+                    raise
+            return self._made[backend]
+
+    def _make(self, backend: str, store: Any, configured: str) -> Any:
+        rank, size = self._where.rank, self._where.world
+        if backend == "gloo" and dist.is_gloo_available():
+            return dist.ProcessGroupGloo(store, rank, size, timeout=self._timeout)
+        if backend == "nccl" and dist.is_nccl_available():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        raise UnsupportedError(
+            f"{self._where}: the group was asked for by {configured!r}, and torch hands all of its "
+            f"tensors to 'lossy', which can hand on to 'gloo' and 'nccl', if torch has them, but "
+            f"not to {backend!r}; make a group of {backend!r} alone for these tensors"
+        )
+
+    def close(self, *, abort: bool = False) -> None:
+        """Ends those that were made, without waiting for others if ``abort``."""
+        self._closed = True
+        made, self._made = self._made, {}
+        for backend in made.values():
+            end = getattr(backend, "abort" if abort else "shutdown", None)
+            with contextlib.suppress(RuntimeError):  # it has failed by itself before
+                if end is not None:
+                    end()
+
+
+def delegating(kind: type) -> None:
+    """Has methods of a process group's class hand calls on that raise :class:`Delegated`."""
+    for name in (*DELEGATED, *NEWER):
+        method = getattr(kind, name, None)
+        if method is not None:
+            setattr(kind, name, _handing_on(method, NEWER.get(name, name)))
+
+
+def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def served(group: Any, *arguments: Any, **rest: Any) -> Any:
+        try:
+            return method(group, *arguments, **rest)
+        except Delegated as found:
+            call = getattr(found.backend, name, None)
+            if call is None:
+                raise
+        return group._coalescing.add(call(*arguments, **rest))
+
+    return served
+
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
 
 def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served.
-
-    Args:
-        store: What torch hands to a backend: below the device's name, as in ``cuda/``.
-        rank: This rank in the group, for the error.
-        size: The group's ranks, for the error.
-
-    Raises:
-        UnsupportedError: The group was asked for by ``xpu:lossy``, say.
-    """
+    """Refuses a group for tensors on devices that aren't served."""
     device = _device_of(store)
     if device is not None:
         raise UnsupportedError(
@@ -46,11 +176,8 @@ def check_device(store: Store, rank: int, size: int) -> None:
 class ServedDevices:
     """The devices of one group's calls.
 
-    Args:
-        where: The group's rank, for errors.
-        configured: What the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-            torch hasn't noted it.
-        others: The backends of other devices; None: there are none.
+    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
+    torch hasn't noted it. ``others``: the backends of other devices; None: there are none.
     """
 
     def __init__(
@@ -63,20 +190,11 @@ class ServedDevices:
 
     @property
     def configured(self) -> str:
-        """What the group was asked for by, as far as it is known."""
+        """Text by which the group was asked for, as far as it is known."""
         return self._configured()
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Refuses tensors that this group isn't for, and those of a stream that records a graph.
-
-        Args:
-            name: The call.
-            tensors: All of its tensors, on devices that are served at all.
-
-        Raises:
-            UnsupportedError: They lie on several devices, or on one of a backend that can't be had.
-            Delegated: They lie on a device of another backend, which is to serve the call.
-        """
+        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
         if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
             return
         devices = {tensor.device for tensor in tensors}
@@ -97,11 +215,7 @@ class ServedDevices:
                 )
 
     def known_backend_of(self, device: str) -> Any:
-        """Another backend that serves a type of device, if it was made by now; or None.
-
-        Args:
-            device: The type.
-        """
+        """Another backend that serves a type of device, if it was made by now; or None."""
         name = _other_of(device, self._configured())
         return None if name is None or self._others is None else self._others.made(name)
 
@@ -146,3 +260,105 @@ def _device_of(store: Store) -> str | None:
         finally:
             store.delete_key(key)
     return None
+
+
+HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
+"""Whether Python can make a backend: torch 2.14 and later."""
+
+FORWARDED: Final = (
+    *DELEGATED,
+    *NEWER,
+    "barrier",
+    "monitored_barrier",
+    "rank",
+    "size",
+    "set_timeout",
+    "abort",
+    "shutdown",
+    "get_error",
+    "get_reconfigure_handle",
+    "reconfigure",
+    "registerAbortHook",
+    "unregisterAbortHook",
+)
+"""Methods of a c10d.Backend that are the group's."""
+
+
+class DeviceBackend:
+    """Methods that torch asks of a backend alone; all else is the group's."""
+
+    # Before torch 2.15 no group of the CPU is split, and new_group would hand this to C++.
+    supports_splitting = torch.__version__ >= "2.15"
+    supports_shrinking = False
+    supports_coalescing = False
+    supports_time_estimate = _supports_time_estimate = False
+    supports_window = False
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        # The group keeps this, where C++ does.
+        self._known = weakref.ref(group)
+
+    @property
+    def _group(self) -> Any:
+        group = self._known()
+        if group is None:
+            raise ClosedError("the group of this backend was destroyed; make a new one")
+        return group
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group's members can change."""
+        return bool(self._group.supports_reconfigure)
+
+    def supports_tensor_alloc(self, device: Device) -> bool:
+        """Whether it has memory of its own to offer: no."""
+        del device
+        return False
+
+    def eager_connect_single_device(self, device: Device) -> None:
+        """Connects the ranks, which are connected by now."""
+
+    def getBackendName(self) -> str:
+        """The backend's name, as C++ asks for it."""
+        return "lossy"
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    def start_coalescing(self) -> None:
+        """From now on this thread's works are kept."""
+        self._group._start_coalescing()
+
+    def end_coalescing(self) -> dist.Work:
+        """One work for all of this thread since :meth:`start_coalescing`."""
+        work: dist.Work = self._group._end_coalescing()
+        return work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
+        return getattr(self._group, name)(*given, **named)
+
+    forward.__name__ = forward.__qualname__ = name
+    return forward
+
+
+if HAS_BACKENDS:
+
+    class LossyBackend(DeviceBackend, _c10d.Backend):  # type: ignore[misc]
+        """The same as a backend of torch's, which C++ may call."""
+
+        def __init__(self, group: dist.ProcessGroup) -> None:
+            _c10d.Backend.__init__(self, group.rank(), group.size())
+            DeviceBackend.__init__(self, group)
+
+    for _name in FORWARDED:  # torch looks for them in the class
+        setattr(LossyBackend, _name, _forwarding(_name))
+
+
+def backend_of(group: dist.ProcessGroup) -> Any:
+    """The group as a backend."""
+    return LossyBackend(group) if HAS_BACKENDS else DeviceBackend(group)

@@ -15,14 +15,11 @@ from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import scope, within
-from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
 from lossycoll.runtime.core.logfmt import log
 
 from . import checks, spans
-from .coalescing import Coalescing
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import Description, Loss, Staged, Submission
 from .device_wire import DeviceWire
@@ -31,15 +28,14 @@ from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .routes import ChosenRoute, Route, adds_activations, choose, determined, reliable_version
-from .staging import NOTHING, gathered
+from .staging import NOTHING, gathered, then, widened
 from .tensors import WIDER
-from .widening import then, widened
-from .work import EngineWork, ManyWork
+from .work import Coalescing, EngineWork, ManyWork
 
 NONE: Final = timedelta(0)
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
 BY_OPTION: Final = "deterministic=1"
-"""Who asks for the same bits in each run."""
+"""Sources of the wish for the same bits in each run."""
 
 
 class Recovered(NamedTuple):
@@ -50,12 +46,8 @@ class Recovered(NamedTuple):
 
 
 class Dispatcher:
-    """The pipeline of one group.
-
-    Args:
-        endpoint: The group's endpoint.
-        devices: Which devices the group serves; None: all that are served at all.
-    """
+    """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
+    served at all."""
 
     def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
         self._endpoint = endpoint
@@ -67,9 +59,6 @@ class Dispatcher:
         self._says_lossy = endpoint.options.is_given("delivery")
         self._told_of_activations = self._told_of_one_host = False
         self._asked: list[Recovered] = []
-        self._collectives: Final[CollectiveEndpoint] = (
-            endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
-        )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
@@ -95,9 +84,6 @@ class Dispatcher:
         Whoever made the group goes first: rounds don't count where ``repair`` was set, a share
         doesn't where ``max_missing``, ``repair`` or ``fec`` was. All ranks must call this, and what
         it returns, between the same calls.
-
-        Returns:
-            A function that takes it back.
         """
         made = self._endpoint.options
         means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
@@ -119,17 +105,7 @@ class Dispatcher:
     # ---- the pipeline ----
 
     def run(self, call: Description, opts: Any) -> dist.Work:
-        """Serves one call.
-
-        Args:
-            call: What is asked for.
-            opts: torch's options of the call, of which ``timeout`` and ``asyncOp`` count here.
-
-        Raises:
-            UnsupportedError: The call can't be served; it has no number, the group continues.
-            LossyError: The group has failed, or fails by this call: also by what staging, a plan's
-                builder or the kind's functions raise.
-        """
+        """Serves one call."""
         return self.coalescing.add(self._serve(call, self.check(call), opts))
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
@@ -206,8 +182,8 @@ class Dispatcher:
             raise
 
     def _recover_from_halves(self, call: Description, error: BaseException, before: int) -> None:
-        """As :meth:`_recover`, of a call that is two: what was raised in one of them has been seen
-        to, but not what was raised between them."""
+        """Like :meth:`_recover`, for a call that is two: errors raised in one are handled by
+        now, but not what was raised between them."""
         if isinstance(error, LossyError) and not isinstance(error, DeviceError):
             return
         is_error = isinstance(error, Exception)
@@ -221,16 +197,8 @@ class Dispatcher:
         self.fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
-        """Serves several calls; one work for all.
-
-        Args:
-            calls: What is asked for. If one of them is refused, none is made.
-            opts: As in :meth:`run`.
-
-        Raises:
-            UnsupportedError: A call can't be served.
-            LossyError: The group has failed, or fails by these calls.
-        """
+        """Serves several calls; one work for all. ``calls``: what is asked for. If one of them is
+        refused, none is made."""
         checked = [(call, self.check(call)) for call in calls]
         works = [
             self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
@@ -260,13 +228,6 @@ class Dispatcher:
         An interrupted call of which nothing was submitted leaves no trace: it can be made again.
         One that was submitted continues. Any other call fails the group, and so reaches all ranks:
         with a hole in one rank's numbers, later calls would take the data of others.
-
-        Args:
-            call: The call; without a number if it wasn't issued yet.
-            error: What was raised. It is to be raised again if this returns.
-
-        Raises:
-            LossyError: The group's failure, by ``error``.
         """
         own = isinstance(error, DeviceError)
         if isinstance(error, LossyError) and not own and not is_memory(error):
@@ -290,12 +251,8 @@ class Dispatcher:
         self.fail(call, AbortedError(text, peer=self.where.rank))
 
     def named(self, call: Description, choice: ChosenRoute | None = None) -> Collective:
-        """A checked call as other ranks must issue it, without a number yet.
-
-        Args:
-            call: The call.
-            choice: How it is served; None: exactly.
-        """
+        """A checked call as other ranks must issue it, without a number yet. ``choice``: how it is
+        served; None: exactly."""
         compared = call.compared
         if compared is None:
             named = Collective(call.kind.name, detail=call.detail)
@@ -361,7 +318,7 @@ class Dispatcher:
                 observe=None if span is None else span.observe,
             )
             s = Submission(
-                *(self._collectives, numbered, carried, staged.source, staged.target, call_options),
+                *(self._endpoint, numbered, carried, staged.source, staged.target, call_options),
                 self.health,
             )
             if on_device is not None:
@@ -383,7 +340,7 @@ class Dispatcher:
         submitted: Operation | tuple[Operation, ...],
         on_device: OnDevice | None,
     ) -> dist.Work:
-        """What torch gets for the operations of a call."""
+        """The work that torch gets for the operations of a call."""
         if isinstance(submitted, Operation):
             work = call.kind.work(self._endpoint, submitted, call.filled)
             return work if on_device is None else on_device.submitted([work], (submitted,))
@@ -396,11 +353,7 @@ class Dispatcher:
 
     def issue(self, call: Collective) -> None:
         """Numbers a call that no operation serves. The engine may have failed by one that was done
-        here.
-
-        Raises:
-            LossyError: The group has failed.
-        """
+        here."""
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)
@@ -415,7 +368,7 @@ class Dispatcher:
         encoding: str = "same",
         observe: Observer | None = None,
     ) -> CallOptions:
-        """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
+        """Options of an operation on ``staged`` buffers; ``opts`` as in :meth:`run`."""
         timeout = opts.timeout
         return CallOptions(
             options=options,

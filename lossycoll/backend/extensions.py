@@ -21,7 +21,7 @@ from . import block_collectives
 from .block_collectives import BlockWork, ContributionWork
 from .description import Description
 from .dispatch import Dispatcher, Recovered
-from .dynamo_skip import opaque
+from .overloads import opaque
 from .tensors import nbytes
 
 _c10d: Any = c10d  # its stub has overloads that aren't served
@@ -62,7 +62,7 @@ class Extensions:
         return self._endpoint.health.left(rank) is not None
 
     def lossy_topology(self) -> Topology:
-        """Which ranks share a host and a site (``lossycoll.topology``)."""
+        """The ranks' hosts and sites (``lossycoll.topology``)."""
         return self._topology
 
     def lossy_rekey(self) -> None:
@@ -126,7 +126,7 @@ class Extensions:
         return self._endpoint.lost_alike()
 
     def lossy_last_report(self) -> Report | None:
-        """What the engine's last finished operation did here; None before the first."""
+        """Report of the engine's last finished operation here; None before the first."""
         return self._endpoint.stats.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The steps by which a group is made: each returns what it has made, and what it is made of.
+"""The steps by which a group is made: each fills in what it has made in the group's builder.
 
 A step that needs the other ranks goes through the rendezvous, in the same order on all of them.
 What a step has opened is closed by ``GroupBuilder.undo`` if a later one fails.
@@ -12,7 +12,6 @@ import os
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -26,7 +25,7 @@ from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
-from lossycoll.runtime.net.cores import core_limit
+from lossycoll.runtime.net.control_groups import core_limit
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.definition import (
@@ -39,81 +38,81 @@ from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.reachability import common_version, compare_machines
 
-from .builder import DataPath, Ends, GroupBuilder, GroupSpec, Joined, Met, PreparedRank
-from .group_listener import GroupListener, MeetingListener
-from .meeting import Meeting
-from .packet_size import attachment
+from .builder import Ends, GroupBuilder, GroupSpec
+from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sealing import fields_of_seal, warn_of_clear
-from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
-from .sites import LEARNT, compare_sites, learn_sites
+from .sharing import (
+    LEARNT,
+    Offer,
+    Sharing,
+    compare_sites,
+    is_crowded,
+    learn_sites,
+    open_sharing,
+    share,
+    topology_of,
+)
 from .status import show, tell
-from .worlds import WORLDS, World, with_liveness_of
+from .worlds import WORLDS, World, attachment, with_liveness_of
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def prepare(builder: GroupBuilder, pg_options: object) -> PreparedRank:
-    """What can be wrong with this rank alone is found first, so that the others hear of it."""
+def prepare(builder: GroupBuilder, pg_options: object) -> None:
+    """Opens what this rank needs before the ranks meet. Errors of this rank alone are found here,
+    so that the others hear of them."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
-    options = read_options(spec, pg_options, builder.worlds, sealed=builder.secret is not None)
+    builder.options = options = read_options(spec, pg_options, builder.worlds)
     wanted = host_options(options)
     shared = [world.network for world in builder.worlds if world.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
-        return PreparedRank(options, shared[0], None, interfaces=[shared[0].interface])
+        builder.network, builder.interfaces = shared[0], [shared[0].interface]
+        return
     check_descriptors(spec.rank, spec.size)
     found = candidates(options.interface, _master(spec.store))
-    interface = found[0]
-    network = attachment(builder.spec, options, interface)
-    mine = PreparedRank(options, network, None, interfaces=found)
-    if builder.worlds:
-        return mine
-    rdma = open_rdma(options, interface)
-    builder.undo.callback(rdma.close)
-    return replace(mine, ends=_open_ends(builder, mine, mine.network.payload), rdma=rdma)
+    builder.interfaces = found
+    builder.network = attachment(builder.here, options, found[0])
+    if not builder.worlds:
+        builder.rdma = open_rdma(options, found[0])
+        builder.undo.callback(builder.rdma.close)
+        builder.ends = _open_ends(builder, builder.network.payload)
 
 
-def read_options(
-    spec: GroupSpec, pg_options: object, worlds: Sequence[World], *, sealed: bool
-) -> Options:
-    """The options of a group whose ranks may meet in one of ``worlds``.
-
-    ``sealed``: what it sends will be.
-
-    Raises:
-        OptionError: They can't be this group's.
-    """
+def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
+    """The options of a group whose ranks may meet in one of ``worlds``. ``sealed``: what it sends
+    will be."""
     options = with_liveness_of(Options.resolve(pg_options), worlds)
     check_links(options, spec.size)
     logfmt.show(options)
     return options
 
 
-def _open_ends(builder: GroupBuilder, mine: PreparedRank, payload: int) -> Ends:
-    spec, address = builder.spec, mine.network.interface.address
-    plane = ControlPlane(spec.rank, spec.size, mine.options.liveness, secret=builder.secret)
+def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
+    spec, options, interface = builder.spec, builder.options, builder.network.interface
+    address = interface.address
+    plane = ControlPlane(spec.rank, spec.size, options.liveness, secret=builder.secret)
     builder.undo.callback(plane.close)
-    port = plane.open(address, mine.options.ports)
-    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=mine.options)
+    port = plane.open(address, options.ports)
+    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=options)
     builder.undo.callback(host.close)
-    sharing = open_sharing(mine.options, spec.size)
+    sharing = open_sharing(options, spec.size)
     builder.undo.callback(sharing.close)
-    device = mine.network.interface.name
-    return Ends(plane, host, (address, port), (address, host.link().port), sharing, device)
+    link = address, host.link().port
+    return Ends(plane, host, (address, port), link, sharing, interface.name)
 
 
-def meet(builder: GroupBuilder, pg_options: object) -> Met:
+def meet(builder: GroupBuilder, pg_options: object) -> None:
     """All ranks tell one another what they are and have, or why they can't take part."""
-    spec, rendezvous = builder.spec, builder.rendezvous
-    here = Where(spec.rank, spec.size)
+    spec, rendezvous, here = builder.spec, builder.rendezvous, builder.here
     hello: dict[str, Any] = {}
     failure: LossyError | None = None
     try:
-        mine = prepare(builder, pg_options)
-        hello = _hello(builder, mine)
+        prepare(builder, pg_options)
+        hello = _hello(builder)
     except LossyError as error:
         failure = error
     except Exception as error:
@@ -122,57 +121,47 @@ def meet(builder: GroupBuilder, pg_options: object) -> Met:
     compare_versions(spec.rank, [entry.get("version") for entry in ranks])
     compare_options(spec.rank, [entry["options"] for entry in ranks])
     compare_sites(here, [entry["site"] for entry in ranks])
-    mine = _on_the_network_of(builder, mine, ranks)
-    world, members = _common_world(builder.worlds, [entry["roots"] for entry in ranks])
-    reach = Reach() if world is not None else agree(here, rendezvous, mine.rdma, ranks)
-    ends, all_ends = (None, []) if world is not None else _ends_of_all(builder, mine, ranks, reach)
-    if world is None:
-        _compare_machines(here, all_ends)
-    plane = ends.plane if ends is not None else world.plane if world is not None else None
-    assert plane is not None
-    return Met(
-        session=rendezvous.session,
-        options=mine.options,
-        network=mine.network,
-        definition=spec.defined(mine.options),
-        number=ranks[0]["group"],
-        token=ranks[0]["token"],
-        world=world,
-        shares=world is not None and all(world.session in entry["hosts"] for entry in ranks),
-        members=members,
-        plane=plane,
-        host=None if ends is None else ends.host,
-        sharing=None if ends is None else ends.sharing,
-        endpoints=tuple(_place(one["control"]) for one in all_ends),
-        devices=tuple(str(one.get("device", "")) for one in all_ends),
-        links=tuple(_place(one["link"]) for one in all_ends),
-        offers=tuple(Offer.from_json(one["offer"]) for one in all_ends),
-        rdma=mine.rdma,
-        reach=reach,
-    )
+    _use_the_network_of(builder, ranks)
+    builder.session = rendezvous.session
+    builder.definition = spec.defined(builder.options)
+    builder.number, builder.token = ranks[0]["group"], ranks[0]["token"]
+    world, builder.members = _common_world(builder.worlds, [entry["roots"] for entry in ranks])
+    builder.world = world
+    if world is not None:
+        builder.plane, builder.ends = world.plane, None
+        builder.shares = all(world.session in entry["hosts"] for entry in ranks)
+        return
+    builder.reach = agree(here, rendezvous, builder.rdma, ranks)
+    builder.ends, said = _ends_of_all(builder, ranks, builder.reach)
+    builder.plane = builder.ends.plane
+    _compare_machines(here, said)
+    builder.endpoints = tuple(_place(one["control"]) for one in said)
+    builder.devices = tuple(str(one.get("device", "")) for one in said)
+    builder.links = tuple(_place(one["link"]) for one in said)
+    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
 
 
 def _ends_of_all(
-    builder: GroupBuilder, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]], reach: Reach
+    builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]], reach: Reach
 ) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
     """A new world's sockets here, and where those of all ranks are; open already in most cases."""
     payloads = {entry["payload"] for entry in ranks}
     if reach.payload is not None:
         payloads.add(reach.payload)
     alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
-    if mine.ends is not None and alike and all("link" in entry for entry in ranks):
-        return mine.ends, ranks
+    ends = builder.ends
+    if ends is not None and alike and all("link" in entry for entry in ranks):
+        return ends, ranks
     # Some had another world to offer, have taken another address by now, or can't send so much.
     rendezvous = builder.rendezvous
-    payload = reach.payload or min(rendezvous.exchange("payload", mine.network.payload))
-    ends = mine.ends
+    payload = reach.payload or min(rendezvous.exchange("payload", builder.network.payload))
     if ends is not None and not (
-        ends.control[0] == mine.network.interface.address
+        ends.control[0] == builder.network.interface.address
         and ends.host.link().payload_bytes == payload
     ):
         ends.close()
         ends = None
-    ends = ends or _open_ends(builder, mine, payload)
+    ends = ends or _open_ends(builder, payload)
     return ends, rendezvous.exchange("ends", ends.to_json())
 
 
@@ -181,22 +170,22 @@ def _place(said: Sequence[Any]) -> tuple[str, int]:
     return str(said[0]), int(said[1])
 
 
-def _hello(builder: GroupBuilder, mine: PreparedRank) -> dict[str, Any]:
-    """What the other ranks have to know of this one."""
-    wanted = host_options(mine.options)
+def _hello(builder: GroupBuilder) -> dict[str, Any]:
+    """Facts of this rank that the others have to know."""
+    wanted = host_options(builder.options)
     hello: dict[str, Any] = {
-        "address": mine.network.interface.address,
-        "addresses": [one.address for one in mine.interfaces],
-        "options": mine.options.shared(),
+        "address": builder.network.interface.address,
+        "addresses": [one.address for one in builder.interfaces],
+        "options": builder.options.shared(),
         "version": [version(), wire_version()],
         "roots": {world.session: world.rank for world in builder.worlds},
         "hosts": [one.session for one in builder.worlds if one.host.options == wanted],
-        "payload": mine.network.payload,
-        "site": mine.options.site,
+        "payload": builder.network.payload,
+        "site": builder.options.site,
     }
-    if mine.ends is not None:
-        hello |= mine.ends.to_json()
-    hello["rdma"] = None if mine.rdma is None else mine.rdma.to_json()
+    if builder.ends is not None:
+        hello |= builder.ends.to_json()
+    hello["rdma"] = None if builder.rdma is None else builder.rdma.to_json()
     if builder.spec.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(builder.spec.name)}
     return hello
@@ -214,69 +203,58 @@ def _common_world(
     return None, tuple(range(len(offers)))
 
 
-def open_engine(builder: GroupBuilder, met: Met) -> DataPath:
-    """The group's engine: on the world's host, where all can; else on a host of its own."""
+def open_engine(builder: GroupBuilder) -> None:
+    """Opens the group's engine: on the world's host, where all can; else on a host of its own."""
     spec = builder.spec
-    host = _started(builder, met) or _shared_host(builder, met) or _own_host(builder, met)
-    members = met.members if met.shares else tuple(range(spec.size))
-    engine = EngineGroup(
-        host,
+    if builder.ends is not None:
+        builder.host = builder.ends.host
+        _start(builder, builder.ends.sharing, builder.endpoints)
+    elif builder.shares:
+        builder.host = _shared_host(builder)
+    else:
+        _open_own_host(builder)
+    members = builder.members if builder.shares else tuple(range(spec.size))
+    builder.engine = EngineGroup(
+        builder.host,
         spec.rank,
         spec.size,
-        number=_wire_number(met.session),
-        fault_group=met.number,
-        options=met.options,
+        number=_wire_number(builder.session),
+        fault_group=builder.number,
+        options=builder.options,
         members=members,
         # Others may be a step behind, and then have no group for what comes early. All of a new
         # world have it when their planes have met.
-        met=met.world is None,
-        definition=met.definition.digest,
+        met=builder.world is None,
+        definition=builder.definition.digest,
         name=spec.name,
     )
-    builder.undo.callback(engine.close)
-    addresses = [host.addresses[member] for member in members]
-    where = Where(spec.rank, spec.size)
-    topology = topology_of(where, host, members, met.options)
-    return DataPath(host, engine, host.link(), addresses, topology)
+    builder.undo.callback(builder.engine.close)
+    builder.addresses = [builder.host.addresses[member] for member in members]
+    builder.topology = topology_of(builder.here, builder.host, members, builder.options)
 
 
-def _started(builder: GroupBuilder, met: Met) -> Host | None:
-    if met.host is not None:
-        assert met.sharing is not None
-        _start(builder, met, met.host, met.sharing, met.links, met.offers, met.endpoints)
-    return met.host
-
-
-def _start(
-    builder: GroupBuilder,
-    met: Met,
-    host: Host,
-    sharing: Sharing,
-    links: Sequence[tuple[str, int]],
-    offers: Sequence[Offer],
-    listeners: Sequence[tuple[str, int]],
-) -> None:
+def _start(builder: GroupBuilder, sharing: Sharing, listeners: Sequence[tuple[str, int]]) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    where = Where(builder.spec.rank, builder.spec.size)
+    here, host, offers = builder.here, builder.host, builder.offers
     with contextlib.closing(sharing):
-        shared = share(where, builder.rendezvous, host, sharing, offers, met.token)
+        shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
         topology = shared.topology
-        found = met.reach.addresses if met.reach is not None else {}
+        found = builder.reach.addresses if builder.reach is not None else {}
         reached = {rank: one for rank, one in found.items() if rank not in shared.descriptors}
-        if met.rdma is not None:
-            met.rdma.hand_over(host, is_used=bool(reached))
-        if met.options.site == LEARNT:
-            topology = learn_sites(where, builder.rendezvous, topology, listeners)
-        crowded = is_crowded(where.rank, offers, core_limit())
+        if builder.rdma is not None:
+            builder.rdma.hand_over(host, is_used=bool(reached))
+        if builder.options.site == LEARNT:
+            topology = learn_sites(here, builder.rendezvous, topology, listeners)
+        crowded = is_crowded(here.rank, offers, core_limit())
         if builder.secret is not None:
             meeting = builder.rendezvous.transcript
-            keys = builder.secret.path_secrets(meeting, where.rank, where.world)
+            keys = builder.secret.path_secrets(meeting, here.rank, here.world)
             host.seal(keys, builder.secret.filter(meeting))
-            met.plane.sealed.add(host)
-        show(builder.spec, met, host, listeners)
+            builder.plane.sealed.add(host)
+        show(builder, listeners)
         host.start(
-            int(met.session, 16),
-            links,
+            int(builder.session, 16),
+            builder.links,
             topology,
             shared.descriptors,
             verbs=reached,
@@ -284,32 +262,30 @@ def _start(
         )
 
 
-def _shared_host(builder: GroupBuilder, met: Met) -> Host | None:
-    if not met.shares or met.world is None:
-        return None
-    host = met.world.host
+def _shared_host(builder: GroupBuilder) -> Host:
+    assert builder.world is not None
+    host = builder.world.host
     held = host.hold()  # the builder holds it as well, so it can't be closed by now
     assert held
     builder.undo.callback(host.release)
     return host
 
 
-def _own_host(builder: GroupBuilder, met: Met) -> Host:
-    """Of a group whose world's host isn't what it asks for."""
+def _open_own_host(builder: GroupBuilder) -> None:
+    """Opens and starts the host of a group whose world's host isn't what it asks for."""
     spec, rendezvous = builder.spec, builder.rendezvous
-    payload = min(rendezvous.exchange("payload", met.network.payload))
-    address = met.network.interface.address
-    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=met.options)
+    payload = min(rendezvous.exchange("payload", builder.network.payload))
+    address = builder.network.interface.address
+    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=builder.options)
+    builder.host = host
     builder.undo.callback(host.release)
-    sharing = open_sharing(met.options, spec.size)
+    sharing = open_sharing(builder.options, spec.size)
     builder.undo.callback(sharing.close)
     mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
     said = rendezvous.exchange("links", mine)
-    links = [_place(one["link"]) for one in said]
-    offers = [Offer.from_json(one["offer"]) for one in said]
-    listeners = [met.plane.place_of(member) for member in met.members]
-    _start(builder, met, host, sharing, links, offers, listeners)
-    return host
+    builder.links = tuple(_place(one["link"]) for one in said)
+    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
+    _start(builder, sharing, [builder.plane.place_of(member) for member in builder.members])
 
 
 def _wire_number(session: str) -> int:
@@ -317,18 +293,13 @@ def _wire_number(session: str) -> int:
     return int(session, 16) % (2**32 - 1) + 1
 
 
-def become_member(builder: GroupBuilder, met: Met) -> Membership:
-    """A membership of the world's plane, which tells the others if this rank fails from now on.
-
-    They have met this rank, so nothing in the store would keep them from waiting for it.
-    """
-    return member_of(
-        builder.undo,
-        met.plane,
-        met.session,
-        met.members,
-        outlive=met.options.continues,
-        definition=met.definition,
+def become_member(builder: GroupBuilder) -> None:
+    """Makes a membership of the world's plane. It tells the others if this rank fails from now on.
+    They have met this rank, so nothing in the store would keep them from waiting for it."""
+    builder.membership = member_of(
+        *(builder.undo, builder.plane, builder.session, builder.members),
+        outlive=builder.options.continues,
+        definition=builder.definition,
     )
 
 
@@ -355,59 +326,59 @@ def member_of(
     return membership
 
 
-def join(builder: GroupBuilder, met: Met, host: Host, membership: Membership) -> Joined:
+def join(builder: GroupBuilder) -> None:
     """Starts a new world's plane, now that this rank has the group's engine."""
-    if met.world is not None:
-        return Joined(membership, None)
-    met.plane.protocol.pulse = host.pulse
-    met.plane.start(met.token, met.endpoints)
-    tell(met.plane, met, host)
-    spec = builder.spec
-    founded = World(met.session, spec.rank, spec.global_ranks, met.plane, host, met.network)
-    return Joined(membership, founded)
+    if builder.world is not None:
+        return
+    plane, host, spec = builder.plane, builder.host, builder.spec
+    plane.protocol.pulse = host.pulse
+    plane.start(builder.token, builder.endpoints)
+    tell(builder)
+    builder.founded = World(
+        builder.session, spec.rank, spec.global_ranks, plane, host, builder.network
+    )
 
 
-def enter(builder: GroupBuilder, met: Met, joined: Joined, endpoint: Endpoint) -> None:
+def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
     """From now on the group hears of what happens. All ranks of a new world have met then.
 
-    Raises:
-        LossyError: The group's failure, where a rank died meanwhile.
-        RendezvousError: The ranks can't reach one another.
+    Raises the group's failure where a rank died meanwhile, RendezvousError where the ranks can't
+    reach one another.
     """
-    world = joined.founded
+    world, health = builder.founded, endpoint.health
     if world is not None:
         listener = MeetingListener(endpoint, lambda: world.plane.has_met)
-        joined.membership.open(listener)
-        Meeting(builder, met, world.plane, endpoint.health, listener.lost_early).wait()
+        builder.membership.open(listener)
+        Meeting(builder, health, listener.lost_early).wait()
         WORLDS.add(world)
         return
-    joined.membership.open(GroupListener(endpoint), wait=not met.all_here)
-    if endpoint.health.failure is not None:
-        raise endpoint.health.failure
+    builder.membership.open(GroupListener(endpoint), wait=not builder.all_here)
+    if health.failure is not None:
+        raise health.failure
 
 
-def tell_ready(health: Health, met: Met, data: DataPath, ranks: Sequence[int]) -> None:
+def tell_ready(health: Health, builder: GroupBuilder) -> None:
     """Logs what the group was made with; as debug where an earlier one has the same socket, since
     a mesh has dozens of those."""
+    options, network, host = builder.options, builder.network, builder.host
+    ranks, link = builder.spec.global_ranks, host.link()
     logfmt.event(
-        logging.DEBUG if met.shares else logging.INFO,
+        logging.DEBUG if builder.shares else logging.INFO,
         health.where,
         "ready",
-        **({"ranks": ",".join(map(str, ranks))} if met.shares else {}),
-        address=data.addresses[health.where.rank],
-        dev=met.network.interface.name,
-        mtu=met.network.mtu,
-        payload=data.link.payload_bytes,
-        fast=",".join(data.link.active) or "none",
-        buffers=data.link.receive_buffer,
-        **fields_of_seal(
-            data.host, met.options, met.plane.place_of(met.members[health.where.rank])
-        ),
-        **_who_is_near(data.topology, health.where.rank, met.options),
-        **({"inject": met.options.inject} if met.options.inject else {}),
+        **({"ranks": ",".join(map(str, ranks))} if builder.shares else {}),
+        address=builder.addresses[health.where.rank],
+        dev=network.interface.name,
+        mtu=network.mtu,
+        payload=link.payload_bytes,
+        fast=",".join(link.active) or "none",
+        buffers=link.receive_buffer,
+        **fields_of_seal(host, options, builder.place),
+        **_who_is_near(builder.topology, health.where.rank, options),
+        **({"inject": options.inject} if options.inject else {}),
     )
-    if not data.host.is_sealed:
-        warn_of_clear(health.where, data.addresses)
+    if not host.is_sealed:
+        warn_of_clear(health.where, builder.addresses)
 
 
 def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, Any]:
@@ -451,10 +422,8 @@ def _is_mixed(addresses: Sequence[str]) -> bool:
     return len({(one.loopback, one.version) for one in found}) > 1
 
 
-def _on_the_network_of(
-    builder: GroupBuilder, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
-) -> PreparedRank:
-    """This rank with an address of the family that all have, and that the others can reach.
+def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Takes an address of the family that all have, and that the others can reach.
 
     The master's name may have addresses of both families, and a host only one of them. The master's
     own host may know the master as loopback, where no other host can reach it: then this rank takes
@@ -467,13 +436,12 @@ def _on_the_network_of(
         for one in (Interface("", address, 0) for addresses in offered for address in addresses)
         if one.version == version and not one.loopback
     ]
-    interface = next((one for one in mine.interfaces if one.version == version), None)
+    interface = next((one for one in builder.interfaces if one.version == version), None)
     is_inner = interface is None or interface.loopback
-    if is_inner and alike and mine.options.interface == "auto":
+    if is_inner and alike and builder.options.interface == "auto":
         interface = choose("auto", alike[0].address)
-    if interface is None or interface == mine.network.interface:
-        return mine
-    return replace(mine, network=attachment(builder.spec, mine.options, interface))
+    if interface is not None and interface != builder.network.interface:
+        builder.network = attachment(builder.here, builder.options, interface)
 
 
 def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:

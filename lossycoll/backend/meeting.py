@@ -7,11 +7,11 @@ lives, and what has become of its own attempts: that tells a blocked port from a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from lossycoll.errors import LossyError, RendezvousError
-from lossycoll.runtime.world.control_plane import ControlPlane
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.probe import answers
 from lossycoll.runtime.world.reachability import (
@@ -22,51 +22,88 @@ from lossycoll.runtime.world.reachability import (
     unreached,
 )
 
-from .builder import GroupBuilder, Met
+from .builder import GroupBuilder
+
+
+class HealthListener:
+    """Base listener, which tells a group's health."""
+
+    def __init__(self, health: Health) -> None:
+        self.on_dead = health.on_dead
+        self.on_abort = health.on_abort
+        self.on_broken = health.on_broken
+        self.on_mismatch = health.on_mismatch
+        self.on_differs = health.on_differs
+        self.on_no_quorum = health.on_no_quorum
+        self.call_at = health.call_at
+
+
+class GroupListener(HealthListener):
+    """Listener of a complete group: its health, and the endpoint's stats."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint.health)
+        self._endpoint = endpoint
+        self.on_own_host = endpoint.health.on_own_host
+        self.stats = endpoint.stats.own
+        self.on_round = endpoint.look
+        self.on_views = endpoint.go_on
+
+    def on_bye(self, rank: int, seq: int, why: str = "") -> None:
+        self._endpoint.health.on_bye(rank, seq, why)
+        self._endpoint.left(rank)  # it asks the health why its messages end
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        self._endpoint.health.on_lost(rank, silent, ended)
+        return self._endpoint.lose(rank)
+
+
+class MeetingListener(GroupListener):
+    """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
+    loss, but one that can't be reached."""
+
+    def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
+        super().__init__(endpoint)
+        self._has_met = has_met
+        self.lost_early: dict[int, tuple[float, bool]] = {}
+        """Seconds of silence of each such rank, and whether its host refuses connections."""
+        self.on_dead = self._on_dead
+
+    def _on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        if self._has_met():
+            self._endpoint.health.on_dead(rank, silent, ended)
+        else:
+            self.lost_early.setdefault(rank, (silent, ended))
+
 
 SLICE_SECONDS: Final = 0.5
-"""How often a rank that waits says that it lives, and looks what the others say."""
+"""Period at which a waiting rank says that it lives, and reads what the others say."""
 SIGN_SHARE: Final = 0.3
-"""Of the liveness time: how long a rank that can't be reached has for a sign of life."""
+"""Share of the liveness time that an unreachable rank has for a sign of life."""
 PROBE_SECONDS: Final = 3.0
-"""How long a rank whose address seems to be translated has to answer."""
+"""Time to answer for a rank whose address seems to be translated."""
 COORDINATOR: Final = 0
 
 
 class Meeting:
-    """One rank's wait.
-
-    Args:
-        builder: The group's.
-        met: What the ranks have said.
-        plane: The new world's.
-        health: The group's.
-        lost_early: The ranks that the plane gave up before all had met: seconds of silence, and
-            whether connections are refused.
-    """
+    """One rank's wait. ``lost_early``: the ranks that the plane gave up before all had met: seconds
+    of silence, and whether connections are refused."""
 
     def __init__(
         self,
         builder: GroupBuilder,
-        met: Met,
-        plane: ControlPlane,
         health: Health,
         lost_early: Mapping[int, tuple[float, bool]],
     ) -> None:
         self._builder = builder
-        self._met = met
-        self._plane = plane
+        self._plane = builder.plane
         self._health = health
         self._lost_early = lost_early
         self._rank = builder.spec.rank
         self._heartbeat = 0
 
     def wait(self) -> None:
-        """Returns when all have met.
-
-        Raises:
-            LossyError: They can't reach one another, one has died, or another one has failed.
-        """
+        """Returns when all have met."""
         seconds = self._builder.spec.timeout.total_seconds()
         end = time.monotonic() + seconds
         while not self._plane.meet(min(SLICE_SECONDS, seconds)):
@@ -104,11 +141,11 @@ class Meeting:
             self._health.on_dead(peer, silent, ended)
             assert self._health.failure is not None
             return self._health.failure
-        ports = self._met.options.port_range
+        ports = self._builder.options.port_range
         return unreached(self._builder.who, self._far(far, found), self._coordinator(far), ports)
 
     def _sign_of(self, rank: int) -> Any:
-        """What ``rank`` says in the store from now on, or the error by which another one has ended
+        """The next words of ``rank`` in the store, or the error by which another one has ended
         the rendezvous; None: nothing."""
         rendezvous = self._builder.rendezvous
         before = heartbeat_of(rendezvous.told("alive", rank))
@@ -136,7 +173,7 @@ class Meeting:
         )
 
     def _side(self, rank: int, trouble: str = "") -> Side:
-        return Side(rank, *self._met.endpoints[rank], self._met.devices[rank], trouble)
+        return Side(rank, *self._builder.endpoints[rank], self._builder.devices[rank], trouble)
 
     def _check_translated(self) -> None:
         """Raises RendezvousError where a rank's connection comes from an address that isn't its
@@ -144,6 +181,8 @@ class Meeting:
         spec, secret = self._builder.spec, self._builder.secret
         for rank, source in sorted(self._plane.sources().items()):
             address, port = self._plane.place_of(rank)
-            if not answers(address, port, rank, self._met.token, spec.size, PROBE_SECONDS, secret):
+            if not answers(
+                address, port, rank, self._builder.token, spec.size, PROBE_SECONDS, secret
+            ):
                 side = self._side(rank)
                 raise translated(self._builder.who, side, source, self._side(COORDINATOR))

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import DeviceError, Lane, Layer
-from lossycoll.devices.registry import Device, device_of
-from lossycoll.devices.retirement import abandon
+from lossycoll.devices.registry import Device, abandon, device_of
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -25,7 +24,7 @@ from .tensors import address
 from .work import EngineWork, ManyWork
 
 PIECE_BYTES: Final = 8 << 20
-"""Of a call that goes in pieces: long enough for the network to be busy meanwhile."""
+"""Bytes of a piece of a divided call: enough for the network to be busy meanwhile."""
 RANK_BYTES: Final = 1 << 18
 """A rank's share of a piece at least: in streams of few packets more is lost that parity can't
 bring back."""
@@ -39,15 +38,7 @@ class Lanes:
         self._lanes: dict[tuple[Device, str], Lane] = {}
 
     def on(self, device: Device, use: str) -> Lane:
-        """The group's lane.
-
-        Args:
-            device: Where.
-            use: "calls" or "messages", which have no order among each other.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """The group's lane."""
         key = device, use
         with self._lock:
             found = self._lanes.get(key)
@@ -64,16 +55,7 @@ class Lanes:
 
 
 class OnDevice:
-    """One call's, in this order: ``begin``, ``submit``, and ``submitted`` or ``give_up``.
-
-    Args:
-        endpoint: The group's endpoint.
-        lanes: The group's.
-        call: The call, whose tensors lie on one device.
-
-    Raises:
-        DeviceError: The device can't be used.
-    """
+    """One call's, in this order: ``begin``, ``submit``, and ``submitted`` or ``give_up``."""
 
     def __init__(self, endpoint: Endpoint, lanes: Lanes, call: Description) -> None:
         self._endpoint = endpoint
@@ -85,19 +67,7 @@ class OnDevice:
         self._submitted: list[Operation] = []
 
     def begin(self, staged: Staged, *, keeps: bool, divides: bool = False) -> Staged:
-        """Queues the copy of what the call reads.
-
-        Args:
-            staged: Its buffers on the device, and what brings the result from them to the tensors.
-            keeps: Whether elements of what is written may stay as they are.
-            divides: Whether the call may go in pieces.
-
-        Returns:
-            The buffers that the operations work on.
-
-        Raises:
-            DeviceError: There is no host memory that the device reaches, or no descriptor.
-        """
+        """Queues the copy of what the call reads."""
         device, endpoint = self._device, self._endpoint
         if endpoint.world == 1:
             _copy_alone(staged)
@@ -132,16 +102,11 @@ class OnDevice:
 
     @property
     def pieces(self) -> int:
-        """How often :meth:`submit` submits."""
+        """Number of operations that :meth:`submit` submits."""
         return 1 if self._bounce is None else len(self._bounce.pieces)
 
     def submit(self, submit: Submit, s: Submission) -> Operation | tuple[Operation, ...]:
-        """Submits the call, each piece by itself: it starts when its input is there.
-
-        Args:
-            submit: The kind's.
-            s: As of an operation on host memory.
-        """
+        """Submits the call, each piece by itself: it starts when its input is there."""
         bounce = self._bounce
         if bounce is None:
             return submit(s._replace(call_options=s.call_options._replace(on_device=True)))
@@ -164,15 +129,7 @@ class OnDevice:
         return call_options._replace(epilogue=lambda: bounce.finish((), number))
 
     def submitted(self, works: Sequence[EngineWork], operations: Sequence[Operation]) -> dist.Work:
-        """Queues the way back.
-
-        Args:
-            works: Of the operations, on host memory.
-            operations: All that were submitted for the call, in their order.
-
-        Returns:
-            The call's, which orders streams.
-        """
+        """Queues the way back."""
         bounce, last = self._bounce, works[-1]
         if bounce is None:
             last.streams = _Settled(self._device.layer)
@@ -192,10 +149,8 @@ class OnDevice:
     def give_up(self, *, submitted: bool) -> None:
         """Ends what :meth:`begin` began, where a call raises before :meth:`submitted` is done.
 
-        Args:
-            submitted: Whether the engine has the operation all the same: Ctrl-C came after that. It
-                goes on then, and its memory, of which nobody hears the end, stays its own. So does
-                that of a call of which the engine has some pieces.
+        Where the engine has the operation all the same (``submitted``), or some pieces of it, the
+        operation goes on, and keeps its memory.
         """
         bounce = self._bounce
         if bounce is None:
@@ -227,23 +182,22 @@ class _Settled:
         self.end = layer.current().record()
 
     def order_current(self) -> None:
-        """As :meth:`Bounce.order_current`."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> AbstractContextManager[None]:
-        """As :meth:`Bounce.after_end`: who sets the future is on that stream."""
+        """Nothing to wait for: whoever sets the future is on that stream."""
         return nullcontext()
 
 
 def _cuts(tensor: Tensor, world: int) -> Sequence[int]:
-    """Where the pieces of a call end; alike on all ranks."""
+    """Ends of a call's pieces, in elements; alike on all ranks."""
     each = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
     elements = tensor.numel()
     return range(each, elements - each // 2, each)
 
 
 def _copy_alone(staged: Staged) -> None:
-    """What a group of one rank does with its buffers: every collective is a copy there."""
+    """Copies source to target: every collective of a group of one rank does that."""
     source, target = staged.source, staged.target
     if address(source) != address(target):
         with torch.inference_mode():

@@ -1,15 +1,18 @@
-"""The short forms of torch's calls: a tensor in place of a list, values in place of options.
+"""Decorators of what torch calls: short forms of arguments, and no tracing by torch.compile.
 
 torch overloads the methods of its ProcessGroup in C++, and calls both forms itself: DDP's Join
-reduces a map of used parameters by ``allreduce(tensor)``. Here a short form becomes the long one.
+reduces a map of used parameters by ``allreduce(tensor)``. Here a short form, a tensor in place of a
+list or values in place of options, becomes the long one.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from types import FunctionType
+from typing import Any, Final, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
@@ -80,17 +83,7 @@ def _overloaded(method: Callable[..., Any], forms: Forms) -> Callable[..., Any]:
 def long_form(
     name: str, forms: Forms, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """A call's arguments in the long form.
-
-    Args:
-        name: The method's.
-        forms: The method's.
-        given: Arguments by their places.
-        named: Arguments by torch's names.
-
-    Raises:
-        TypeError: The arguments have neither form.
-    """
+    """A call's arguments in the long form."""
     places, names = list(given), dict(named)
     first = [_taken(name, aliases, places, names) for aliases in forms.first]
     single = forms.single is not None and isinstance(first[forms.single], Tensor)
@@ -116,3 +109,23 @@ def _taken(name: str, aliases: Sequence[str], places: list[Any], names: dict[str
         if alias in names:
             return names.pop(alias)
     raise TypeError(f"{name}() misses its argument {aliases[0]!r}")
+
+
+T = TypeVar("T", bound=type)
+
+
+def opaque(cls: T) -> T:
+    """A class decorator: torch.compile runs its methods, and all that they call, as they are.
+
+    While a compiled model runs, torch looks at every Python frame, and so at ours: DDP's reducer
+    (C++) calls them in the middle of a forward. Tracing into them would fail at the first
+    attribute. ``torch.compiler.disable`` does the same, but takes seconds to import the compiler
+    and puts a wrapper around each call.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    for member in vars(cls).values():
+        if isinstance(member, FunctionType):
+            strategy = frames._FrameExecStrategy(skip, skip)
+            frames.set_code_exec_strategy(member.__code__, strategy)
+    return cls

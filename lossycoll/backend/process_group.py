@@ -5,7 +5,7 @@ runs an inherited one, and who then waits for a thread that needs the GIL waits 
 docs/backend.md says which call takes which route; ``routes.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
-``describe.py`` make the description.
+``collectives.py`` make the description.
 """
 
 from __future__ import annotations
@@ -24,26 +24,21 @@ from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.options.scopes import carry_by
+from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
-from . import checks, describe, sparse
+from . import checks, collectives, sparse
 from .bootstrap import Group
 from .builder import GroupSpec
-from .delegates import DelegateBackends, delegating
 from .description import Description
-from .device_backend import HAS_BACKENDS, backend_of
-from .devices import SERVED, ServedDevices
+from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of, delegating
 from .dispatch import Dispatcher
-from .dynamo_skip import opaque
 from .extensions import Extensions
-from .monitored_barrier import monitored_barrier
-from .overloads import overloaded
-from .point_to_point import PointToPoint
-from .reconfigurable import Reconfigurable
-from .reconfiguration import Reconfiguration
+from .overloads import opaque, overloaded
+from .point_to_point import PointToPoint, monitored_barrier
+from .reconfiguration import Reconfigurable, Reconfiguration
 from .thread_scopes import ByTorch
-from .totals import Counted, total
 from .work import ManyWork
 from .worlds import Parent
 
@@ -59,12 +54,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route. What
     torch's interface doesn't have is in :class:`Extensions`, and how members change in
-    :class:`Reconfigurable`. Every collective
-    returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
-    be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
-    What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
-    CUDA device, and all tensors of a call have one dtype; ranks agree on it and on the number of
-    elements. The methods also take torch's short forms, such as ``allreduce(tensor, op)``.
+    :class:`Reconfigurable`. Every collective returns a work that owns its tensors until it is done.
+    It raises UnsupportedError for what can't be served, before the call gets a number, and
+    LossyError where the group has failed, or fails by this call. What fails after that, the work's
+    ``wait`` raises. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
+    call have one dtype; ranks agree on it and on the number of elements. The methods also take
+    torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.
@@ -167,7 +162,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """What torch says the group is for."""
+        """Purpose of the group in torch's words."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
@@ -179,7 +174,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._description = description
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What serves tensors on ``device``, for parts of torch that ask a group."""
+        """The backend of tensors on ``device``, for parts of torch that ask a group."""
         kind = torch.device(device).type
         if kind in SERVED:
             other = self._dispatcher.devices.known_backend_of(kind)
@@ -203,10 +198,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllreduceOptions() if opts is None else opts
         return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
@@ -216,7 +207,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return describe.all_reduce(tensors, op)
+        return collectives.all_reduce(tensors, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
@@ -227,10 +218,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         one = _c10d.AllreduceOptions()
         if opts is not None:
@@ -249,12 +236,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``, reduced at the root and as they were elsewhere.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
-        call = describe.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
+        call = collectives.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -267,13 +250,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        call = describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+        call = collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -290,15 +269,11 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [
-            describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+            collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
             for output, input in pairs
         ]
         return self._dispatcher.run_all(calls, opts)
@@ -317,13 +292,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        call = describe.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
+        call = collectives.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     # ---- copies ----
@@ -337,12 +308,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
-        call = describe.broadcast(self._where, tensors, opts.rootRank)
+        call = collectives.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -355,13 +322,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_gather_single(self._where, output, input), opts)
+        return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 
     _allgather_base = all_gather_single
 
@@ -377,14 +340,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
-        calls = [describe.all_gather_single(self._where, output, input) for output, input in pairs]
+        calls = [
+            collectives.all_gather_single(self._where, output, input) for output, input in pairs
+        ]
         return self._dispatcher.run_all(calls, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -399,13 +360,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_gather(self._where, outputs, inputs), opts)
+        return self._dispatcher.run(collectives.all_gather(self._where, outputs, inputs), opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
@@ -419,16 +376,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs``, rank after rank.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
-            describe.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
+            collectives.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
             for i, tensor in enumerate(inputs)
         ]
         work = self._dispatcher.run_all(calls, opts)
@@ -444,12 +397,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is the tensors in ``outputs`` at the root, and empty elsewhere.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
-        call = describe.gather(self._where, outputs, inputs, opts.rootRank)
+        call = collectives.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
@@ -462,12 +411,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
-        call = describe.scatter(self._where, outputs, inputs, opts.rootRank)
+        call = collectives.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     # ---- exchanges ----
@@ -491,13 +436,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``output``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        call = describe.all_to_all_single(
+        call = collectives.all_to_all_single(
             self._where, output, input, output_split_sizes, input_split_sizes
         )
         return self._dispatcher.run(call, opts)
@@ -514,13 +455,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``outputs``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        return self._dispatcher.run(describe.all_to_all(self._where, outputs, inputs), opts)
+        return self._dispatcher.run(collectives.all_to_all(self._where, outputs, inputs), opts)
 
     # ---- point to point ----
 
@@ -534,10 +471,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; done when the receiver has the tensor, or its data is copied.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.send(tensors, dst, tag)
 
@@ -551,10 +484,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, src, tag)
 
@@ -567,10 +496,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; its result is ``tensors``.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, None, tag)
 
@@ -596,13 +521,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Returns:
             The work; it has no result.
-
-        Raises:
-            UnsupportedError: What the arguments ask for can't be served.
-            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.BarrierOptions() if opts is None else opts
-        return self._dispatcher.run(describe.barrier(), opts)
+        return self._dispatcher.run(collectives.barrier(), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks, and names those that are missing.
@@ -716,10 +637,8 @@ carry_by(ByTorch())
 
 
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
-    """What tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy".
-
-    It doesn't keep the group, which is to be freed when its last user forgets it.
-    """
+    """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy". It
+    doesn't keep the group, which is to be freed when its last user forgets it."""
     known = weakref.ref(group)
 
     def configured() -> str:
@@ -734,17 +653,13 @@ def _configured(group: LossyProcessGroup) -> Callable[[], str]:
 
 
 def _parent(backend_options: Any) -> Parent | None:
-    """What a new group's ranks are all of: the group that is split, or torch's default group."""
+    """The parent of a new group: the group that is split, or torch's default group."""
     group = getattr(backend_options, "parent", dist.group.WORLD)
     return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
 
 
 def stats_of_all() -> Stats:
-    """This rank's figures in all groups that were not destroyed (``lossycoll.stats``).
-
-    Raises:
-        UnsupportedError: There is none.
-    """
+    """This rank's figures in all groups that were not destroyed (``lossycoll.stats``)."""
     groups = list(_living.values())
     if not groups:
         of(None)  # which says so
@@ -761,14 +676,8 @@ def stats_of_all() -> Stats:
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
-    """The lossy group behind torch's handle.
-
-    Args:
-        group: A process group; None: the default group.
-
-    Raises:
-        UnsupportedError: A group of another backend, or none.
-    """
+    """The lossy group behind torch's handle. ``group``: A process group; None: the default
+    group."""
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):
         backend = found.name() if isinstance(found, dist.ProcessGroup) else "none"

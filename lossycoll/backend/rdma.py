@@ -25,7 +25,7 @@ from lossycoll.runtime.net.rdma_ports import choose_port, ports
 from .sharing import Offer, alike
 
 GREETING_SECONDS: Final = 2.0
-"""How long ranks wait for each other's greetings; they have just met."""
+"""Time that ranks wait for each other's greetings; they have just met."""
 
 LEAST_MTU: Final = 256
 MOST_MTU: Final = 4096
@@ -52,15 +52,11 @@ class Rdma:
     mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
-        """As a hello has it: the datagram's bytes and the address."""
+        """JSON for a hello: the datagram's bytes and the address."""
         return None if self.port is None else [self.mtu, *self.port.address]
 
     def hand_over(self, host: Host, *, is_used: bool) -> None:
-        """Gives the port to the host, or closes it if nobody is reached by it.
-
-        Raises:
-            EngineError: The host can't take it.
-        """
+        """Gives the port to the host, or closes it if nobody is reached by it."""
         if self.port is not None and is_used:
             host.take_port(self.port)
         self.close()
@@ -85,12 +81,7 @@ class Reach:
 
 
 def open_rdma(options: Options, interface: Interface) -> Rdma:
-    """The port that this rank would use, with a queue pair: before the ranks meet.
-
-    Raises:
-        InterfaceError: The port that an option names can't be used.
-        EngineError: The same.
-    """
+    """The port that this rank would use, with a queue pair: before the ranks meet."""
     if options.link == "udp" or VERBS in options.disabled:
         return Rdma(None, "", "")
     chosen, why = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
@@ -119,15 +110,7 @@ def agree(
 
     There are two more rounds if two ranks have a port, and none otherwise.
 
-    Args:
-        where: This rank.
-        meeting: The rendezvous.
-        own: This rank's end; None: it had another world to offer, and opened none.
-        hellos: What every rank has said: ``rdma`` is :meth:`Rdma.to_json`, ``payload`` what its
-            packets carry by UDP.
-
-    Raises:
-        RendezvousError: A rank doesn't come to a round.
+    ``own``: this rank's end; None: it had another world to offer, and opened none.
     """
     mine = own or Rdma(None, "", "")
     said = [hello.get("rdma") for hello in hellos]

@@ -1,4 +1,4 @@
-"""Which processes are in a group from now on, by torch's contract: handles, and their order.
+"""Groups whose members change, by torch's contract: handles, and their order.
 
 Each process has a handle. Whoever steers the job hands all members of the next group the same list
 of handles and a number (uuid) that no group had before; a process's rank is its handle's place in
@@ -14,20 +14,38 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 
-from lossycoll.errors import ClosedError, LossyError, OptionError, RendezvousError
+from lossycoll.errors import (
+    AbortedError,
+    ClosedError,
+    LossyError,
+    OperationTimeout,
+    OptionError,
+    RendezvousError,
+    UnsupportedError,
+)
+from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.core.exits import start_thread
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.polled_store import PolledStore
 
+from .bootstrap import Group
 from .builder import GroupSpec
+from .devices import DelegateBackends
+from .overloads import opaque
+from .work import ManyWork
 
 _FORM: Final = re.compile(
     r"lossy:(?P<job>[0-9a-f]{16}):(?P<incarnation>[0-9a-f]{16}):(?P<process>\S{1,300})"
@@ -59,11 +77,7 @@ def parsed(text: object) -> Handle | None:
 
 
 class Reconfiguration:
-    """One process's way from group to group.
-
-    Args:
-        spec: The group as torch asks for it: this process, and the store in which all meet.
-    """
+    """One process's way from group to group."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.lock: Final = threading.Lock()
@@ -77,11 +91,7 @@ class Reconfiguration:
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
 
     def handle(self) -> str:
-        """This process's, which stays the same.
-
-        Raises:
-            RendezvousError: The store fails.
-        """
+        """This process's, which stays the same."""
         if self._handle is None:
             store = self._store("job")
             store.set_first("number", secrets.token_hex(8))
@@ -103,17 +113,8 @@ class Reconfiguration:
         )
 
     def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
-        """Where this process stands in the next group.
-
-        Args:
-            uuid: The group's number.
-            handles: Its members': a list in the order of ranks, or a set, which is sorted.
-            timeout: How long the members have to meet; None: the group's.
-
-        Raises:
-            OptionError: The number was used before; a handle is none, is another job's, or comes
-                twice; or this process's isn't there.
-        """
+        """Specification of the next group at this process. ``timeout``: how long the members have
+        to meet; None: the group's."""
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
         listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)
@@ -199,3 +200,129 @@ class Reconfiguration:
     def _store(self, name: str) -> PolledStore:
         prefix = PrefixStore(f"reconfigure/{name}", self._spec.store)
         return PolledStore(prefix, self._who, self._values)
+
+
+_c10d: Any = c10d  # its stub lacks half of what is used here
+
+
+@opaque
+class Reconfigurable:
+    """A base of LossyProcessGroup, which sets the attributes."""
+
+    _pg_options: object
+    _reconfiguration: Reconfiguration | None
+    _abort_hooks: dict[int, Callable[[], object]]
+    _group: Group
+    _endpoint: Endpoint
+    _health: Health
+    _where: Where
+    _others: DelegateBackends
+
+    def _take(self, spec: GroupSpec, group: Group) -> None:
+        raise NotImplementedError
+
+    def get_error(self) -> Any:
+        """torch's ErrorType of the group's failure.
+
+        Returns:
+            SUCCESS also after an abort, whoever asked for it, and while there are no members.
+        """
+        failure, kinds = self._health.failure, _c10d.ErrorType
+        if failure is None or isinstance(failure, (AbortedError, ClosedError)):
+            return kinds.SUCCESS
+        return kinds.TIMEOUT if isinstance(failure, OperationTimeout) else kinds.COMM_ERROR
+
+    def registerAbortHook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Has ``hook`` called when the group fails, once, before calls raise.
+
+        Args:
+            hook_id: Its number, for :meth:`unregisterAbortHook`.
+            hook: Must be quick.
+        """
+        self._abort_hooks[hook_id] = hook
+
+    def unregisterAbortHook(self, hook_id: int) -> None:
+        """Takes a hook back; nothing where there is none.
+
+        Args:
+            hook_id: As it was registered.
+        """
+        self._abort_hooks.pop(hook_id, None)
+
+    register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group's members can change: it was made with ``enable_reconfigure=True``."""
+        return self._reconfiguration is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """This process's name in the list of a next group's members.
+
+        Returns:
+            The same text in every group, which no other process has.
+
+        Raises:
+            UnsupportedError: The group's members can't change.
+            RendezvousError: The store fails.
+        """
+        return self._steps().handle()
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Leaves the members, and meets with others; returns when all are there.
+
+        Calls in flight fail with AbortedError. If the next group can't be made there is none, and
+        another number (uuid) may do.
+
+        Args:
+            opts: torch's ReconfigureOptions. ``handles`` in a list are in the order of ranks; the
+                members of the next group need the same.
+
+        Returns:
+            A work that is done.
+
+        Raises:
+            UnsupportedError: The group's members can't change.
+            OptionError: The number was used before, or the handles can't be.
+            LossyError: The group can't be made.
+        """
+        steps = self._steps()
+        with steps.lock:
+            spec = steps.next_spec(opts.uuid, opts.handles, opts.timeout)
+            left = self._group
+            self._fail_what_is_in_flight("reconfigured")
+            self._others.close()
+            try:
+                group = Group(spec, self._pg_options)
+            except LossyError as error:
+                self._take(spec, Group(spec, self._pg_options, steps.failed(error)))
+                raise
+            else:
+                self._take(spec, group)
+            finally:
+                # Not before: what members still owe each other goes on, and so do their sockets.
+                start_thread(left.close, "lossycoll-left")
+        return ManyWork([], [])
+
+    def lossy_leave(self) -> None:
+        """Leaves the group as ``shutdown`` does, without a wait for the other members: what they
+        still need of this rank is sent meanwhile. Calls in flight fail."""
+        self._fail_what_is_in_flight("left")
+        start_thread(self.shutdown, "lossycoll-left")
+
+    def _fail_what_is_in_flight(self, how: str) -> None:
+        if any(not one.done for one in list(self._endpoint.operations.unfinished.values())):
+            text = f"{self._where}: the group was {how} while calls were in flight"
+            self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+
+    def shutdown(self) -> None:
+        """LossyProcessGroup's."""
+        raise NotImplementedError
+
+    def _steps(self) -> Reconfiguration:
+        if self._reconfiguration is None:
+            raise UnsupportedError(
+                f"{self._where}: the members of this group can't change; give "
+                f"enable_reconfigure=True to init_process_group"
+            )
+        return self._reconfiguration

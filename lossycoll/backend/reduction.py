@@ -57,18 +57,8 @@ class Reduction:
     mean: bool = False
 
     def over(self, rows: Tensor, members: Sequence[int]) -> Tensor:
-        """Reduces one contribution per rank.
-
-        A sum of floats stands for all ranks, as the engine's does: the mean over the members times
-        the world. An average is over the members.
-
-        Args:
-            rows: The contributions, shape (world, ...).
-            members: The ranks whose contributions count; the rows of the others are ignored.
-
-        Returns:
-            The result, shape (...).
-        """
+        """Reduces one contribution per rank. A sum of floats stands for all ranks, as the engine's
+        does: the mean over the members times the world. An average is over the members."""
         if len(members) == len(rows):
             return self.local(rows)
         result = self.local(rows[list(members)])
@@ -80,17 +70,7 @@ class Reduction:
 
 
 def resolve(where: Where, name: str, dtype: torch.dtype, op: Any) -> Reduction:
-    """What torch's ``op`` (a ReduceOp) asks for.
-
-    Args:
-        where: Whose call it is, for the error.
-        name: The collective, for the error.
-        dtype: The dtype of the contributions.
-        op: torch's ReduceOp.
-
-    Raises:
-        UnsupportedError: This dtype has no such reduction.
-    """
+    """The reduction that torch's ``op`` (a ReduceOp) asks for."""
     kind = op.op
     found = _plain(kind, dtype)
     if found is not None:
@@ -115,14 +95,13 @@ def _plain(kind: object, dtype: torch.dtype) -> Reduction | None:
 
 
 def local_reduction(op: object, dtype: torch.dtype) -> Local | None:
-    """How contributions are reduced where the engine can't.
+    """A reduction of contributions by torch, for what the engine can't add.
 
     Rows are taken in the order of the ranks, so that all ranks get the same bits; 16-bit floats are
     added in float32.
 
-    Returns:
-        A function of shape (ranks, ...) to (...); None for what has no meaning (bits of floats) or
-        isn't known here.
+    Returns a function of shape (ranks, ...) to (...); None for what has no meaning (bits of floats)
+    or isn't known here.
     """
     if dtype == torch.bool:
         return _BOOLEAN.get(op)
@@ -142,10 +121,8 @@ def local_reduction(op: object, dtype: torch.dtype) -> Local | None:
 
 
 def _as_signed(op: object, dtype: torch.dtype) -> Local | None:
-    """The reduction of an unsigned type by that of the signed one of the same bits.
-
-    Sums, products and bits are the same. Order is, once the highest bit is flipped.
-    """
+    """The reduction of an unsigned type by that of the signed one of the same bits. Sums, products
+    and bits are the same. Order is, once the highest bit is flipped."""
     signed = _SIGNED[dtype]
     found = local_reduction(op, signed)
     if found is None:
@@ -168,19 +145,15 @@ def _integer_mean(dtype: torch.dtype) -> Local | None:
 
 
 def over_ranks(total: Tensor, ranks: int) -> Tensor:
-    """A sum of integers over the ranks, truncated toward zero, in the sum's dtype.
-
-    A type of 8 bits holds the sum, but not every number of ranks.
-    """
+    """A sum of integers over the ranks, truncated toward zero, in the sum's dtype. A type of 8 bits
+    holds the sum, but not every number of ranks."""
     wide = total.to(torch.int32) if total.itemsize == 1 else total
     return wide.div(ranks, rounding_mode="trunc").to(total.dtype)
 
 
 def _unsigned_over(total: Tensor, ranks: int) -> Tensor:
-    """:func:`over_ranks` of a type that torch can't divide; on a device it doesn't wait.
-
-    Half of a number fits a signed one. Twice the quotient of that is the result, or 1 less.
-    """
+    """:func:`over_ranks` of a type that torch can't divide; on a device it doesn't wait. Half of a
+    number fits a signed one. Twice the quotient of that is the result, or 1 less."""
     signed = _SIGNED[total.dtype]
     wide = total.view(signed).to(torch.int64)
     if total.itemsize < 8:

@@ -16,19 +16,11 @@ from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code
 
 DESCRIPTORS: Final = (32, 4)
-"""What a group may take, with room to spare: in any case, and for each rank."""
+"""Descriptors that a group may take, with room to spare: in any case, and for each rank."""
 
 
 def check_descriptors(rank: int, size: int) -> None:
-    """Looks whether this process can open what a group takes.
-
-    Args:
-        rank: This rank, for the error.
-        size: The group's ranks.
-
-    Raises:
-        EngineError: It can't.
-    """
+    """Looks whether this process can open what a group takes."""
     wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * size
     opened: list[int] = []
     try:
@@ -48,13 +40,7 @@ def check_descriptors(rank: int, size: int) -> None:
 
 
 def refused(rank: int, size: int, cause: Exception) -> EngineError:
-    """What the system refused while a group was made, as an error for all ranks.
-
-    Args:
-        rank: This rank.
-        size: The group's ranks.
-        cause: What was raised.
-    """
+    """An error for all ranks, of what the system refused while a group was made."""
     code = getattr(cause, "errno", None)
     error = EngineError(
         f"rank {rank}/{size}: this process was refused what a group needs: {_reason(cause)}; is "
@@ -74,18 +60,8 @@ def is_memory(error: BaseException) -> bool:
 
 
 def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> LossyError:
-    """Makes what keeps this rank from submitting a call the failure of all ranks.
-
-    The others would wait in vain for this rank to take part.
-
-    Args:
-        endpoint: The group's.
-        call: The call.
-        error: What was raised: a lack of memory, or an exception of staging or of a builder.
-
-    Returns:
-        The group's failure, which is an earlier one if it has that.
-    """
+    """Makes what keeps this rank from submitting a call the failure of all ranks. The others would
+    wait in vain for this rank to take part."""
     health = endpoint.health
     text = f"{health.where}: {call.numbered}"
     if is_memory(error):

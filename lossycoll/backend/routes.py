@@ -26,7 +26,7 @@ OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-"""Where frames of the two passes are to be seen."""
+"""Code of the frames by which the two passes are recognized."""
 
 
 class Route(Enum):
@@ -74,12 +74,6 @@ def choose(
     3. reliable.
 
     From here on the options that are returned say so: their delivery is the call's.
-
-    Args:
-        call: The call.
-        reduction: What it reduces by, if it does.
-        options: Those in force for this call.
-        around: The innermost scope that the caller is in.
     """
     kind, native = call.kind, reduction is None or reduction.native
     lossy_scope = around is not None and around.lossy_copies
@@ -112,7 +106,7 @@ def adds_activations() -> bool:
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
-    """How packets carry the call's floats."""
+    """Encoding of the call's floats in packets."""
     when = call.kind.rounding
     if when is Rounding.CALL:
         return call.encoding

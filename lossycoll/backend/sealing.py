@@ -15,7 +15,7 @@ from lossycoll.runtime.keys.secret import Secret, find_secret
 
 log: Final = logging.getLogger("lossycoll")
 _warned: Final[list[Where]] = []
-"""Of the first group that sends in clear."""
+"""The first group that sends in clear, once it was warned of."""
 
 
 def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
-from lossycoll.errors import EngineError
+from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
+from lossycoll.plan.topology import Sites, find_sites, measured_by
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, shared_bytes
-from lossycoll.runtime.net.cores import core_mask
+from lossycoll.runtime.net.control_groups import core_mask, memory_room
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import Machine, this_machine
-from lossycoll.runtime.net.memory_room import memory_room
+from lossycoll.runtime.net.round_trips import round_trips
 
 FLAT: Final = "inject is set, so that each rank counts as a host of its own"
 
@@ -52,7 +53,7 @@ class Offer:
     cores: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a hello has it."""
+        """JSON for a hello."""
         machine = self.machine.to_json() if self.machine else None
         return {
             "machine": machine,
@@ -64,7 +65,7 @@ class Offer:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:
-        """What another rank says."""
+        """Reads what another rank says."""
         host, site = said["labels"]
         machine = Machine.from_json(said["machine"])
         labels = (str(host), str(site))
@@ -94,7 +95,7 @@ class Shared:
 
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
-    """What this process offers to others of its machine: before it meets them."""
+    """Opens what this process offers to others of its machine, before it meets them."""
     labels, cores = (options.host, options.site), core_mask()
     try:
         machine = this_machine()
@@ -125,17 +126,8 @@ def share(
 ) -> Shared:
     """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
 
-    Args:
-        where: This rank.
-        meeting: The rendezvous. There are two more rounds if some ranks look as if they shared a
-            host, and none otherwise.
-        host: This process's, open and not started.
-        sharing: This rank's end.
-        offers: Every rank's.
-        token: The secret of those who have met.
-
-    Raises:
-        RendezvousError: A rank doesn't come to a round.
+    ``meeting``: the rendezvous. There are two more rounds if some ranks look as if they shared a
+    host, and none otherwise.
     """
     sites = [offer.labels[1] for offer in offers]
     sets = alike(offers)
@@ -206,13 +198,7 @@ def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
 
 
 def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
-    """Whether more ranks run on this one's machine than there are cores for them.
-
-    Args:
-        rank: This one.
-        offers: Every rank's.
-        limit: How many cores' time its control groups let it have.
-    """
+    """Whether more ranks run on this one's machine than there are cores for them."""
     mine = offers[rank].machine
     here = [offer for offer in offers if mine is not None and offer.machine == mine]
     cores = 0
@@ -222,12 +208,7 @@ def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
 
 
 def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:
-    """By rank the number of its host, of which each rank has every other one's memory.
-
-    Args:
-        sets: Ranks that may share one; each rank is in one set.
-        taken: By rank the ranks whose memory it has.
-    """
+    """By rank the number of its host, of which each rank has every other one's memory."""
     has = [frozenset(ranks) for ranks in taken]
     hosts: list[list[int]] = []
     for ranks in sets:
@@ -245,7 +226,7 @@ def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> l
 
 
 def topology_of(where: Where, host: Host, members: Sequence[int], options: Options) -> Topology:
-    """That of a group of some of a host's processes. ``where``: this rank in the group."""
+    """Topology of a group of some of a host's processes. ``where``: this rank in the group."""
     found = host.topology.of_members(members)
     if options.inject and found.shares_hosts:
         here = found.members_of_hosts[found.hosts[where.rank]]
@@ -285,4 +266,96 @@ def _tell_apart(
         "apart",
         ranks=",".join(map(str, apart)),
         why=why or "no memory came from there",
+    )
+
+
+LEARNT: Final = "auto"
+"""The value of the option ``site`` that has sites learnt."""
+
+Measure: TypeAlias = Callable[[Mapping[int, tuple[str, int]]], Mapping[int, float]]
+
+
+def compare_sites(where: Where, sites: Sequence[str]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if only some have a site, or
+    some name theirs and others have it learnt."""
+    _all_or_none(where, sites, [site != "" for site in sites], "one", "on all ranks, or on none")
+    _all_or_none(
+        where,
+        sites,
+        [site == LEARNT for site in sites],
+        repr(LEARNT),
+        f"to {LEARNT!r} on all ranks, or to the name of its site on each",
+    )
+
+
+def _all_or_none(
+    where: Where, sites: Sequence[str], with_it: Sequence[bool], it: str, remedy: str
+) -> None:
+    """Raises RendezvousError if some ranks have ``it``, as ``with_it`` says, and others don't."""
+    if all(with_it) or not any(with_it):
+        return
+    one, other = with_it.index(True), with_it.index(False)
+    raise RendezvousError(
+        f"{where}: option site is {sites[one]!r} on rank {one} and "
+        f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} of "
+        f"{len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
+        peer=other if other != where.rank else one,
+    )
+
+
+def learn_sites(
+    where: Where,
+    meeting: Meeting,
+    topology: Topology,
+    places: Sequence[tuple[str, int]],
+    measure: Measure | None = None,
+) -> Topology:
+    """Finds the sites by round trips: all ranks call it at the same place of their rendezvous.
+
+    The lowest rank of each host measures to those of some others, and one round more tells all
+    ranks what all have measured. There is none where there are fewer than three hosts.
+
+    ``places``: address and TCP port at which each rank listens, by rank. ``measure``: how; None: by
+    :func:`round_trips`.
+    """
+    hosts = topology.n_hosts
+    first = [ranks[0] for ranks in topology.members_of_hosts]
+    known: dict[tuple[int, int], float] = {}
+    if hosts > 2:
+        mine: list[int] = []
+        host = topology.hosts[where.rank]
+        if first[host] == where.rank:
+            others = measured_by(host, hosts)
+            found = (measure or round_trips)({other: places[first[other]] for other in others})
+            mine = [round(1e6 * found.get(other, 0)) for other in others]
+        said = meeting.exchange("round_trips", mine)
+        for host, rank in enumerate(first):
+            known |= _measured(host, hosts, said[rank])
+    sites = find_sites(hosts, known)
+    if where.rank == 0:
+        _tell(where, topology, sites)
+    return topology.with_sites(sites.of_hosts)
+
+
+def _measured(host: int, hosts: int, said: Any) -> dict[tuple[int, int], float]:
+    """Seconds by pair, of what a host's rank says: microseconds, 0 where there was no answer."""
+    others = measured_by(host, hosts)
+    if not isinstance(said, Sequence) or len(said) != len(others):
+        return {}
+    return {
+        (host, other): value * 1e-6
+        for other, value in zip(others, said, strict=True)
+        if type(value) is int and value > 0
+    }
+
+
+def _tell(where: Where, topology: Topology, sites: Sites) -> None:
+    found = topology.with_sites(sites.of_hosts)
+    logfmt.event(
+        logging.INFO,
+        where,
+        "sites",
+        sites=found.n_sites,
+        ranks=" ".join(",".join(map(str, ranks)) for ranks in found.members_of_sites),
+        why=sites.why,
     )

@@ -55,39 +55,20 @@ def are_wanted() -> bool:
 
 
 def of(group: str, call: Collective, description: Description) -> Span:
-    """The span of a collective.
-
-    Args:
-        group: torch's name of the group.
-        call: The call, which gets its number before the span begins.
-        description: What was asked for.
-    """
+    """The span of a collective."""
     return Span(group, call, call.name, description.reads, description.nbytes)
 
 
 def of_message(group: str, call: Collective, tensors: Sequence[Tensor]) -> Span:
-    """The span of a send or a receive.
-
-    Args:
-        group: torch's name of the group.
-        call: The message.
-        tensors: The one that it carries.
-    """
+    """The span of a send or a receive."""
     name = call.name.partition(" ")[0]
     size = sum(one.numel() * one.element_size() for one in tensors)
     return Span(group, call, MESSAGES.get(name, name), tensors, size)
 
 
 class Span:
-    """One call's span. It begins as a ``with`` block, around the submission.
-
-    Args:
-        group: torch's name of the group.
-        call: The call.
-        name: What the event is called.
-        tensors: Whose shapes are told.
-        size: Bytes of the call.
-    """
+    """One call's span. It begins as a ``with`` block, around the submission. ``size``: bytes of the
+    call."""
 
     def __init__(
         self, group: str, call: Collective, name: str, tensors: Sequence[Tensor], size: int
@@ -125,11 +106,7 @@ class Span:
             self._end()
 
     def ends_with(self, submitted: Operation | tuple[Operation, ...]) -> None:
-        """The span ends when all of these are done.
-
-        Args:
-            submitted: The call's operations.
-        """
+        """The span ends when all of these are done."""
         operations = (submitted,) if isinstance(submitted, Operation) else submitted
         self._left = len(operations)
         if not operations:
@@ -149,25 +126,14 @@ class Span:
         self._future.set_result(None)
 
     def observe(self, report: Report, streams: Sequence[Stream]) -> None:
-        """Takes what the engine says of an operation that is done.
-
-        Args:
-            report: Of the operation.
-            streams: What came here.
-        """
+        """Takes what the engine says of an operation that is done."""
         begin = getattr(self, "_submitted", time.monotonic_ns()) - self._began
         self._phases += phases_of(report, streams, begin)
 
 
 def phases_of(report: Report, streams: Sequence[Stream], begin: int) -> list[Phase]:
     """The parts of an operation, one after another: until the first packet comes, until the last
-    one has come, until what is missing is recovered or given up, and until it is done.
-
-    Args:
-        report: Of the operation.
-        streams: What came here.
-        begin: When it was submitted.
-    """
+    one has come, until what is missing is recovered or given up, and until it is done."""
     came = [one for one in streams if one.arrived]
     first = min((one.first_ns for one in came), default=0)
     last = max((one.last_ns for one in came), default=first)

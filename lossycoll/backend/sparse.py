@@ -28,7 +28,7 @@ DTYPES: Final = frozenset(
     {*FLOATS, torch.complex64, torch.complex128}
     | {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
 )
-"""What torch can coalesce, and what a sum means something for."""
+"""Dtypes that torch can coalesce, and whose sums have a meaning."""
 
 
 class SparseSum(NamedTuple):
@@ -44,12 +44,12 @@ class SparseSum(NamedTuple):
 
     @property
     def index_bytes(self) -> int:
-        """Of one entry, its place."""
+        """Bytes of one entry's place."""
         return self.tensor.sparse_dim() * torch.int64.itemsize
 
     @property
     def entry_bytes(self) -> int:
-        """Of one entry, place and value."""
+        """Bytes of one entry, place and value."""
         dense = self.tensor.shape[self.tensor.sparse_dim() :]
         return self.index_bytes + dense.numel() * self.tensor.itemsize
 
@@ -64,20 +64,8 @@ class SparseSum(NamedTuple):
 
 
 def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Description:
-    """The call that reduces the ranks' ``tensor`` in its place, always reliable.
-
-    Entries of one place are added in the order of the ranks, 16-bit floats in float32.
-
-    Args:
-        where: Whose call it is.
-        tensor: torch.sparse_coo, on all ranks of one shape and one number of sparse dimensions.
-        op: torch's ReduceOp: SUM, AVG, or PREMUL_SUM.
-        continues: Whether the group continues without lost ranks; the call then needs all of them,
-            and raises PeerLostError on all ranks if it lacks one.
-
-    Raises:
-        UnsupportedError: Another reduction, dtype or device.
-    """
+    """The call that reduces the ranks' ``tensor`` in its place, always reliable. Entries of one
+    place are added in the order of the ranks, 16-bit floats in float32."""
     kind = WITH_SURVIVORS if continues else ALL_REDUCE_SPARSE
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]
@@ -169,10 +157,8 @@ WITH_SURVIVORS: Final = replace(ALL_REDUCE_SPARSE, operations=3)
 
 
 def _whole(where: Where, tensor: Tensor) -> Tensor:
-    """The complex tensor itself where torch hands over ``torch.view_as_real`` of it.
-
-    Of a sparse tensor that view is of the old entries: what is stored in it never gets back.
-    """
+    """The complex tensor itself where torch hands over ``torch.view_as_real`` of it. Of a sparse
+    tensor that view is of the old entries: what is stored in it never gets back."""
     base = tensor._base
     if base is not None and base.dtype in COMPLEX and (*base.shape, 2) == tensor.shape:
         return base

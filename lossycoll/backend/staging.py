@@ -1,4 +1,9 @@
-"""The caller's tensors as buffers of the engine, and back."""
+"""The caller's tensors as buffers of the engine, and back.
+
+Packets that carry a few bits of each element hold float32. Rounding what was received to a float of
+two bytes would change what is sent on, so such a call's tensors are widened first, and its results
+narrowed once, when they are whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from torch import Tensor
 
 from .description import Description, Staged
 from .reduction import Reduction
-from .tensors import apart, as_real, contiguous, copy_back, flat, room, scaled, spread
+from .tensors import WIDER, apart, as_real, contiguous, copy_back, flat, room, scaled, spread
 
 NOTHING: Final = torch.empty(0)
 """The buffer of those who neither read nor write."""
@@ -35,10 +40,8 @@ def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> St
 
 
 def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
-    """One buffer of all that is read, another of all that is written, in order.
-
-    Where nothing is read, or nothing written, the other one stands for both.
-    """
+    """One buffer of all that is read, another of all that is written, in order. Where nothing is
+    read, or nothing written, the other one stands for both."""
     source = _source(call.reads, None if reduction is None else reduction.factor)
     target, epilogue = _target(call.writes, keep=keep)
     if source is not None and target is not None:
@@ -79,3 +82,48 @@ def _target(
         buffer = contiguous(tensors[0])
         return buffer, copy_back(buffer, tensors[0])
     return room(tensors, kept=keep)
+
+
+def widened(call: Description) -> tuple[Description, Callable[[], None]]:
+    """The same call on float32 (complex64) copies, and what brings its results back."""
+    made: dict[int, Tensor] = {}
+
+    def wide(tensor: Tensor) -> Tensor:
+        # Read and written is the same tensor in a call in place.
+        if id(tensor) not in made:
+            made[id(tensor)] = contiguous(tensor.detach()).to(WIDER[tensor.dtype])
+        return made[id(tensor)]
+
+    copy = call._replace(
+        reads=[wide(tensor) for tensor in call.reads],
+        writes=[wide(tensor) for tensor in call.writes],
+        compared=None if call.compared is None else wide(call.compared),
+        splits=call.splits and call.splits._replace(factor=2),
+        harmless_overlap=None,  # copies share no memory
+    )
+
+    def narrow() -> None:
+        for buffer, tensor in zip(copy.writes, call.writes, strict=True):
+            spread(buffer, [tensor])
+
+    return copy, narrow
+
+
+def then(staged: Staged, last: Callable[[], None]) -> Staged:
+    """The same buffers; ``last`` follows what brings the result to the tensors."""
+    first, among = staged.epilogue, staged.among
+
+    def whole() -> None:
+        if first is not None:
+            first()
+        last()
+
+    def of_members(members: Sequence[int]) -> None:
+        assert among is not None
+        among(members)
+        last()
+
+    return staged._replace(
+        epilogue=None if among is not None else whole,
+        among=None if among is None else of_members,
+    )

@@ -7,52 +7,50 @@ from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import metrics
-from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.hang_log import HangLog
 from lossycoll.runtime.world.status_query import ask_rank
 
-from .builder import GroupBuilder, GroupSpec, Met
+from .builder import GroupBuilder
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def show(spec: GroupSpec, met: Met, host: Host, listeners: Sequence[tuple[str, int]]) -> None:
-    """Has a host's status page written, before it starts. Without one the job runs as well."""
-    if met.options.status == "off":
+def show(builder: GroupBuilder, listeners: Sequence[tuple[str, int]]) -> None:
+    """Has the host's status page written, before it starts. Without one the job runs as well."""
+    spec, host, options = builder.spec, builder.host, builder.options
+    if options.status == "off":
         return
     address, port = listeners[spec.rank]
     job = status_page.Job(
-        session=int(met.session, 16),
+        session=int(builder.session, 16),
         ranks=spec.global_ranks,
-        liveness=met.options.liveness,
+        liveness=options.liveness,
         control=f"{address}:{port}",
         sealed=host.is_sealed,
     )
     try:
         host.show(job)
     except OSError as error:
-        where = Where(spec.rank, spec.size)
-        log.warning("%s: `lossycoll status` can't show this rank: %s", where, error)
+        log.warning("%s: `lossycoll status` can't show this rank: %s", builder.who, error)
 
 
-def tell(plane: ControlPlane, met: Met, host: Host) -> None:
+def tell(builder: GroupBuilder) -> None:
     """Has a started plane answer those that ask, and note on the host's page whom it hears."""
+    plane, host, options = builder.plane, builder.host, builder.options
     plane.protocol.note = host.note_peer
-    session = int(met.session, 16)
-    shown = met.options.status == "on"
+    session = int(builder.session, 16)
+    shown = options.status == "on"
 
     def read(calls: bool = False) -> list[Record]:
         return status_page.pages(session, calls=calls) if shown else []
 
-    plane.tell_status(met.session, read)
-    if met.options.metrics:
+    plane.tell_status(builder.session, read)
+    if options.metrics:
         metrics.tell(
-            met.options.metrics,
+            options.metrics,
             host.process,
             sealed=host.is_sealed,
             read=read,
@@ -60,20 +58,26 @@ def tell(plane: ControlPlane, met: Met, host: Host) -> None:
         )
 
 
-def watch(builder: GroupBuilder, met: Met, health: Health, host: Host, number: int) -> None:
+def watch(builder: GroupBuilder, health: Health) -> None:
     """Has calls that take long explained in the log."""
-    page = host.page
+    page, world = builder.host.page, builder.world
     if page is None:
         return
-    session, plane, secret = int(met.session, 16), met.plane, builder.secret
-    if met.world is not None and met.shares:
-        session = int(met.world.session, 16)
+    session = int(builder.session if world is None or not builder.shares else world.session, 16)
+    # What asks later keeps these, and not the builder.
+    plane, secret, members = builder.plane, builder.secret, builder.members
+    as_in_world = builder.shares or world is None
 
     def ask(process: int) -> tuple[Record | None, str | None]:
-        """Of a host that groups share, processes are numbered as in the world."""
-        rank = process if met.shares or met.world is None else met.members[process]
+        """Asks a process, numbered as in the world on a host that groups share."""
+        rank = process if as_in_world else members[process]
         return ask_rank(plane.place_of(rank), secret)
 
     health.on_long_wait = HangLog(
-        health.where, page, number, met.options.warn_after, lambda: status_page.pages(session), ask
+        health.where,
+        page,
+        builder.engine.number,
+        builder.options.warn_after,
+        lambda: status_page.pages(session),
+        ask,
     ).look

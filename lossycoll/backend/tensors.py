@@ -16,26 +16,26 @@ DTYPES: Final = {
     torch.float16: DType.F16,
     torch.bfloat16: DType.BF16,
 }
-"""What the engine can add."""
+"""Dtypes that the engine can add."""
 COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
-"""What the engine adds as pairs of floats, as torch.distributed itself hands most of it over."""
+"""Dtypes that the engine adds as pairs of floats, like most of torch.distributed itself."""
 LOSSY_DTYPES: Final = COMPLEX | DTYPES.keys()
-"""What packets may be lost of: an element that is stale or a mean of fewer still has a meaning."""
+"""Dtypes that may lose packets: a stale element or a mean of fewer still has a meaning."""
 WIDER: Final = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
 }
-"""What is added in another type than its own."""
+"""Dtypes that are added in another type."""
 ENCODED_DTYPES: Final = frozenset({torch.float32, torch.complex64})
-"""What packets may carry in another form (option ``wire``); a complex64 is two float32. Those of
+"""Dtypes that packets may carry in another form (``wire``); complex64 is two float32. Those of
 :data:`WIDER` may too, as what they widen to, where packets carry few bits."""
 
 _NOTHING: Final = torch.zeros(8)
 
 
 def address(tensor: Tensor) -> int:
-    """Where the elements are; for an empty tensor anywhere valid, since nothing is touched."""
+    """Address of the elements; any valid one for an empty tensor, of which nothing is touched."""
     return tensor.data_ptr() or _NOTHING.data_ptr()
 
 
@@ -75,13 +75,8 @@ def room(tensors: Sequence[Tensor], *, kept: bool) -> tuple[Tensor, Callable[[],
 
     Where they lie in one memory one behind the other it is that memory. Else it is new.
 
-    Args:
-        tensors: What is to be filled, in order.
-        kept: Whether some elements may stay as they are: a new tensor then begins as a copy.
-
-    Returns:
-        The tensor, shape (sum of numel,), and what brings its elements to ``tensors``; None if they
-        are there.
+    Returns the tensor, shape (sum of numel,), and what brings its elements to ``tensors``; None if
+    they are there.
     """
     elements = sum(tensor.numel() for tensor in tensors)
     if _in_a_row(tensors):
@@ -106,11 +101,8 @@ def _in_a_row(tensors: Sequence[Tensor]) -> bool:
 def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     """``source``, or a copy of it where filling ``target`` would change what has yet to be read.
 
-    Args:
-        source: Contiguous.
-        target: Contiguous.
-        own: Bytes from source to target at which an overlap is harmless, since each element is then
-            read before it is replaced.
+    ``own``: bytes from source to target at which an overlap is harmless, since each element is then
+    read before it is replaced.
     """
     begin, other = source.data_ptr(), target.data_ptr()
     if begin + nbytes(source) <= other or other + nbytes(target) <= begin:
@@ -126,7 +118,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def copy_back(buffer: Tensor, target: Tensor) -> Callable[[], None] | None:
-    """What brings the result from ``buffer`` to the caller's tensor; None if it is there."""
+    """A function that copies ``buffer`` to the caller's tensor; None if it is the same."""
     if buffer is target:
         return None
     return lambda: spread(buffer, [target])

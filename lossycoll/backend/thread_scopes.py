@@ -44,17 +44,15 @@ def _steals() -> bool:
 
 
 class ByTorch:
-    """As :class:`lossycoll.options.scopes.Carrier`."""
+    """A :class:`lossycoll.options.scopes.Carrier` by torch's thread-local state."""
 
     def put(self, scope: Scope | None) -> None:
-        """What threads get that work for this one from now on."""
+        """Hands a scope to threads that work for this one from now on."""
         _stash(scope)
 
     def get(self) -> Scope | None:
-        """What whoever this thread works for has put; None in threads that Python has started.
-
-        Those have contexts of their own: what is stashed there may be of another task.
-        """
+        """The scope of the thread that this one works for; None in threads that Python has started.
+        Those have contexts of their own: what is stashed there may be of another task."""
         if not _torch._is_key_in_tls(KEY):
             return None
         if not isinstance(threading.current_thread(), threading._DummyThread):

@@ -7,9 +7,12 @@ C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look l
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, Final, Protocol
 
 import torch
@@ -19,12 +22,48 @@ from lossycoll.devices.layer import Layer
 from lossycoll.errors import LossyError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
-from lossycoll.runtime.p2p.transfer import Transfer
+from lossycoll.runtime.p2p.messages import Transfer
 
-from . import native_future
-from .dynamo_skip import opaque
+from .overloads import opaque
 
 Future = torch.futures.Future[Any]
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+
+# A future that Python makes holds an object; FP16_COMPRESS reads a list of tensors from it and
+# fails. Only TorchScript makes a future of that type that something else completes. It compiles
+# these by their source, with names that it knows.
+SOURCE: Final = """
+def given(future: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(future)
+    return tensors
+
+def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(given, future, tensors)
+"""
+
+
+def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
+    """Whether the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
+    the tensors are what ``FP16_COMPRESS`` sends."""
+    if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
+        return False
+    asking = sys._getframe(1).f_back  # None: torch's thread for a device
+    return asking is None or asking.f_code is BACKWARD
+
+
+def typed(future: Future, tensors: list[torch.Tensor]) -> Future:
+    """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
+    quotes it."""
+    typed: Future = _compiled().typed(future, tensors)
+    return typed
+
+
+@cache
+def _compiled() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.CompilationUnit(SOURCE)
+
 
 _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
@@ -48,19 +87,15 @@ class OnStreams(Protocol):
         """Whether the streams can be ordered before the call is done."""
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after the result."""
+        """Orders whatever the caller queues from now on after the result."""
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """What a future is set to inside is ready after the result."""
+        """Context in which a future's value becomes ready after the result."""
 
 
 @opaque
 class LossyWork(dist.Work):
-    """Base of all works.
-
-    Args:
-        result: The tensors that the call fills.
-    """
+    """Base of all works."""
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
@@ -73,8 +108,8 @@ class LossyWork(dist.Work):
     def get_future(self) -> Future:
         """A future with the result; it completes without a wait, and raises the call's error."""
         future, tensors = self._make_future(), self._result
-        if native_future.asked_by_hook(tensors):
-            return native_future.typed(future, tensors)
+        if asked_by_hook(tensors):
+            return typed(future, tensors)
         return future
 
     def _make_future(self) -> Future:
@@ -86,20 +121,13 @@ class LossyWork(dist.Work):
 
     def wait_on_host(self) -> None:
         """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
-        and for its error.
-
-        Raises:
-            LossyError: The call has failed.
-        """
+        and for its error."""
         self.wait()
 
     def wait_result(self) -> None:
         """Returns when what the call gives can be read, perhaps before :meth:`wait` would: what
         this rank sends may still be asked for, so no tensor of the call may be written until
         :meth:`wait` has returned.
-
-        Raises:
-            LossyError: The call has failed before.
         """
         self.wait()
 
@@ -140,7 +168,7 @@ class EngineWork(LossyWork):
         self._operation = operation
         self._future: Future | None = None
         self.streams: OnStreams | None = None
-        """Where the tensors lie on a device: what orders its streams after the result."""
+        """Order of a device's streams after the result, if the tensors lie on one."""
 
     @property
     def operation(self) -> Operation:
@@ -152,12 +180,7 @@ class EngineWork(LossyWork):
         will wait for it, perhaps before it is done. It raises what is known by then; the next call
         raises the rest.
 
-        Args:
-            timeout: How long to wait; None or zero: until the call ends by itself.
-
-        Raises:
-            OperationTimeout: The time is over; the operation continues.
-            LossyError: The call has failed.
+        ``timeout``: how long to wait; None or zero: until the call ends by itself.
         """
         streams = self.streams
         if streams is None:
@@ -172,12 +195,10 @@ class EngineWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`."""
         self.wait()
         self._operation.wait()
 
     def wait_result(self) -> None:
-        """As :meth:`LossyWork.wait_result`."""
         if self.streams is None:
             self._operation.wait_result()
         else:
@@ -236,12 +257,7 @@ class MessageWork(EngineWork):
 
 
 class ManyWork(LossyWork):
-    """Several works that count as one.
-
-    Args:
-        works: In the order in which they are waited for.
-        result: The tensors that they fill.
-    """
+    """Several works that count as one."""
 
     def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
         super().__init__(result)
@@ -263,12 +279,12 @@ class ManyWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """As :meth:`LossyWork.wait_on_host`, for each."""
+        """Waits for each; :meth:`LossyWork.wait_on_host`."""
         for work in self._works:
             work.wait_on_host() if isinstance(work, LossyWork) else work.wait()
 
     def wait_result(self) -> None:
-        """As :meth:`LossyWork.wait_result`, for each."""
+        """Waits for each; :meth:`LossyWork.wait_result`."""
         for work in self._works:
             work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
@@ -296,7 +312,7 @@ class ManyWork(LossyWork):
 
     @property
     def streams(self) -> list[OnStreams]:
-        """Those of works whose tensors lie on a device."""
+        """Streams of works whose tensors lie on a device."""
         found: list[OnStreams] = []
         for work in self._works:
             if isinstance(work, ManyWork):
@@ -320,17 +336,37 @@ def _seconds(timeout: timedelta | None) -> float | None:
 
 
 def value_or_raise(source: Future) -> Any:
-    """What a future was set to, for its ``then``.
-
-    DDP sees an error that is raised there; one that is set would look like success.
-
-    Args:
-        source: A future that is done; its value is the result, or an exception.
-
-    Raises:
-        BaseException: The value, if it is an exception.
-    """
+    """The value that a future was set to, for its ``then``. DDP sees an error that is raised there;
+    one that is set would look like success."""
     value = source.value()
     if isinstance(value, BaseException):
         raise value
     return value
+
+
+class Coalescing(threading.local):
+    """The works since the manager was opened, for each thread by itself.
+
+    What another thread posts meanwhile isn't the manager's: leaving the manager would wait for it,
+    and it might need what comes after.
+    """
+
+    def __init__(self) -> None:
+        self._works: list[dist.Work] | None = None
+
+    def begin(self) -> None:
+        """From now on this thread's works are kept."""
+        self._works = []
+
+    def end(self) -> dist.Work:
+        """One work for all of this thread since ``begin``."""
+        works, self._works = self._works or [], None
+        # Another backend's work tells its result when it is done.
+        own = [work for work in works if isinstance(work, LossyWork)]
+        return ManyWork(works, [tensor for work in own for tensor in work.result()])
+
+    def add(self, work: dist.Work) -> dist.Work:
+        """Every work goes through here; returns it."""
+        if self._works is not None:
+            self._works.append(work)
+        return work

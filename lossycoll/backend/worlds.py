@@ -9,6 +9,7 @@ child has none.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import Counter
@@ -18,7 +19,10 @@ from typing import Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.payload import AUTO_MTU_MAX, payload_bytes
+from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.world.control_plane import ControlPlane
 
@@ -106,10 +110,8 @@ class Worlds:
             self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
 
     def use(self, world: World, name: str) -> int:
-        """How many groups of this name the world has had here before, this one not counted.
-
-        The same on all ranks of the group, as torch has them make groups in the same order.
-        """
+        """Number of groups of this name that the world has had here before, without this one. The
+        same on all ranks of the group, as torch has them make groups in the same order."""
         with self._lock:
             key = (world.session, name)
             self._uses[key] += 1
@@ -132,13 +134,8 @@ class Worlds:
 
 
 def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
-    """``options`` of a group whose process belongs to ``worlds`` already.
-
-    The liveness is the process's: it was read when the world was made.
-
-    Raises:
-        OptionError: The group asks for another one, of its own.
-    """
+    """``options`` of a group whose process belongs to ``worlds`` already. The liveness is the
+    process's: it was read when the world was made."""
     if not worlds:
         return options
     liveness = worlds[0].plane.liveness
@@ -155,3 +152,43 @@ def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
 
 WORLDS: Final = Worlds()
 os.register_at_fork(after_in_child=WORLDS.__init__)  # type: ignore[misc]
+
+
+log: Final = logging.getLogger("lossycoll")
+
+
+def attachment(here: Where, options: Options, interface: Interface) -> Attachment:
+    """A rank's attachment by an interface, with packets that it and the receive buffer carry."""
+    mtu = _mtu(here, options, interface)
+    return Attachment(interface, mtu, _payload(here, options, interface, mtu))
+
+
+def _mtu(here: Where, options: Options, interface: Interface) -> int:
+    mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
+    if mtu > interface.mtu:
+        log.warning(
+            "%s: option mtu is %d, but that of %s is %d: larger packets are "
+            "refused; lower LOSSYCOLL_MTU, or raise that of the interface",
+            here,
+            mtu,
+            interface,
+            interface.mtu,
+        )
+    return mtu
+
+
+def _payload(here: Where, options: Options, interface: Interface, mtu: int) -> int:
+    """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
+    largest = payload_bytes(mtu, interface.version)
+    buffer = receive_buffer(options.socket_buffer, interface.version)
+    payload = fitting_payload(largest, buffer, here.world)
+    if packets_per_peer(payload, buffer, here.world) < 1:
+        log.warning(
+            "%s: the receive buffer of %d bytes can't hold one packet of each of the %d "
+            "other ranks, so some will be lost; raise sysctl net.core.rmem_max, and "
+            "LOSSYCOLL_SOCKET_BUFFER if that is set",
+            here,
+            buffer,
+            here.world - 1,
+        )
+    return payload

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.status_folder import UnsafeFolder
+from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.swarm import peer_status

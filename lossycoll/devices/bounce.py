@@ -22,14 +22,13 @@ from torch import Tensor
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine import gates
 
-from .host_memory import HostMemory
-from .layer import Lane, Layer
+from .layer import HostMemory, Lane, Layer
 
 Among = Callable[[Sequence[int]], None]
 
 
 class Piece(NamedTuple):
-    """What one operation works on.
+    """Buffers of one operation.
 
     Attributes:
         source: What it reads, in host memory.
@@ -45,26 +44,10 @@ class Piece(NamedTuple):
 class Bounce:
     """One call's. First :meth:`fill`; when the operations are submitted, :meth:`come_back`.
 
-    Args:
-        layer: The device.
-        lane: The group's streams there.
-        pool: The device's host memory.
-        source: What is read; contiguous, on the device.
-        target: What is written; contiguous, on the device. May be ``source``.
-        wakers: Those of the host whose operations wait behind gates; None: there are no gates.
-        cuts: Where pieces end, in elements, but for the last one; only where ``source`` is
-            ``target``, and with gates.
-        reads: Whether ``source`` is read; False: its copy begins as anything.
-        keeps: Whether elements of ``target`` may stay as they are.
-        may_be_ahead: Whether the way back may be queued before the operation ended.
-        fills: Whether ``target`` is written.
-        returns_source: Whether ``source`` is written as well.
-        spoils: Whether ``target`` becomes NaN if the operation fails.
-        epilogue: Brings what came from ``target`` to where it belongs, on the device; or None.
-        among: The same, which gets the ranks that took part; or None.
-
-    Raises:
-        DeviceError: There is no host memory that the device reaches.
+    ``wakers``: those of the host whose operations wait behind gates; None: there are no gates.
+    ``reads``: whether ``source`` is read; False: its copy begins as anything. ``epilogue``: brings
+    what came from ``target`` to where it belongs, on the device; or None. ``among``: the same,
+    which gets the ranks that took part; or None.
 
     Attributes:
         source: ``source`` in host memory, shape (elements,).
@@ -145,9 +128,7 @@ class Bounce:
 
     def fill(self) -> None:
         """Copies to the host, after what the caller has queued, and then opens the gates.
-
-        Operations may be submitted later: they start at once then.
-        """
+        Operations may be submitted later: they start at once then."""
         stream = self.lane.to_host
         stream.wait_for(self.layer.current().record())
         for pairs, piece in zip(self._there, self.pieces, strict=True):
@@ -178,12 +159,7 @@ class Bounce:
             self.end = stream.record()
 
     def finish(self, members: Sequence[int], piece: int = 0) -> None:
-        """Queues the way back of an operation that has ended well; unless ``ahead``.
-
-        Args:
-            members: The ranks that took part.
-            piece: Its piece's number.
-        """
+        """Queues the way back of an operation that has ended well; unless ``ahead``."""
         among, stream = self._among, self.lane.at_end
         then = self._epilogue if among is None else lambda: among(members)
         with self._lock:  # operations may end in several threads
@@ -198,11 +174,11 @@ class Bounce:
                 self.end = stream.record()
 
     def after_end(self) -> AbstractContextManager[None]:
-        """What a future is set to inside is ready after the result."""
+        """Context in which a future's value becomes ready after the result."""
         return self.layer.after(self.lane, self.end)
 
     def order_current(self) -> None:
-        """What the caller queues from now on comes after the result."""
+        """Orders whatever the caller queues from now on after the result."""
         if self.end is not None:
             self.layer.current().wait_for(self.end)
 
@@ -211,11 +187,7 @@ class Bounce:
         self._filled[-1].wait()
 
     def is_over(self, operations: Sequence[Operation]) -> bool:
-        """Whether nothing of the call is under way.
-
-        Args:
-            operations: Those that were submitted for it.
-        """
+        """Whether nothing of the call is under way."""
         over = True
         gate_of = iter(self.pieces)
         for operation in operations:

@@ -1,5 +1,8 @@
 """CUDA as a layer: streams and events of the driver, and torch's pinned memory.
 
+Calls go to libcuda itself, of which torch hands on too little: torch's own way to queue a copy on
+another stream takes ten times as long. Streams, events and contexts are ints there.
+
 Where torch's sanitizer watches (TORCH_CUDA_SANITIZER), streams and events are torch's, whose every
 copy and every wait it sees.
 """
@@ -7,8 +10,9 @@ copy and every wait it sees.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -19,18 +23,166 @@ from lossycoll.plan.lowbit import LowBit
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Code
 
-from .driver import Driver, current_context
 from .layer import DeviceError, Event, Lane, LowBits, Stream
+
+LIBRARY: Final = "libcuda.so.1"
+NON_BLOCKING: Final = 1
+"""CU_STREAM_NON_BLOCKING: no order with the legacy default stream."""
+HIGHEST: Final = -5
+"""A priority above what any device has; the driver takes its highest one."""
+FOR_ORDER: Final = 3
+"""CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING: who waits sleeps, and nobody asks when."""
+AT_LEAST: Final = 0
+"""CU_STREAM_WAIT_VALUE_GEQ."""
+NOT_READY: Final = 600
+"""CUDA_ERROR_NOT_READY."""
+
+_POINTER = ctypes.POINTER(ctypes.c_void_p)
+_ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "cuCtxGetCurrent": (_POINTER,),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuStreamCreateWithPriority": (_POINTER, ctypes.c_uint, ctypes.c_int),
+    "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    "cuStreamWaitValue32_v2": (
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint32,
+        ctypes.c_uint,
+    ),
+    "cuLaunchHostFunc": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),
+    "cuEventCreate": (_POINTER, ctypes.c_uint),
+    "cuEventRecord": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuEventQuery": (ctypes.c_void_p,),
+    "cuEventSynchronize": (ctypes.c_void_p,),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
+class Driver:
+    """The library's calls in one context."""
+
+    def __init__(self, context: int) -> None:
+        self._lib = _library()
+        self._waits = _library(releases_gil=True)
+        self._context = context
+        self._events: list[int] = []
+
+    def _call(self, what: str, function: Any, *arguments: object) -> None:
+        """Calls ``function`` while the context is this thread's current one, which it mostly is."""
+        current = ctypes.c_void_p()
+        code = self._lib.cuCtxGetCurrent(current)
+        if not code:
+            if current.value == self._context:
+                code = function(*arguments)
+            else:
+                code = self._lib.cuCtxPushCurrent_v2(self._context) or function(*arguments)
+                self._lib.cuCtxPopCurrent_v2(current)
+        if code:
+            raise _error(code, what)
+
+    def new_stream(self) -> int:
+        """A stream that is in no pool: none of torch's is the same one."""
+        found, make = ctypes.c_void_p(), self._lib.cuStreamCreateWithPriority
+        self._call("make a stream", make, found, NON_BLOCKING, HIGHEST)
+        return int(found.value or 0)
+
+    def take_event(self) -> int:
+        """An event that is for order alone: one that was given back, or a new one."""
+        try:
+            return self._events.pop()
+        except IndexError:  # as long as calls take more than they give back
+            return self._new_event()
+
+    def give_back(self, event: int) -> None:
+        """Has it taken again. Who waits for it waits for what it was when the wait was queued."""
+        self._events.append(event)
+
+    def _new_event(self) -> int:
+        found = ctypes.c_void_p()
+        self._call("make an event", self._lib.cuEventCreate, found, FOR_ORDER)
+        return int(found.value or 0)
+
+    def record(self, event: int, stream: int, *, foreign: bool = False) -> None:
+        """The event happens when the stream has done what it was given until now. ``foreign``: the
+        stream may be full, so that the call waits."""
+        library = self._waits if foreign else self._lib
+        self._call("record an event", library.cuEventRecord, event, stream)
+
+    def wait_event(self, stream: int, event: int, *, foreign: bool = False) -> None:
+        """The stream goes on when the event has happened; ``foreign`` as in :meth:`record`."""
+        library = self._waits if foreign else self._lib
+        self._call("wait for an event", library.cuStreamWaitEvent, stream, event, 0)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Copies from address to address, either of which may be on the device."""
+        self._call("copy", self._lib.cuMemcpyAsync, to, source, nbytes, stream)
+
+    def wait_value(self, stream: int, address: int) -> None:
+        """The stream goes on when 32 bits of pinned memory, which the device knows by the same
+        address, are 1 or more."""
+        wait = self._lib.cuStreamWaitValue32_v2
+        self._call("wait for a word of memory", wait, stream, address, 1, AT_LEAST)
+
+    def call_on_host(self, stream: int, function: int, argument: int) -> None:
+        """The stream calls ``void function(void *)``, in a thread of the driver's."""
+        call = self._lib.cuLaunchHostFunc
+        self._call("call a function of the host", call, stream, function, argument)
+
+    def has_happened(self, event: int) -> bool:
+        """Whether the event has."""
+        code = int(self._lib.cuEventQuery(event))
+        if code not in (0, NOT_READY):
+            raise _error(code, "ask for an event")
+        return not code
+
+    def synchronize(self, event: int) -> None:
+        """Waits until the event has happened, without the GIL and without a core."""
+        self._call("wait for an event", self._waits.cuEventSynchronize, event)
+
+
+def current_context() -> int:
+    """The context of the device that this thread uses, which it has used before."""
+    found = ctypes.c_void_p()
+    code = _library().cuCtxGetCurrent(found)
+    if code:
+        raise _error(code, "name its context")
+    if not found.value:
+        raise DeviceError("CUDA has no context in this thread")
+    return int(found.value)
+
+
+@lru_cache(maxsize=2)
+def _library(releases_gil: bool = False) -> Any:
+    """The library; its calls keep the GIL, since most take less time than to get it again."""
+    try:
+        found: Any = (ctypes.CDLL if releases_gil else ctypes.PyDLL)(LIBRARY)
+    except OSError as error:
+        raise DeviceError(
+            f"CUDA tensors need {LIBRARY}, which can't be loaded ({error}); is NVIDIA's driver "
+            f"installed, and in the container?"
+        ) from error
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            getattr(found, name).argtypes = arguments
+        except AttributeError as error:
+            raise DeviceError(
+                f"{LIBRARY} is too old: it has no {name}; CUDA tensors need a driver of CUDA 12 or "
+                f"later"
+            ) from error
+    return found
+
+
+def _error(code: int, what: str) -> DeviceError:
+    text = ctypes.c_char_p()
+    known = _library().cuGetErrorString(code, text) == 0 and text.value
+    reason = text.value.decode() if known and text.value else "unknown"
+    return DeviceError(f"CUDA can't {what}: {reason} (CUresult {code})")
 
 
 class CudaEvent:
-    """An event of the driver's, which is used again when nobody refers to it any more.
-
-    Args:
-        driver: Its calls.
-        stream: The stream that is to come to it.
-        foreign: Whether the stream is the caller's.
-    """
+    """An event of the driver's, which is used again when nobody refers to it any more."""
 
     def __init__(self, driver: Driver, stream: int, *, foreign: bool = False) -> None:
         self._driver = driver
@@ -42,23 +194,14 @@ class CudaEvent:
             self._driver.give_back(self.handle)
 
     def wait(self) -> None:
-        """As :meth:`lossycoll.devices.layer.Event.wait`."""
         self._driver.synchronize(self.handle)
 
     def is_done(self) -> bool:
-        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
         return self._driver.has_happened(self.handle)
 
 
 class CudaStream:
-    """A stream by its handle.
-
-    Args:
-        driver: Its calls.
-        handle: The driver's.
-        device: Where it is.
-        foreign: Whether it is the caller's, so that it may be full of kernels.
-    """
+    """A stream by its handle."""
 
     def __init__(
         self, driver: Driver, handle: int, device: torch.device, *, foreign: bool = False
@@ -80,25 +223,20 @@ class CudaStream:
             work()
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
         nbytes = source.numel() * source.element_size()
         if nbytes:
             self._driver.copy(to.data_ptr(), source.data_ptr(), nbytes, self._handle)
 
     def record(self) -> CudaEvent:
-        """As :meth:`lossycoll.devices.layer.Stream.record`."""
         return CudaEvent(self._driver, self._handle, foreign=self._foreign)
 
     def wait_for(self, event: CudaEvent) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
         self._driver.wait_event(self._handle, event.handle, foreign=self._foreign)
 
     def call(self, function: int, argument: int) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.call`."""
         self._driver.call_on_host(self._handle, function, argument)
 
     def wait_for_word(self, address: int) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for_word`."""
         self._driver.wait_value(self._handle, address)
 
 
@@ -109,11 +247,9 @@ class WatchedEvent:
         self.event: Final = event
 
     def wait(self) -> None:
-        """As :meth:`lossycoll.devices.layer.Event.wait`."""
         self.event.synchronize()
 
     def is_done(self) -> bool:
-        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
         return bool(self.event.query())
 
 
@@ -121,7 +257,6 @@ class WatchedStream(CudaStream):
     """The same, by torch's calls where the sanitizer is to see them."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
 
         def copy() -> None:
             with torch.inference_mode():
@@ -130,26 +265,17 @@ class WatchedStream(CudaStream):
         self.run(copy)
 
     def record(self) -> Any:
-        """As :meth:`lossycoll.devices.layer.Stream.record`."""
         event: Any = torch.cuda.Event
         made = event(blocking=True)
         made.record(self.external)
         return WatchedEvent(made)
 
     def wait_for(self, event: Any) -> None:
-        """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
         self.external.wait_event(event.event)
 
 
 class CudaLayer:
-    """One GPU.
-
-    Args:
-        device: Which.
-
-    Raises:
-        DeviceError: The driver lacks what it takes.
-    """
+    """One GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = str(device)
@@ -177,11 +303,9 @@ class CudaLayer:
         return True
 
     def new_lane(self) -> Lane:
-        """As :meth:`lossycoll.devices.layer.Layer.new_lane`."""
         return Lane(*(self._new_stream() for _ in Lane._fields))
 
     def current(self) -> Stream:
-        """As :meth:`lossycoll.devices.layer.Layer.current`."""
         handle = torch._C._cuda_getCurrentRawStream(self._index)
         found = self._stream_type(self._driver, handle, self._device, foreign=True)
         if self._watched:
@@ -189,7 +313,7 @@ class CudaLayer:
         return found
 
     def memory(self, nbytes: int) -> Tensor:
-        """As :meth:`lossycoll.devices.layer.Layer.memory`: pinned."""
+        """Pinned memory."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -200,7 +324,7 @@ class CudaLayer:
             ) from error
 
     def low_bits(self) -> LowBits | None:
-        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's, which are tried once."""
+        """Triton's kernels, which are tried once."""
         return self._kernels
 
     @cached_property
@@ -217,7 +341,6 @@ class CudaLayer:
 
     @contextlib.contextmanager
     def aside(self, lane: Lane, tensor: Tensor) -> Iterator[None]:
-        """As :meth:`lossycoll.devices.layer.Layer.aside`."""
         # Not that of futures, which mustn't stand behind a later call's wait for the network.
         stream = lane.at_end
         stream.wait_for(self.current().record())
@@ -226,12 +349,10 @@ class CudaLayer:
             yield
 
     def future(self) -> torch.futures.Future[Any]:
-        """As :meth:`lossycoll.devices.layer.Layer.future`."""
         return torch.futures.Future(devices=[self._device])
 
     @contextlib.contextmanager
     def after(self, lane: Lane, event: Event | None) -> Iterator[None]:
-        """As :meth:`lossycoll.devices.layer.Layer.after`."""
         if event is not None:
             lane.futures.wait_for(event)
         with torch.cuda.stream(lane.futures.external):

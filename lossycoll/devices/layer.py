@@ -1,4 +1,4 @@
-"""What the way of a call to host memory and back needs of a device: streams, events, memory.
+"""Interface of a device to a call's way to host memory and back: streams, events, memory.
 
 A stream does what it is given in order, some time later; an event is a place in a stream. All of
 these return at once, unless they say that they wait.
@@ -6,15 +6,19 @@ these return at once, unless they say that they wait.
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.lowbit import Floats, LowBit
+from lossycoll.runtime.engine import codecs
 
 
 class DeviceError(EngineError):
@@ -35,44 +39,23 @@ class Stream(Protocol):
     """Does what it is given, in order."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Does what ``work`` asks torch for. It is called at once, or when the stream is there.
-
-        Args:
-            work: Gets no argument; it mustn't wait.
-        """
+        """Does what ``work`` asks torch for. It is called at once, or when the stream is there."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies elements, in order, between host and device.
-
-        Args:
-            to: Contiguous.
-            source: Contiguous, of the same dtype and number of elements.
-        """
+        """Copies elements, in order, between host and device."""
 
     def record(self) -> Event:
         """The place after all that the stream was given until now."""
 
     def wait_for(self, event: Any) -> None:
-        """Goes on when another stream has come to its event.
-
-        Args:
-            event: That stream's.
-        """
+        """Goes on when another stream has come to its event."""
 
     def call(self, function: int, argument: int) -> None:
-        """Calls a C function, in a thread of the device's.
-
-        Args:
-            function: Its address: ``void function(void *)``.
-            argument: What it is called with.
-        """
+        """Calls a C function, in a thread of the device's. ``function``: its address: ``void
+        function(void *)``."""
 
     def wait_for_word(self, address: int) -> None:
-        """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``.
-
-        Args:
-            address: Of memory that the layer has made.
-        """
+        """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
 
 
 class LowBits(Protocol):
@@ -135,48 +118,119 @@ class Layer(Protocol):
     waits_by_stream: bool
 
     def new_lane(self) -> Lane:
-        """Streams that nobody else has.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """Streams that nobody else has."""
 
     def current(self) -> Any:
         """The stream on which the caller's kernels are queued."""
 
     def memory(self, nbytes: int) -> Tensor:
-        """Host memory that the device reaches by itself.
-
-        Args:
-            nbytes: How much.
-
-        Returns:
-            A new uint8 tensor, shape (nbytes,), that isn't given back while it is referred to.
-
-        Raises:
-            DeviceError: There is none.
-        """
+        """Host memory that the device reaches by itself."""
 
     def low_bits(self) -> LowBits | None:
-        """What encodes floats in few bits there; None, and a line of the log: nothing does."""
+        """Codec of floats in few bits there; None, with a line of the log, if there is none."""
 
     def aside(self, lane: Lane, tensor: Tensor) -> AbstractContextManager[None]:
-        """Kernels that are queued inside don't hold back what the caller queues later.
-
-        They come after what the caller has queued before.
-
-        Args:
-            lane: The group's.
-            tensor: The caller's, which they read and write: its memory is kept until they are done.
-        """
+        """Kernels that are queued inside don't hold back what the caller queues later. They come
+        after what the caller has queued before."""
 
     def future(self) -> torch.futures.Future[Any]:
         """A future whose value may lie on the device."""
 
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
-        """What a future is set to inside is ready for whoever waits for it after ``event``.
+        """Context in which a future's value becomes ready after ``event``. ``event``: one of the
+        layer's; None: it is ready."""
 
-        Args:
-            lane: The group's.
-            event: One of the layer's; None: it is ready.
-        """
+
+LEAST: Final = 4096
+"""Bytes of the smallest piece."""
+
+
+class HostMemory:
+    """A pool of host memory that a device reaches: taken once, used again, never given back.
+
+    Pieces have a few sizes, each a power of two or one and a half times that. What is given back to
+    the driver while copies are under way may wait for all of them (NCCL's issue 48), and what is
+    taken anew at every call costs more than the copy.
+
+    ``make``: makes a piece of so many bytes, a uint8 tensor.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self.pieces = 0
+        """Number of pieces that were made."""
+
+    def take(self, nbytes: int) -> Tensor:
+        """A piece of ``nbytes`` or more, until :meth:`give_back`; its contents are anything."""
+        size = size_of(nbytes)
+        with self._lock:
+            if self._free[size]:
+                return self._free[size].pop()
+            self.pieces += 1
+        return self._make(size)
+
+    def give_back(self, piece: Tensor) -> None:
+        """Has the piece used again; nothing may read or write it any more."""
+        with self._lock:
+            self._free[piece.numel()].append(piece)
+
+
+def size_of(nbytes: int) -> int:
+    """The size of the piece that ``nbytes`` bytes get."""
+    size = LEAST
+    while size < nbytes:
+        if size * 3 // 2 >= nbytes:
+            return size * 3 // 2
+        size *= 2
+    return size
+
+
+class HostLowBits:
+    """Low-bit codec (layer.LowBits) by the host: it waits for the device, and copies all."""
+
+    def encode(
+        self,
+        values: Tensor,
+        packets: Tensor,
+        to_bytes: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+        key: int = 0,
+    ) -> Tensor:
+        """Encodes, and is done when it returns."""
+        del most_elements
+        x, data = values.detach().cpu().numpy(), to_bytes.cpu()
+        found = 0
+        for first, n, at in packets.tolist():
+            part = x[first : first + n]
+            codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
+            found += _groups_of_none(how, part)
+        to_bytes.copy_(data)
+        return torch.tensor([found], dtype=torch.int32, device=values.device)
+
+    def decode(
+        self,
+        from_bytes: Tensor,
+        packets: Tensor,
+        to_values: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+    ) -> None:
+        """Decodes, and is done when it returns."""
+        del most_elements
+        data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
+        for first, n, at in packets.tolist():
+            codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
+        with torch.inference_mode():
+            to_values.copy_(x)
+
+
+def _groups_of_none(how: LowBit, x: Floats) -> int:
+    if np.isfinite(x).all():
+        return 0
+    starts = range(0, len(x), how.group)
+    return sum(not np.isfinite(x[at : at + how.group]).all() for at in starts)

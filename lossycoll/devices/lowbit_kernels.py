@@ -56,11 +56,11 @@ The grids of its groups are in the registers of all of its threads, hence fewer 
 DECODED_AT_ONCE: Final = {128: 1024, 32: 1024}
 """The same, of decoding."""
 WARPS: Final = 1
-"""Of a program. Of several each would work out the grids of all groups."""
+"""Warps of a program. Of several each would work out the grids of all groups."""
 MOST_CHUNKS: Final = 65535
-"""Of a packet: the largest second dimension of a launch."""
+"""Most chunks of a packet: the largest second dimension of a launch."""
 _FIELDS: Final = 3
-"""Of a packet's description."""
+"""Columns of a packet's description."""
 _POINTERS: Final = ("values", "packets", "data")
 """Arguments of kernels: a packet may lie anywhere, so that their alignment is of no use."""
 
@@ -80,25 +80,11 @@ def encode(
     What the descriptions of packets say isn't checked: they lie on the device. A packet that goes
     beyond a tensor reads or writes beyond it.
 
-    Args:
-        values: Elements of all packets; float32, contiguous.
-        packets: By packet: its first element in ``values``, how many it has, and its first byte in
-            ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A
-            first byte may lie anywhere.
-        to_bytes: Where ``how.wire_bytes(elements)`` of each packet are written, and nothing else;
-            uint8, contiguous.
-        how: The encoding.
-        most_elements: The largest packet's; of a larger one the rest isn't written.
-        key: 32 bits of what is drawn, rounding at random: the upper half of the seed of
-            :meth:`~lossycoll.plan.lowbit.LowBit.encode`.
-        counter: The counter of the first of ``values``. Others count from there, in 32 bits.
-
-    Returns:
-        How many groups had a NaN or an infinity, and are NaN in their packet; int32, shape (1,), on
-        the device, when the stream is there.
-
-    Raises:
-        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    ``packets``: by packet: its first element in ``values``, how many it has, and its first byte in
+    ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A first
+    byte may lie anywhere. ``key``: 32 bits of what is drawn, rounding at random: the upper half of
+    the seed of :meth:`~lossycoll.plan.lowbit.LowBit.encode`. ``counter``: the counter of the first
+    of ``values``. Others count from there, in 32 bits.
     """
     _check(values, packets, to_bytes, how)
     nan_groups = torch.zeros(1, dtype=torch.int32, device=values.device)
@@ -127,16 +113,7 @@ def decode(
     Whatever stands in the bytes, only the elements of packets are written. What ``packets`` says
     isn't checked, as in :func:`encode`.
 
-    Args:
-        from_bytes: Bytes of all packets; uint8, contiguous.
-        packets: By packet: its first element in ``to_values``, how many it has, and its first byte
-            in ``from_bytes``; int64, shape (packets, 3), contiguous. Elements don't overlap.
-        to_values: Where elements are written; float32, contiguous.
-        how: The encoding; whether it rounds at random makes no difference.
-        most_elements: The largest packet's; of a larger one the rest isn't written.
-
-    Raises:
-        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    ``from_bytes``: bytes of all packets; uint8, contiguous.
     """
     _check(to_values, packets, from_bytes, how)
     chunk = DECODED_AT_ONCE[how.group]
@@ -164,11 +141,7 @@ def _check(values: Tensor, packets: Tensor, data: Tensor, how: LowBit) -> None:
 
 
 def _launch_of(packets: Tensor, most_elements: int, chunk: int) -> tuple[int, int] | None:
-    """A program for each chunk that a packet may have; None: there is none.
-
-    Raises:
-        ValueError: They are too many.
-    """
+    """A program for each chunk that a packet may have; None: there is none."""
     most = chunk * MOST_CHUNKS
     if not 0 <= most_elements <= most:
         raise ValueError(
@@ -179,7 +152,7 @@ def _launch_of(packets: Tensor, most_elements: int, chunk: int) -> tuple[int, in
 
 
 def _constants(how: LowBit, chunk: int) -> dict[str, Any]:
-    """What a kernel is compiled for, and how it is launched."""
+    """Constants for which a kernel is compiled, and its launch."""
     return {
         "BITS": how.bits,
         "GROUP": how.group,
@@ -222,7 +195,7 @@ def _number(ordered: tl.tensor, usable: tl.tensor) -> tl.tensor:
 def _place_of(
     x: tl.tensor, value: tl.tensor, place: tl.tensor, members: tl.tensor, apart: tl.tensor
 ) -> tl.tensor:
-    """Where the first element of each group lies that equals its value."""
+    """Place of the first element of each group that equals its value."""
     is_it = members & (x == value[:, None])
     first = tl.min(tl.where(is_it, place, NO_PLACE), axis=1)
     return tl.where(apart, first, NO_PLACE)
@@ -268,7 +241,7 @@ def _step_of(anchor: tl.tensor, other: tl.tensor, BITS: tl.constexpr) -> tl.tens
 def _grid_of_ends(
     far: tl.tensor, other: tl.tensor, sign: tl.tensor, BITS: tl.constexpr
 ) -> tl.tuple:
-    """Of groups: exponent, both factors to units, the anchor without its sign, step, and whether
+    """Grids of groups: exponent, both factors to units, the anchor without sign, step, and whether
     the grid goes on beyond the group, as a step is two units at least."""
     LEAST: tl.constexpr = 1 << BITS
     exponent = tl.maximum(bits_of(far * sign) >> 23, 1)
@@ -291,7 +264,7 @@ def _places(
     inverse: tl.tensor,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Where elements lie on the grid, not rounded yet. All but x are of groups."""
+    """Places of elements on the grid, not rounded yet. All but x are of groups."""
     most = ((1 << BITS) - 1) * 1.0
     t = (anchor[:, None] - x * first[:, None] * second[:, None]) * inverse[:, None]
     t = tl.where(t > 0.0, t, 0.0)
@@ -391,7 +364,7 @@ def _encode(
 def _decode_groups(
     indices: tl.tensor, anchor: tl.tensor, step: tl.tensor, exponent: tl.tensor, BITS: tl.constexpr
 ) -> tl.tensor:
-    """What indices stand for; the others are of groups, and may be anything."""
+    """Values that indices stand for; the others are of groups, and may be anything."""
     unit = power_of_two(exponent - TOP)
     signed = (anchor << 16) >> 16
     part = 2.0 / (1 << BITS)

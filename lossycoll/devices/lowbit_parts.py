@@ -1,4 +1,4 @@
-"""What kernels for packets of few bits are made of: floats by their bits, planes and headers.
+"""Parts of kernels for packets of few bits: floats by their bits, planes and headers.
 
 As lowbit_kernels.py, which puts them together, this imports Triton. Functions here are compiled
 into kernels; what isn't said to be a number is a block of them.

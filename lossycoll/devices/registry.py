@@ -1,17 +1,113 @@
-"""Which devices are served: each has a layer, a pool of host memory, and calls that end."""
+"""Devices that are served: each has a layer, a pool of host memory, and calls that end.
+
+A thread waits for these ends, and gives the calls' memory back. It also has operations noted as
+done, or as failed, for which nobody waits. It ends when it has had nothing to do for a while, and
+before the interpreter does.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
-from .host_memory import HostMemory
-from .layer import Lane, Layer
-from .retirement import Retirement
+from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.core.exits import start_thread
+from lossycoll.runtime.core.logfmt import log
+
+from .bounce import Bounce
+from .layer import HostMemory, Lane, Layer
+
+IDLE_SECONDS: Final = 0.5
+SWEEP_SECONDS: Final = 0.002
+
+LANE_PIECES: Final = 100
+"""Pieces of calls of a lane that may be under way: a stream that is given more waits in the driver.
+"""
+
+Entry = tuple[Bounce, Sequence[Operation]]
+
+_abandoned: Final[list[Bounce]] = []
+
+
+class Retirement:
+    """One device's calls, in the order in which they were made. The thread looks every now and
+    then: were it woken by every call, it would take the GIL from the caller each time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: deque[Entry] = deque()
+        self._under_way: Counter[int] = Counter()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        """The interpreter is about to end: nothing is given back any more."""
+
+    def wait_for_room(self, lane: Lane) -> None:
+        """Returns when the lane may be given another call; others have the GIL meanwhile."""
+        while self._under_way[id(lane)] >= LANE_PIECES and not self._stopped:
+            time.sleep(SWEEP_SECONDS)
+
+    def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
+        """Waits for the end of a call."""
+        with self._lock:
+            self._entries.append((bounce, operations))
+            self._under_way[id(bounce.lane)] += len(bounce.pieces)
+            if self._thread is None and not self._stopped:
+                self._thread = start_thread(self._run, "lossycoll-device", self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _run(self) -> None:
+        pending: list[Entry] = []
+        idle_since = time.monotonic()
+        while not self._stopped:
+            time.sleep(SWEEP_SECONDS)
+            with self._lock:
+                pending += self._entries
+                self._entries.clear()
+                if pending:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > IDLE_SECONDS:
+                    self._thread = None
+                    return
+            pending = self._rest(pending)
+
+    def _rest(self, pending: list[Entry]) -> list[Entry]:
+        """Ends what is over; returns the rest. What was queued ahead is over in its order."""
+        rest: list[Entry] = []
+        stopped: set[int] = set()
+        for bounce, operations in pending:
+            lane = id(bounce.lane)
+            if (not bounce.ahead or lane not in stopped) and _ended(bounce, operations):
+                self._under_way[lane] -= len(bounce.pieces)
+                continue
+            rest.append((bounce, operations))
+            if bounce.ahead:
+                stopped.add(lane)
+        return rest
+
+
+def abandon(bounce: Bounce) -> None:
+    """Has the memory of a call never used again: nobody hears of its end."""
+    _abandoned.append(bounce)
+
+
+def _ended(bounce: Bounce, operations: Sequence[Operation]) -> bool:
+    """Whether the call is over; its memory is given back then."""
+    try:
+        if not bounce.is_over(operations):
+            return False
+        bounce.release()
+    except Exception as error:
+        log.error("%s: a copy between host and device failed: %s", bounce.layer.name, error)
+        abandon(bounce)
+    return True
 
 
 def _cuda(device: torch.device) -> Layer:
@@ -28,9 +124,6 @@ factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
 class Device:
     """One device of this process.
 
-    Args:
-        layer: Its layer.
-
     Attributes:
         layer: The same.
         pool: Host memory that it reaches.
@@ -46,22 +139,14 @@ class Device:
         self._free: list[Lane] = []
 
     def take_lane(self) -> Lane:
-        """A lane that no other group has, until :meth:`give_back`.
-
-        Raises:
-            DeviceError: The device has no more.
-        """
+        """A lane that no other group has, until :meth:`give_back`."""
         with _lock:
             if self._free:
                 return self._free.pop()
         return self.layer.new_lane()
 
     def give_back(self, lane: Lane) -> None:
-        """Has a lane used again, by calls that come after those that it was given.
-
-        Args:
-            lane: That of a group whose calls have all ended.
-        """
+        """Has a lane used again, by calls that come after those that it was given."""
         with _lock:
             self._free.append(lane)
 
@@ -77,11 +162,7 @@ def is_served(tensor: Tensor) -> bool:
 
 
 def device_of(tensor: Tensor) -> Device:
-    """The device that a tensor lies on, for which :func:`is_served` holds.
-
-    Raises:
-        DeviceError: The device's driver, or memory that it reaches, can't be had.
-    """
+    """The device that a tensor lies on, for which :func:`is_served` holds."""
     key = tensor.device
     found = _devices.get(key)
     if found is None:

@@ -491,7 +491,7 @@ class Options:
     def resolve(
         cls, pg_options: object = None, environ: Mapping[str, str] | None = None
     ) -> Options:
-        """What a group uses.
+        """Options of a group.
 
         Args:
             pg_options: What the user passed under this name: None, Options or a dict.
@@ -538,7 +538,7 @@ class Options:
 
     @property
     def link_timeout(self) -> float:
-        """How long a reliable call waits for a link that delivers nothing, in seconds.
+        """Seconds that a reliable call waits for a link that delivers nothing.
 
         A rank that is dead or stopped is found by ``liveness`` well before."""
         return max(self.deadline_max, 2 * self.liveness)
@@ -557,7 +557,7 @@ class Options:
 
     @property
     def encoding(self) -> str:
-        """How packets carry floats: a name of plan.codec's."""
+        """Encoding of floats in packets: a name of plan.codec's."""
         return codec.named(self.wire, self.wire_group, self.wire_spikes, self.wire_rounding)
 
     @property

@@ -54,7 +54,7 @@ class Enters(Enum):
     PLAN = "the plan"
     """The plan of an operation: ``runtime/collectives/plan_cache.py`` and ``endpoint.py``."""
     PYTHON = "nothing of C"
-    """What Python decides by itself: a call's way, which ranks are alive, what is shown."""
+    """Decided by Python alone: a call's route, which ranks are alive, what is shown."""
 
 
 @dataclass(frozen=True)
@@ -111,47 +111,19 @@ def option(
     per_call: bool = False,
     enters: Enters = Enters.CALL,
 ) -> Any:
-    """A field of Options.
-
-    Args:
-        default: What holds where nobody has written anything.
-        values: What is allowed.
-        meaning: One or two sentences for the table.
-        agree: Whether ranks whose values differ are refused when the group is made.
-        per_call: Whether a scope may set it.
-        enters: What it becomes a part of.
-
-    Returns:
-        What a dataclass takes for a field; its metadata has the row.
-    """
+    """A field of Options."""
     about = OptionRow(values, meaning, agree, per_call, enters)
     return field(default=_default(default), metadata={"row": about})
 
 
 def row(entry: Field[Any]) -> OptionRow:
-    """The row of an option.
-
-    Args:
-        entry: A field of Options.
-
-    Returns:
-        What :func:`option` was given.
-    """
+    """The row of an option."""
     found: OptionRow = entry.metadata["row"]
     return found
 
 
 def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Values:
-    """One of some names.
-
-    Args:
-        names: Those that are listed.
-        besides: More that are allowed.
-        in_words: What these are, in the list.
-
-    Returns:
-        The values.
-    """
+    """One of some names."""
     values = growing_choice(lambda: names, always=besides)
     if not besides:
         return values
@@ -161,16 +133,7 @@ def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Valu
 def growing_choice(
     names: Callable[[], Sequence[str]], hint: str = "", always: Sequence[str] = ()
 ) -> Values:
-    """One of some names, of which there may be more later.
-
-    Args:
-        names: Gives those that are allowed at the time.
-        hint: How a name comes to be allowed; part of the error for one that is not.
-        always: Those for which ``names`` isn't asked, since it may take long.
-
-    Returns:
-        The values.
-    """
+    """One of some names, of which there may be more later."""
 
     def check(value: Any) -> str:
         if value not in always and value not in names():
@@ -184,17 +147,7 @@ def growing_choice(
 
 
 def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = False) -> Values:
-    """A whole number.
-
-    Args:
-        low: The least.
-        high: The greatest.
-        allowed: The values in words; None: made of the limits.
-        zero: Whether 0 is allowed besides.
-
-    Returns:
-        The values.
-    """
+    """A whole number. ``allowed``: the values in words; None: made of the limits."""
 
     def check(value: Any) -> int:
         value = _plain(value)
@@ -209,14 +162,7 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
 
 
 def one_of(*numbers: int) -> Values:
-    """One of some whole numbers.
-
-    Args:
-        numbers: All that are allowed.
-
-    Returns:
-        The values.
-    """
+    """One of some whole numbers."""
     least, most = min(numbers), max(numbers)
 
     def check(value: Any) -> int:
@@ -230,16 +176,7 @@ def one_of(*numbers: int) -> Values:
 
 
 def number(low: float, high: float, unit: str) -> Values:
-    """A finite number.
-
-    Args:
-        low: The least.
-        high: The greatest.
-        unit: Behind the limits, in words.
-
-    Returns:
-        The values.
-    """
+    """A finite number."""
 
     def check(value: Any) -> float:
         value = _plain(value)
@@ -260,15 +197,7 @@ def _plain(value: Any) -> Any:
 
 
 def share(least: float, word: str) -> Values:
-    """0, a share, or a word.
-
-    Args:
-        least: The least share above 0; the greatest is 1.
-        word: Allowed besides.
-
-    Returns:
-        The values.
-    """
+    """0, a share, or a word."""
     fraction = number(0, 1, "")
 
     def check(value: Any) -> float | str:
@@ -288,15 +217,7 @@ def share(least: float, word: str) -> Values:
 
 
 def text(allowed: str, check: Callable[[str], str]) -> Values:
-    """A text, without blanks around it.
-
-    Args:
-        allowed: The values in words.
-        check: Returns the text in its final form, or raises ValueError.
-
-    Returns:
-        The values.
-    """
+    """A text, without blanks around it."""
 
     def typed(value: Any) -> str:
         if not isinstance(value, str):
@@ -307,27 +228,13 @@ def text(allowed: str, check: Callable[[str], str]) -> Values:
 
 
 def variable(name: str) -> str:
-    """The environment variable of an option.
-
-    Args:
-        name: The option's.
-
-    Returns:
-        ``LOSSYCOLL_`` and the name in capitals.
-    """
+    """The environment variable of an option."""
     return PREFIX + name.upper()
 
 
 def read(entry: Field[Any], text: str) -> Any:
-    """The value that a variable's text means, not yet checked.
-
-    Args:
-        entry: The option, a field of Options.
-        text: The variable's.
-
-    Returns:
-        The value, or the text itself where it means none.
-    """
+    """The value that a variable's text means, not yet checked. Returns the value, or the text
+    itself where it means none."""
     try:
         return row(entry).values.read(text)
     except ValueError:
@@ -335,19 +242,7 @@ def read(entry: Field[Any], text: str) -> Any:
 
 
 def check(entry: Field[Any], value: Any, what: str) -> Any:
-    """Checks the value of an option.
-
-    Args:
-        entry: The option, a field of Options.
-        value: Whatever was written.
-        what: Names the option or the variable, for the error.
-
-    Returns:
-        ``value`` in its final type.
-
-    Raises:
-        OptionError: It isn't allowed.
-    """
+    """Returns an option's value in its final type, or raises OptionError; ``what`` names it."""
     values = row(entry).values
     try:
         return values.check(value)
@@ -358,16 +253,7 @@ def check(entry: Field[Any], value: Any, what: str) -> Any:
 
 
 def unknown(what: str, name: str, known: list[str]) -> OptionError:
-    """The error for a name that there isn't.
-
-    Args:
-        what: The kind of thing that was named.
-        name: As it was written.
-        known: The names that there are.
-
-    Returns:
-        The error, which names the nearest of them.
-    """
+    """The error for a name that there isn't."""
     short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
     wanted = name.removeprefix(PREFIX).lower()
     near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)
@@ -376,17 +262,8 @@ def unknown(what: str, name: str, known: list[str]) -> OptionError:
 
 
 def refused(reason: str) -> OptionError:
-    """The error for options that can't be.
-
-    It names the rank where a launcher has set one: options are written before there is a group that
-    would know.
-
-    Args:
-        reason: What is wrong, and what is wanted.
-
-    Returns:
-        The error.
-    """
+    """The error for options that can't be. It names the rank where a launcher has set one: options
+    are written before there is a group that would know."""
     rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     who = f"rank {rank}/{world}: " if rank and world else ""
     return OptionError(who + reason, reason=reason)

@@ -15,12 +15,7 @@ from .schema import check, refused, row, unknown
 
 @dataclass(frozen=True)
 class Scope:
-    """Changes that a scope makes.
-
-    Args:
-        changes: (name, value) of options, sorted by name.
-        lossy_copies: Whether broadcast and all_gather may lose packets too.
-    """
+    """Changes that a scope makes."""
 
     changes: tuple[tuple[str, Any], ...]
     lossy_copies: bool
@@ -47,11 +42,8 @@ _carriers: list[Carrier] = []
 
 
 def carry_by(carrier: Carrier) -> None:
-    """Has a carrier asked where a thread is in no scope of its own.
-
-    Args:
-        carrier: In place of any other.
-    """
+    """Has a carrier asked where a thread is in no scope of its own. ``carrier``: in place of any
+    other."""
     _carriers[:] = [carrier]
     carrier.put(_scope.get())
 

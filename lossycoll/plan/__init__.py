@@ -23,6 +23,7 @@ from . import (
     sets,
     tree,
 )
+from .assembly import leave_out, rename
 from .encode import encode
 from .model import (
     Combine,
@@ -49,7 +50,6 @@ from .registry import (
     unregister,
 )
 from .signature import signature
-from .survivor_plans import leave_out, rename
 from .topology import Topology
 
 __all__ = [

@@ -1,14 +1,20 @@
-"""What builders put plans together from: the kinds of slots, and the plan of a list of them.
+"""Parts of plans: kinds of slots, plans made of them, and plans for the ranks that are left.
 
 All offsets and lengths are in elements. Slots of length 0 may be among them. ``assemble`` leaves
 them out, since peers would wait for the end of a stream that carries nothing.
+
+After a rank has died, collectives whose buffers have no part per rank (all-reduce, broadcast,
+barrier) are planned for as many ranks as are left and renamed: ``rename``. Those whose buffers
+have one keep their plan without the streams of lost ranks: ``leave_out``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target
+from .signature import signature
 
 
 def send_own(number: int, own_offset: int, length: int, *dests: Edge, level: int = 0) -> Slot:
@@ -49,7 +55,7 @@ def receive(
     missing: Missing = Missing.KEEP,
     level: int = 0,
 ) -> Slot:
-    """What ``sender`` sends goes to the output, and on to ``dests``."""
+    """Data of ``sender`` goes to the output, and on to ``dests``."""
     return Slot(
         number=number,
         offset=offset,
@@ -113,11 +119,8 @@ def assemble(
     scratch_elements: int = 0,
     levels: tuple[Level, ...] = (),
 ) -> Plan:
-    """The plan of ``slots``, without those of length 0.
-
-    ``sizes``: elements of the input and of the output. ``sign``: the plan's signature. ``levels``:
-    those from level 1 on.
-    """
+    """The plan of ``slots``, without those of length 0. ``sizes``: elements of the input and of the
+    output. ``sign``: the plan's signature. ``levels``: those from level 1 on."""
     return Plan(
         collective=collective,
         algorithm=algorithm,
@@ -131,3 +134,63 @@ def assemble(
         signature=sign,
         levels=levels,
     )
+
+
+def rename(plan: Plan, members: Sequence[int], world: int) -> Plan:
+    """``plan``, made for ``len(members)`` ranks, with rank ``i``'s part done by ``members[i]``."""
+    _check(members, world)
+    if plan.world != len(members):
+        raise ValueError(f"the plan is for {plan.world} ranks, wanted {len(members)}: {members}")
+    slots = [
+        replace(
+            slot,
+            sources=tuple(members[source] for source in slot.sources),
+            dests=tuple(Edge(members[dest.peer], dest.slot) for dest in slot.dests),
+        )
+        for slot in plan.slots
+    ]
+    return replace(
+        plan,
+        rank=members[plan.rank],
+        world=world,
+        slots=tuple(slots),
+        signature=_signature(plan, members),
+    )
+
+
+def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
+    """``plan`` without the streams from and to ranks that are not among ``members``.
+
+    A range that only such a rank could have filled is left as it was; a sum is that of the
+    contributions that are left. The plan must be direct: no rank passes on another one's data.
+    """
+    _check(members, plan.world)
+    if plan.rank not in members:
+        raise ValueError(f"rank {plan.rank} is not among {members}, wanted it there")
+    left = frozenset(members)
+    slots = [_left(slot, left) for slot in plan.slots if _has_purpose(slot, left)]
+    return replace(plan, slots=tuple(slots), signature=_signature(plan, members))
+
+
+def _left(slot: Slot, left: frozenset[int]) -> Slot:
+    return replace(
+        slot,
+        sources=tuple(source for source in slot.sources if source in left),
+        dests=tuple(dest for dest in slot.dests if dest.peer in left),
+    )
+
+
+def _has_purpose(slot: Slot, left: frozenset[int]) -> bool:
+    """Not so a copy whose source is gone, which nobody can supply."""
+    fed = not slot.sources or not left.isdisjoint(slot.sources)
+    return fed or (slot.combine == Combine.ADD and slot.own == Own.INPUT)
+
+
+def _signature(plan: Plan, members: Sequence[int]) -> int:
+    return signature(plan.collective, f"{plan.algorithm} among", plan.signature, members)
+
+
+def _check(members: Sequence[int], world: int) -> None:
+    ordered = list(members) == sorted(set(members))
+    if not members or not ordered or not 0 <= members[0] <= members[-1] < world:
+        raise ValueError(f"members are {members}, wanted distinct ranks of {world}, ascending")

@@ -8,13 +8,62 @@ in n, and what is encoded together is one packet's elements.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .lowbit import GROUPS, LowBit
-from .wire_types import Array, WireType, wire_type
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WireType:
+    """An element type. numpy has no bfloat16: its elements are uint16 bit patterns."""
+
+    name: str  # what the reference executor calls it
+    wire: np.dtype[Any]  # numpy type of an element in buffers and packets
+    acc: np.dtype[Any] | None  # numpy type that sums are in; None for bytes, which are never added
+
+    def widen(self, x: Array) -> Array:
+        """Elements as sums hold them; exact. ``x``: ``wire``, any shape."""
+        if self.name == "bf16":
+            bits: Array = x.astype(np.uint32) << np.uint32(16)
+            return bits.view(np.float32)
+        return x.astype(self.acc)
+
+    def narrow(self, x: Array) -> Array:
+        """Sums as they are stored and sent: to the nearest, ties to even. ``x``: ``acc``."""
+        if self.name != "bf16":
+            with np.errstate(over="ignore"):  # too large for float16 is infinity, as in C
+                return x.astype(self.wire)
+        bits: Array = x.astype(np.float32).view(np.uint32)
+        tie = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = (bits + (np.uint32(0x7FFF) + tie)) >> np.uint32(16)
+        quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+        wire: Array = np.where(np.isnan(x), quiet, rounded).astype(np.uint16)
+        return wire
+
+
+_F32 = np.dtype(np.float32)
+
+WIRE_TYPES: Final = {
+    "f32": WireType("f32", _F32, _F32),
+    "f64": WireType("f64", np.dtype(np.float64), np.dtype(np.float64)),
+    "f16": WireType("f16", np.dtype(np.float16), _F32),
+    "bf16": WireType("bf16", np.dtype(np.uint16), _F32),
+    "bytes": WireType("bytes", np.dtype(np.uint8), None),
+}
+"""By the names that the reference executor takes."""
+
+
+def wire_type(name: str) -> WireType:
+    """The type of that name; ValueError if there is none."""
+    if name not in WIRE_TYPES:
+        raise ValueError(f"dtype is {name!r}, wanted one of {', '.join(WIRE_TYPES)}")
+    return WIRE_TYPES[name]
+
 
 ENCODINGS: Final = (
     *("same", "bf16", "fp16"),
@@ -25,10 +74,10 @@ ENCODINGS: Final = (
 LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
 """Bits of an index, by encoding."""
 PAIRS: Final = tuple(f"{a}/{b}" for a in LOW for b in LOW if a != b)
-"""Of the two phases of an all-reduce: of contributions, and of the means that are gathered (Flash
+"""Encodings of an all-reduce's two phases: of contributions, and of the gathered means (Flash
 Communication, arXiv 2412.04964, has int4/int8)."""
 FEW_BITS: Final = (*LOW, *PAIRS)
-"""Those whose elements are indices."""
+"""Encodings whose elements are indices."""
 _BOTH: Final = ":"
 _GROUP_32: Final = 16
 _SPIKES: Final = 32
@@ -37,7 +86,7 @@ _STOCHASTIC: Final = 64
 SPIKES: Final = "+spikes"
 STOCHASTIC: Final = "+stochastic"
 ROUNDINGS: Final = ("nearest", "stochastic")
-"""How elements become indices of few bits."""
+"""Rounding of elements to indices of few bits."""
 _NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
 ENCODED: Final = "f32"
 """The only type that is encoded; elements of any other travel as they are."""
@@ -84,9 +133,7 @@ class Codec:
 
     def encode(self, x: Array, seed: int = 0) -> Bytes:
         """The bytes, shape (``wire_bytes(n)``,), of one packet's elements, (n,) of ``kind``.
-
-        ``seed``, 64 bits, is of the packet's name, for codecs that round at random.
-        """
+        ``seed``, 64 bits, is of the packet's name, for codecs that round at random."""
         if self.low:
             return self.low.encode(np.ascontiguousarray(x), seed)
         return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
@@ -129,7 +176,7 @@ def phases(encoding: str) -> tuple[str, str]:
 
 
 def elements_of(encoding: str, dtype: str, payload_bytes: int) -> int:
-    """How many elements fit into a packet of either phase: see :meth:`Codec.elements`."""
+    """Number of elements that fit into a packet of either phase: see :meth:`Codec.elements`."""
     return min(codec_of(one, dtype).elements(payload_bytes) for one in phases(encoding))
 
 
@@ -142,9 +189,7 @@ def number_of(encoding: str) -> int:
 
 def codec_of(encoding: str, dtype: str) -> Codec:
     """The codec of an encoding (:func:`named`, of one phase) for elements of a :func:`.wire_type`.
-
-    ValueError: the type doesn't have the encoding.
-    """
+    ValueError: the type doesn't have the encoding."""
     kind = wire_type(dtype)
     if encoding == "same":
         return Codec(encoding, kind, kind)

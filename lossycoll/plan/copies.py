@@ -68,7 +68,7 @@ class _Chunk:
 def _sent(
     tree: Tree, t: int, number: int, peers: Iterable[int], offset: int, own_offset: int, length: int
 ) -> list[Slot]:
-    """What the source sends in a tier. In the topmost one it also stores it, at ``offset``."""
+    """Slots by which the source sends in a tier. In the topmost it also stores, at ``offset``."""
     dests, level = [Edge(peer, number) for peer in peers], tree.tiers[t].up
     if tree.path[t] is tree.root:
         return [copy_own(number, offset, own_offset, length, *dests, level=level)]
@@ -87,7 +87,7 @@ def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
 
 
 def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
-    """What another rank does with a chunk: it receives it in one tier, and passes it on in those of
+    """Slots of another rank for a chunk: it receives it in one tier, and passes it on in those of
     its units below, whose holder it is."""
     tier = crossing(tree, rank, chunk.source)
     unit = tree.path[tier]

@@ -196,9 +196,7 @@ def _assembled(
     fields: tuple[Any, ...],
 ) -> Plan:
     """The plan of slots that have one stream at most, those within a host on a level of their own.
-
-    ``fields``: what goes into the signature.
-    """
+    ``fields``: what goes into the signature."""
     levels: tuple[Level, ...] = ()
     if topology is not None and check_topology(topology, world).shares_hosts:
         levels = (Level(elements_per_packet * topology.host_packets, RELIABLE),)

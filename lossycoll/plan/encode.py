@@ -17,14 +17,7 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
     The edges of a slot lie together, its sources (whose slot field is 0) before its dests, and
     slots follow in the plan's order.
 
-    Args:
-        plan: Of any rank.
-
-    Returns:
-        (slot table, edge table): 48 bytes per slot and 4 per edge.
-
-    Raises:
-        ValueError: If a field does not fit.
+    Returns (slot table, edge table): 48 bytes per slot and 4 per edge.
     """
     slots = bytearray()
     edges: list[int] = []

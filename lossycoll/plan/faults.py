@@ -25,7 +25,7 @@ REORDER: Final = 2
 
 NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
 READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
-"""Of what is no share."""
+"""Error for what is no share."""
 
 FORM: Final = (
     f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1], or as 1%; "
@@ -48,10 +48,8 @@ class LinkLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Inject:
-    """Injected faults: loss, duplicates and reordering.
-
-    Between bursts at least one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
-    """
+    """Injected faults: loss, duplicates and reordering. Between bursts at least one packet arrives,
+    so loss <= burst / (burst + 1) unless it is 1."""
 
     loss: float = 0.0  # fraction of packets lost
     burst: float = 1.0  # mean number of packets lost in a row; 1: each packet is lost independently
@@ -143,10 +141,8 @@ def parse(text: str) -> Inject:
 
 
 def fraction(text: str) -> float:
-    """The share that ``"0.01"`` and ``"1%"`` both say, else ValueError.
-
-    A caller checks its range.
-    """
+    """The share that ``"0.01"`` and ``"1%"`` both say, else ValueError. A caller checks its
+    range."""
     number, percent, rest = text.strip().partition("%")
     if rest:
         raise ValueError(f"{text!r} is no number")
@@ -185,7 +181,7 @@ def _begin(loss: float, end: float) -> float:
 
 
 def losses(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are lost; bool, shape (n_packets,). ``key`` is :func:`stream_key`'s.
+    """Mask of lost packets; bool, shape (n_packets,). ``key`` is :func:`stream_key`'s.
 
     Bursts are the two-state chain of Gilbert, "Capacity of a burst-noise channel", Bell Syst.
     Tech. J. 39 (1960), with every packet lost in the bad state and none in the good one, started
@@ -209,12 +205,12 @@ def losses(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
 
 
 def duplicates(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are delivered twice; bool, shape (n_packets,)."""
+    """Mask of packets that are delivered twice; bool, shape (n_packets,)."""
     return draw(key, DUPLICATE, n_packets) < inject.dup
 
 
 def reorders(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
-    """Which packets are delivered after their successor; bool, shape (n_packets,)."""
+    """Mask of packets that are delivered after their successor; bool, shape (n_packets,)."""
     return draw(key, REORDER, n_packets) < inject.reorder
 
 

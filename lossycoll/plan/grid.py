@@ -1,4 +1,4 @@
-"""Who averages with whom in a swarm: peers sit in the cells of a grid, and each round averages
+"""Grid of a swarm: peers sit in its cells, and each round averages
 along one of its axes.
 
 Peers whose cells differ in that axis alone are a group; the next round takes the next axis. A grid
@@ -25,10 +25,8 @@ MOST_CELLS = 1 << 40
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of cells; ``shape`` is the length of each axis, at least 1.
-
-    No group is larger than the axis of its round.
-    """
+    """A grid of cells; ``shape`` is the length of each axis, at least 1. No group is larger than
+    the axis of its round."""
 
     shape: tuple[int, ...]
 
@@ -44,7 +42,7 @@ class Grid:
 
     @property
     def cells(self) -> int:
-        """How many there are."""
+        """Number of cells."""
         return math.prod(self.shape)
 
     def axis(self, number: int) -> int:
@@ -52,7 +50,7 @@ class Grid:
         return number % len(self.shape)
 
     def coordinate(self, cells: Cells, axis: int) -> Cells:
-        """Where the cells lie along an axis."""
+        """Coordinate of the cells along an axis."""
         found: Cells = cells // self._stride(axis) % self.shape[axis]
         return found
 
@@ -80,7 +78,7 @@ class Grid:
         return np.split(order, starts) if len(cells) else []
 
     def moved(self, cells: Cells, number: int, seed: int) -> Cells:
-        """Where peers sit after a round by the paper's rule: each at the place on its row that is
+        """Cells of peers after a round by the paper's rule: each at the place on its row that is
         the number of the chunk which it reduced.
 
         Chunks are dealt anew in each round, so that two peers of a group meet different ones next,
@@ -109,10 +107,8 @@ def parse(text: str) -> Grid:
 
 
 def fitting(peers: int, most: int) -> Grid:
-    """The grid with the fewest axes, and then the fewest cells, for some number of peers.
-
-    ``most`` peers, at least 2, are in a group.
-    """
+    """The grid with the fewest axes, and then the fewest cells, for some number of peers. ``most``
+    peers, at least 2, are in a group."""
     if peers < 1 or most < 2:
         raise ValueError(f"{peers} peers in groups of {most}: wanted at least 1, and 2")
     axes = 1

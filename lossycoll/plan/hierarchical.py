@@ -105,10 +105,8 @@ def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[Piece, ...]:
-    """Cuts the ranges in which all parts' holders are constant among the parts, by ``turns``.
-
-    Each range begins with another turn: if it is too small to be cut, another part gets it.
-    """
+    """Cuts the ranges in which all parts' holders are constant among the parts, by ``turns``. Each
+    range begins with another turn: if it is too small to be cut, another part gets it."""
     ranges = _common(parts)
     times = min(len(turns), max(1, MOST_PIECES // max(1, len(ranges))))
     found = []
@@ -223,10 +221,8 @@ def _slots(
     missing: Missing,
     finish: Finish,
 ) -> tuple[tuple[Slot, ...], int]:
-    """A rank's slots, and the elements of scratch memory that they take.
-
-    Kept, since hosts of very different sizes have many pieces and few turns: of 1 and 7 ranks, 8.
-    """
+    """A rank's slots, and the elements of scratch memory that they take. Kept, since hosts of very
+    different sizes have many pieces and few turns: of 1 and 7 ranks, 8."""
     tree = tree_of(topology, rank, elements_per_packet)
     grain = GRAIN if topology.one_host else elements_per_packet
     made = _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish)
@@ -244,7 +240,7 @@ class _Own(NamedTuple):
 
     slot: int
     offset: int
-    """Of the buffer: where the slot's range begins."""
+    """First element of the slot's range in the buffer."""
 
 
 class _Rank:
@@ -258,7 +254,7 @@ class _Rank:
         self.missing, self.finish = missing, finish
         self.scratch = 0
         self.sent: list[Slot] = []
-        """Those that wait for nothing."""
+        """Slots that wait for nothing."""
         self.waiting: list[Slot] = []
         self.reduced: dict[int, int] = {}
         """Numbers of the slots that reduce pieces of all ranks, by piece."""
@@ -285,7 +281,7 @@ class _Rank:
         return [*self.sent, *self.waiting]
 
     def _sums(self, t: int, below: dict[int, _Own]) -> dict[int, _Own]:
-        """What the rank adds up or sends on in a tier.
+        """Slots by which the rank adds up or sends on in a tier.
 
         ``below``: the sums that it holds of its part's pieces; its own input if there is none.
         Returns those that it holds of its unit's.

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 PLANES: Final = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 """By bits of an index: the widths that it is split into, those of the low bits first."""
 GROUPS: Final = (128, 32)
-"""How many elements may share a grid."""
+"""Numbers of elements that may share a grid."""
 CONSTANT: Final = 255
 """In place of an exponent: all elements of the group are one float."""
 MOST: Final = 32767
@@ -48,7 +48,7 @@ class LowBit:
         return (1 << self.bits) - 1
 
     def groups(self, n: int) -> int:
-        """How many groups ``n`` elements make; the last may be short."""
+        """Number of groups that ``n`` elements make; the last may be short."""
         return -(-n // self.group)
 
     def wire_bytes(self, n: int) -> int:
@@ -116,11 +116,11 @@ class Grids:
         return cls(halves[:groups].view(np.int16), halves[groups:], data[4 * groups : 5 * groups])
 
     def bytes(self) -> Bytes:
-        """As they stand behind the planes."""
+        """Bytes of the grids, as they stand behind the planes."""
         return np.concatenate([self.anchor.view(np.uint8), self.step.view(np.uint8), self.exponent])
 
     def values(self, indices: Floats, bits: int) -> Floats:
-        """What indices stand for; a row is a group."""
+        """Values that indices stand for; a row is a group."""
         unit = np.ldexp(np.float32(1), self.exponent.astype(np.int32) - TOP)
         sign = np.where(self.anchor < 0, np.float32(-1), np.float32(1))
         step = self.step.astype(np.float32) * (sign * np.float32(2.0 ** (1 - bits)))
@@ -145,7 +145,7 @@ class Spikes:
 
     @classmethod
     def of(cls, rows: Floats) -> Spikes:
-        """Of those groups that hold two different numbers, and no NaN or infinity."""
+        """Grids of the groups that hold two different numbers, and no NaN or infinity."""
         one = ~np.isfinite(rows).all(axis=1) | (rows.min(axis=1) == rows.max(axis=1))
         usable = np.where(one[:, None], np.float32(0), rows)
         low, high = usable.min(axis=1), usable.max(axis=1)
@@ -163,14 +163,14 @@ class Spikes:
         return cls(floats[:groups], floats[groups:], places[:groups], places[groups:])
 
     def parts(self) -> list[Bytes]:
-        """As they stand behind the grids."""
+        """Bytes of the spikes, as they stand behind the grids."""
         one = self.low_place == NO_PLACE
         ends = [np.where(one, np.float32(0), x).view(np.uint8) for x in (self.low, self.high)]
         cut = [x.reshape(-1, 4)[:, 1:].reshape(-1) for x in ends]
         return [*cut, self.low_place, self.high_place]
 
     def marks(self, group: int) -> NDArray[np.bool_]:
-        """Which elements are spikes; a row is a group."""
+        """Mask of spikes; a row is a group."""
         at = np.arange(group)
         found: NDArray[np.bool_] = (at == self.low_place[:, None]) | (
             at == self.high_place[:, None]
@@ -289,7 +289,7 @@ def _steps(anchor: Floats, other: Floats, levels: int, bits: int) -> Floats:
 
 
 def _places(rows: Floats, grid: Grids, levels: int, bits: int) -> Floats:
-    """Where each element lies on its grid, not rounded yet."""
+    """Place of each element on its grid, not rounded yet."""
     constant = (grid.exponent == CONSTANT)[:, None]
     rows = np.where(constant, np.float32(0), rows)
     exponent = np.where(constant[:, 0], 1, grid.exponent).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What a plan is: one rank's part in one collective, as plain data.
+"""Plans: one rank's part in one collective, as plain data.
 
 A plan is a table of slots. A slot names a range of elements, where that range's addends come from,
 how they are combined, what is done to the result and who is sent it. Nothing here knows about
@@ -29,7 +29,7 @@ MAX_LEVELS: Final = 4
 
 
 class Combine(IntEnum):
-    """How the contributions to a slot's packet become one value."""
+    """Way in which the contributions to a slot's packet become one value."""
 
     COPY = 0
     """The value is the (single) source's, or the rank's own."""
@@ -38,7 +38,7 @@ class Combine(IntEnum):
 
 
 class Own(IntEnum):
-    """Where a slot's own contribution comes from."""
+    """Source of a slot's own contribution."""
 
     NONE = 0
     """There is none."""
@@ -49,7 +49,7 @@ class Own(IntEnum):
 
 
 class Finish(IntEnum):
-    """What is done to a packet's sum once every source has arrived or been given up."""
+    """Last step of a packet's sum, once every source has arrived or been given up."""
 
     NONE = 0
     """Nothing: a partial sum travels on, with its count."""
@@ -72,7 +72,7 @@ class Finish(IntEnum):
 
 
 class Target(IntEnum):
-    """Where a slot's value is stored."""
+    """Place where a slot's value is stored."""
 
     NONE = 0
     """Nowhere: the slot only sends its own contribution (no sources)."""
@@ -83,7 +83,7 @@ class Target(IntEnum):
 
 
 class Missing(IntEnum):
-    """What a packet of a copying slot becomes when it never arrives."""
+    """Value of a copying slot's packet that never arrives."""
 
     KEEP = 0
     """The output buffer stays as it was."""
@@ -95,7 +95,7 @@ class Missing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the packets of a stream come through.
+    """Delivery of a stream's packets.
 
     Attributes:
         reliable: They are resent until all have arrived; then the rest says nothing.
@@ -118,7 +118,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What the streams of some slots have in common. Both ends of a stream are of one level.
+    """Properties that the streams of some slots share. Both ends of a stream are of one level.
 
     Attributes:
         elements_per_packet: Elements that one packet carries.
@@ -230,13 +230,5 @@ class Plan:
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:
-    """The number of packets of a range.
-
-    Args:
-        length: Elements of the range; 0 or more.
-        elements_per_packet: Elements that one packet carries.
-
-    Returns:
-        The least number that carries them all.
-    """
+    """The number of packets of a range."""
     return -(-length // elements_per_packet)

@@ -1,4 +1,4 @@
-"""Who owns what: a seeded order of the ranks, and a tensor cut into segments."""
+"""Ownership: a seeded order of the ranks, and a tensor cut into segments."""
 
 from __future__ import annotations
 
@@ -25,17 +25,8 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
     mean of what arrived unbiased: the owner's own contribution always counts, so each rank must be
     the owner equally often.
 
-    Args:
-        seed: 64 bits, unsigned.
-        group: Number of the group, 32 bits, unsigned.
-        op: Number of the operation, 32 bits, unsigned.
-        world: Number of ranks.
-
-    Returns:
-        The ranks; entry ``s`` owns segment ``s``.
-
-    Raises:
-        ValueError: For a number outside its range.
+    ``seed``: 64 bits, unsigned. ``group``: number of the group, 32 bits, unsigned. ``op``: number
+    of the operation, 32 bits, unsigned.
     """
     for name, value, bits in (("seed", seed, 64), ("group", group, 32), ("op", op, 32)):
         if not 0 <= value < 1 << bits:
@@ -52,19 +43,11 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
 
 
 def owner_count(world: int, packets: int, stream_packets: int) -> int:
-    """How many of the ranks own a part of a buffer of so many packets.
+    """Number of ranks that own a part of a buffer of so many packets.
 
     As many as leave each stream ``stream_packets``, so that a burst can't take a stream as a whole
     with its parity; but so many that none is more than ``LONGER_MOST`` times as long as if all
     ranks were owners, since what an owner sends grows as much. 0: all ranks.
-
-    Args:
-        world: Number of ranks.
-        packets: Of the buffer.
-        stream_packets: The length that streams should have.
-
-    Returns:
-        1 to ``world``.
     """
     if not stream_packets:
         return world

@@ -102,9 +102,7 @@ def collect(
     elements_per_packet: int,
 ) -> Plan:
     """All contributions to the part that this rank owns, one after another by rank, none added.
-
-    Arguments are as of :func:`all_reduce`. Slot ``s`` gets what rank ``s`` sends.
-    """
+    Arguments are as of :func:`all_reduce`. Slot ``s`` gets what rank ``s`` sends."""
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
     begin, own, peers = starts(sizes), sizes[rank], others(world, rank)
@@ -118,10 +116,8 @@ def collect(
 
 
 def spread(world: int, rank: int, lengths: Sequence[int], elements_per_packet: int) -> Plan:
-    """What each rank owns, on all ranks and in place.
-
-    Arguments are as of :func:`all_reduce`. Slot ``world + s`` gets what rank ``s`` owns.
-    """
+    """Plan that spreads what each rank owns to all ranks, in place. Arguments are as of
+    :func:`all_reduce`. Slot ``world + s`` gets what rank ``s`` owns."""
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
     begin, elements, peers = starts(sizes), sum(sizes), others(world, rank)

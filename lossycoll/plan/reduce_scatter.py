@@ -116,11 +116,11 @@ class _Sums:
         self.sizes, self.begin = sizes, starts(sizes)
         self.scratch = 0
         self.sent: list[Slot] = []
-        """Those that wait for nothing."""
+        """Slots that wait for nothing."""
         self.waiting: list[Slot] = []
 
     def contribute(self, chunk: int) -> None:
-        """What the rank does for another rank's chunk: it sends its own part of it to the holder of
+        """Slots of the rank for another rank's chunk: it sends its own part of it to the holder of
         its unit; or adds up, and goes on as the holder one tier further up."""
         tier = crossing(self.tree, self.rank, chunk)
         unit = self.tree.path[tier]

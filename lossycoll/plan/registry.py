@@ -26,10 +26,8 @@ ENTRY_POINTS: Final = "lossycoll.algorithms"
 
 
 class Arguments(NamedTuple):
-    """What a collective's builders take; docs/extending.md says what each argument means.
-
-    They are called as ``build(world, rank, *sizes, elements_per_packet, **options)``.
-    """
+    """Arguments of a collective's builders; docs/extending.md says what each means. They are called
+    as ``build(world, rank, *sizes, elements_per_packet, **options)``."""
 
     sizes: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -134,14 +132,7 @@ def register(algorithm: Algorithm) -> Algorithm:
 
 
 def unregister(algorithm: Algorithm) -> None:
-    """Takes an algorithm away again, for tests and notebooks. Groups that use it must be closed.
-
-    Args:
-        algorithm: What :func:`register` was given.
-
-    Raises:
-        ValueError: If it is not registered, or is a default.
-    """
+    """Takes an algorithm away again, for tests and notebooks. Groups that use it must be closed."""
     key = algorithm.collective, algorithm.name
     if _algorithms.get(key) is not algorithm:
         raise ValueError(f"{_title(algorithm)} is not registered, wanted one that is")
@@ -151,29 +142,15 @@ def unregister(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str | None = None) -> tuple[Algorithm, ...]:
-    """The algorithms that are registered.
-
-    Args:
-        collective: Whose algorithms; None: all.
-
-    Returns:
-        In the order in which they were registered.
-    """
+    """The algorithms that are registered. ``collective``: whose algorithms; None: all."""
     _load_entry_points()
     found = _algorithms.values()
     return tuple(a for a in found if collective is None or a.collective == collective)
 
 
 def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
-    """The names that the option ``algorithm`` takes.
-
-    Args:
-        collective: Whose names; None: those of all.
-
-    Returns:
-        "auto", "hierarchical" if there is a builder that knows hosts, and the name of each
-        algorithm of a collective that has several.
-    """
+    """The names that the option ``algorithm`` takes. ``collective``: whose names; None: those of
+    all."""
     found = algorithms(collective)
     by_hosts = [HIERARCHICAL for a in found if a.levels]
     several = [a.name for a in found if len(algorithms(a.collective)) > 1]
@@ -181,37 +158,15 @@ def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
 
 
 def default_algorithm(collective: str) -> Algorithm:
-    """The algorithm that ``"auto"`` means.
-
-    Args:
-        collective: Its name, of :data:`COLLECTIVES`.
-
-    Returns:
-        The one that was registered as the default.
-
-    Raises:
-        ValueError: If there is no such collective.
-    """
+    """The algorithm that ``"auto"`` means."""
     if collective not in _defaults:
         raise ValueError(f"collective is {collective!r}, wanted one of {', '.join(COLLECTIVES)}")
     return _defaults[collective]
 
 
 def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
-    """The algorithm for a call.
-
-    Args:
-        collective: Its name, of :data:`COLLECTIVES`.
-        name: What the option ``algorithm`` says.
-        world: The number of ranks that take part.
-
-    Returns:
-        The one called ``name``, if the collective has it and it serves the world. Otherwise the
-        default one, since one option names the algorithm of every collective.
-
-    Raises:
-        ValueError: If no collective has an algorithm of that name, or there is no such collective.
-    """
+    """The algorithm ``name`` of a collective, if it exists and serves the world; or the default.
+    One option names the algorithm of every collective. ValueError: no collective has that name."""
     found = _algorithms.get((collective, name))
     if found is not None and found.serves(world):
         return found
@@ -222,18 +177,7 @@ def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that very name.
-
-    Args:
-        collective: Its name, of :data:`COLLECTIVES`.
-        name: As it was registered.
-
-    Returns:
-        The algorithm, whatever worlds it serves.
-
-    Raises:
-        ValueError: If the collective has none of that name.
-    """
+    """The algorithm of that very name, whatever worlds it serves; else a ValueError."""
     for algorithm in algorithms(collective):
         if algorithm.name == name:
             return algorithm

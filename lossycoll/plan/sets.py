@@ -1,4 +1,4 @@
-"""Which packets of a stream form a set, and which of them its parity brings back.
+"""Sets of packets in a stream, and the packets that parity brings back.
 
 The same as native/sets.c, in numpy; docs/parity.md has the reasons. A stream's packets are cut into
 parity windows. Packet i of a window with S sets is in set i mod S, at column i div S. A set has
@@ -47,7 +47,7 @@ class Code:
 
     @property
     def number(self) -> int:
-        """As packets say it, 10 bits."""
+        """Number of the code in packets, 10 bits."""
         return SIZES.index(self.size) | ROWS.index(self.rows) << 4 if self.rows else 0
 
     def fitted(self, n: int) -> Code:

@@ -13,14 +13,8 @@ VERSION: Final = 1
 def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> int:
     """A 64-bit hash, equal on all ranks, processes, machines and Python versions.
 
-    Args:
-        collective: Its name.
-        algorithm: The algorithm's name.
-        *fields: Integers, or sequences of them, in an order that the algorithm fixes: all that must
-            agree among ranks. The caller's own rank is never one of them.
-
-    Returns:
-        0 to 2**64 - 1.
+    ``fields``: integers, or sequences of them: all that must agree among ranks, in an order that
+    the algorithm fixes. The caller's own rank is never one of them.
     """
     parts = [f"{VERSION}/{collective}/{algorithm}"]
     for field in fields:

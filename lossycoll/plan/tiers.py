@@ -141,7 +141,7 @@ def number_outside(unit: Unit, part: int, rank: int) -> int:
 
 
 class Within(NamedTuple):
-    """What becomes of a chunk from elsewhere in one of a rank's units."""
+    """Ways of a chunk from elsewhere in one of a rank's units."""
 
     owner: int
     """The unit's holder of the chunk."""

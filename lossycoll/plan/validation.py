@@ -1,4 +1,4 @@
-"""What every plan builder asks of its arguments. All refusals are ValueErrors with both values."""
+"""Checks of plan builders' arguments. All refusals are ValueErrors with both values."""
 
 from __future__ import annotations
 
@@ -86,13 +86,11 @@ def check_finish(finish: Finish, *allowed: Finish) -> None:
 
 
 def starts(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Where each of several ranges begins when they lie one after another, in elements."""
+    """First element of each of several ranges that lie one after another."""
     return tuple(accumulate(counts[:-1], initial=0)) if counts else ()
 
 
 def others(world: int, rank: int) -> tuple[int, ...]:
-    """The other ranks, from ``rank + 1`` on and around.
-
-    Every rank begins with another peer, so that they don't all send to rank 0 first.
-    """
+    """The other ranks, from ``rank + 1`` on and around. Every rank begins with another peer, so
+    that they don't all send to rank 0 first."""
     return (*range(rank + 1, world), *range(rank))

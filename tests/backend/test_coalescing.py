@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
-from lossycoll.backend.coalescing import Coalescing
-from lossycoll.backend.work import ManyWork
+from lossycoll.backend.work import Coalescing, ManyWork
 from tests.support.harness import EXACT, await_ranks, init, run_good
 
 

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore
 
 import lossycoll
-from lossycoll.backend.delegates import DelegateBackends
-from lossycoll.backend.devices import ServedDevices, check_device
+from lossycoll.backend.devices import DelegateBackends, ServedDevices, check_device
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.backend.sites import compare_sites, learn_sites
+from lossycoll.backend.sharing import compare_sites, learn_sites
 from lossycoll.errors import RendezvousError
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.failures import Where
@@ -150,7 +150,7 @@ def rank_that_learns(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import lossycoll
-    from lossycoll.backend import sites
+    from lossycoll.backend import sharing
 
     asked: list[_Places] = []
 
@@ -162,7 +162,7 @@ def rank_that_learns(rank: int, world: int) -> dict[str, Any]:
             socket.create_connection(place, 20).close()  # somebody listens there
         return {other: by_place(rank, other) for other in places}
 
-    sites.round_trips = pretended  # type: ignore[attr-defined,assignment]
+    sharing.round_trips = pretended  # type: ignore[attr-defined,assignment]
     init()
     few = dist.new_group([0, 2, 3], pg_options={"mtu": 1400})
     out = {

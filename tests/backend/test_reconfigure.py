@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType, PrefixStore
 
 import lossycoll
-from lossycoll.backend.device_backend import HAS_BACKENDS
+from lossycoll.backend.devices import HAS_BACKENDS
 from lossycoll.backend.reconfiguration import parsed
 from tests.support.harness import Ranks, await_ranks, init, kill_self, note, run_good
 from tests.support.members import Member, job_store

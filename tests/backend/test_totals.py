@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.backend.totals import Counted, total
+from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.engine.reports import PeerStats, Stats
 from tests.support.harness import init, run_good
 

@@ -24,9 +24,9 @@ from benchmarks.theory.owners import chosen
 from benchmarks.theory.parity import left_by_engines, left_missing
 from benchmarks.theory.spread import between, ways
 from lossycoll.plan import Finish
+from lossycoll.plan.codec import Array
 from lossycoll.plan.faults import Inject, lost, parse
 from lossycoll.plan.sets import Code, shape_of
-from lossycoll.plan.wire_types import Array
 from tests.support.harness import run_good
 
 STANDARD_ERRORS = 4.0

@@ -12,8 +12,7 @@ import torch
 
 from lossycoll.devices import registry
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.host_memory import HostMemory
-from lossycoll.devices.layer import DeviceError
+from lossycoll.devices.layer import DeviceError, HostMemory
 from lossycoll.devices.registry import Device
 from lossycoll.runtime.engine import gates
 from tests.support.fake_device import POISON, FakeLayer, PoisonedMemory
@@ -222,13 +221,13 @@ def test_lanes_are_used_again_by_other_groups() -> None:
 
 
 def test_without_a_driver_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lossycoll.devices import driver
+    from lossycoll.devices import cuda
 
-    monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
-    driver._library.cache_clear()
+    monkeypatch.setattr(cuda, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    cuda._library.cache_clear()
     with pytest.raises(DeviceError, match=r"libcuda-that-is-not-there.*driver"):
-        driver.current_context()
-    driver._library.cache_clear()
+        cuda.current_context()
+    cuda._library.cache_clear()
 
 
 def test_the_cpu_is_no_device_by_itself() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lossycoll.devices.host_memory import LEAST, HostMemory, size_of
+from lossycoll.devices.layer import LEAST, HostMemory, size_of
 
 
 def made(nbytes: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 import lossycoll
 from lossycoll.backend import device_wire
 from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
-from lossycoll.devices.host_low_bits import HostLowBits
+from lossycoll.devices.layer import HostLowBits
 from lossycoll.devices.registry import layer_of
 from lossycoll.plan import codec
 from lossycoll.plan.lowbit import LowBit

@@ -48,8 +48,8 @@ MEMBERSHIP = (
     mutation(
         "liveness doubled in the group",
         "lossycoll/backend/group_steps.py",
-        "spec.rank, spec.size, mine.options.liveness, secret=builder.secret",
-        "spec.rank, spec.size, 2 * mine.options.liveness, secret=builder.secret",
+        "spec.rank, spec.size, options.liveness, secret=builder.secret",
+        "spec.rank, spec.size, 2 * options.liveness, secret=builder.secret",
         "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(
@@ -76,21 +76,21 @@ MEMBERSHIP = (
     ),
     mutation(
         "hosts that are far apart are one learnt site",
-        "lossycoll/plan/sites.py",
+        "lossycoll/plan/topology.py",
         "if seconds > near and of_hosts[a] == of_hosts[b]:",
         "if False:",
         "tests/plan/test_sites.py::test_why_there_is_one_site",
     ),
     mutation(
         "learnt sites between which nothing is known",
-        "lossycoll/plan/sites.py",
+        "lossycoll/plan/topology.py",
         "if (one, other) not in between:",
         "if False:",
         "tests/plan/test_sites.py::test_what_is_missing_never_divides_otherwise",
     ),
     mutation(
         "halls of a campus are two learnt sites",
-        "lossycoll/plan/sites.py",
+        "lossycoll/plan/topology.py",
         "if b >= max(FAR, RATIO * a)]",
         "if b >= RATIO * a]",
         "tests/plan/test_sites.py::test_why_there_is_one_site",

@@ -190,8 +190,8 @@ SEALING = (
     mutation(
         "a part in clear of a group in clear, though there is a secret",
         "lossycoll/backend/connected.py",
-        "if has_secret and not (world.host.is_sealed or asked):",
-        "if has_secret and asked is None:",
+        "if builder.secret is not None and not (world.host.is_sealed or asked):",
+        "if builder.secret is not None and asked is None:",
         "tests/backend/test_sealed.py"
         "::test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret",
     ),

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from lossycoll.errors import OptionError
-from lossycoll.options.docs_table import table
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     algorithm_names,
@@ -16,6 +15,7 @@ from lossycoll.plan import (
     register,
     unregister,
 )
+from tools.options_table import table
 
 
 def test_an_algorithm_that_is_registered_is_an_option() -> None:

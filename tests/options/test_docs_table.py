@@ -7,15 +7,15 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from lossycoll.options.docs_table import table
 from lossycoll.options.fields import Options
+from tools.options_table import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 
 
 def test_the_documented_table_is_the_one_that_is_printed() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "lossycoll.options.docs_table"],
+        [sys.executable, "-m", "tools.options_table"],
         capture_output=True,
         text=True,
         check=True,

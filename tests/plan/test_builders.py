@@ -39,7 +39,10 @@ from lossycoll.plan.model import MOST_SLOTS
 from tests.support import plan_checks
 from tests.support.plan_cases import CASES, ELEMENTS_PER_PACKET, Case, counts
 
-HEADER = Path(__file__).resolve().parents[2] / "native" / "lossycoll.h"
+HEADERS = [
+    Path(__file__).resolve().parents[2] / "native" / f"lossycoll_{part}.h"
+    for part in ("types", "plan")
+]
 
 
 @pytest.mark.parametrize("check", plan_checks.PLAN_CHECKS, ids=lambda check: check.__name__)
@@ -227,11 +230,12 @@ def test_order_depends_on_everything(change: tuple[int, int, int]) -> None:
 
 @cache
 def declared() -> FFI:
-    text = HEADER.read_text(encoding="utf-8")
-    found = re.search(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", text, re.DOTALL)
-    assert found is not None
     ffi = FFI()
-    ffi.cdef(found.group(1))
+    for header in HEADERS:
+        text = header.read_text(encoding="utf-8")
+        found = re.search(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", text, re.DOTALL)
+        assert found is not None
+        ffi.cdef(found.group(1))
     return ffi
 
 

@@ -13,6 +13,8 @@ from lossycoll.plan.codec import (
     ENCODINGS,
     LOW,
     ROUNDINGS,
+    WIRE_TYPES,
+    Array,
     Bytes,
     Codec,
     codec_of,
@@ -20,7 +22,6 @@ from lossycoll.plan.codec import (
     number_of,
 )
 from lossycoll.plan.lowbit import GROUPS
-from lossycoll.plan.wire_types import WIRE_TYPES, Array
 from tests.support.floats import floats
 from tests.support.network import DTYPES
 

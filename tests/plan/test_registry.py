@@ -22,7 +22,7 @@ from lossycoll.plan import (
     registry,
     unregister,
 )
-from lossycoll.plan.docs_table import table
+from tools.plans_table import table
 
 OTHER = replace(find_algorithm("all_reduce", "ring"), name="other")
 

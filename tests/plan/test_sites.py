@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossycoll.plan.sites import FAR, RATIO, Sites, find_sites, measured_by
+from lossycoll.plan.topology import FAR, RATIO, Sites, find_sites, measured_by
 
 NAN = math.nan
 

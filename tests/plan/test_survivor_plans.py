@@ -22,7 +22,7 @@ from lossycoll.plan import (
     reduce_scatter,
     rename,
 )
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from tests.oracle import reference_executor
 
 WORLD, PER_PACKET = 5, 4

@@ -1,8 +1,8 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
 Public is what docs/api.md has (what users import from lossycoll, the process group that torch
-calls, what extensions use), what the packages that others build on export, and what makes a row of
-the table of options. Other docstrings say in a line or three what a reader of the code needs.
+calls, what extensions use), and what the packages that others build on export. Other docstrings say
+in a line or three what a reader of the code needs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ import pytest
 
 import lossycoll
 import lossycoll.lab
-import lossycoll.plan
 import lossycoll.simulate
 from lossycoll.cli.demo import methods
-from lossycoll.options import schema
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.simulate import Noise
 from tools.api_page import BEYOND, attributes, function_of, is_property
 
@@ -33,10 +30,8 @@ EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
 }
 """Names whose docstring leaves something out, and why."""
-PACKAGES = (lossycoll.plan, lossycoll.simulate, lossycoll.lab, methods)
-"""Those that export names of their own, for plans, predictions, networks and training methods."""
-WHOLE = (schema,)
-"""Modules of which every name without an underscore is public: the table of options."""
+PACKAGES = (lossycoll.simulate, lossycoll.lab, methods)
+"""Those that export names of their own, for predictions, networks and training methods."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -67,22 +62,11 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield name, thing
                 if inspect.isclass(thing):
                     yield from members(name, thing)
-    yield from members("Endpoint", Endpoint)
     for package in PACKAGES:
         short = package.__name__.removeprefix("lossycoll.")
         for name in package.__all__:
             thing = getattr(package, name)
             if inspect.isfunction(thing) or inspect.isclass(thing):  # no constant, no alias
-                yield f"{short}.{name}", thing
-            if inspect.isclass(thing):
-                yield from members(f"{short}.{name}", thing)
-    for module in WHOLE:
-        short = module.__name__.removeprefix("lossycoll.")
-        for name, thing in vars(module).items():
-            ours = getattr(thing, "__module__", "") == module.__name__
-            if not ours or name.startswith("_"):
-                continue
-            if inspect.isfunction(thing) or inspect.isclass(thing):
                 yield f"{short}.{name}", thing
             if inspect.isclass(thing):
                 yield from members(f"{short}.{name}", thing)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.devices import registry
-from lossycoll.devices.host_memory import HostMemory
-from lossycoll.devices.layer import Lane
+from lossycoll.devices.layer import HostMemory, Lane
 from lossycoll.plan.lowbit import LowBit
 from lossycoll.runtime.core.exits import start_thread
 

@@ -12,8 +12,8 @@ from types import TracebackType
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, sets
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan import Delivery, Plan, sets
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
@@ -124,18 +124,12 @@ class Network:
             scale=scale,
             signature=plan.signature,
             timeout=timeout,
-            reliable=reliable,
-            repair=repair,
-            notify=False,
+            delivery=Delivery(reliable, repair, code, most_parity, choose_rounds, max_missing),
             weights=() if weights is None else weights[rank].tolist(),
             divisor=divisor,
             selective=needed is not None,
             needed=needed or b"",
             feedback=feedback,
-            code=code,
-            most_parity=most_parity,
-            choose_rounds=choose_rounds,
-            max_missing=max_missing,
             encoding=encoding,
             keeps_sums=keeps_sums,
             deterministic=deterministic,

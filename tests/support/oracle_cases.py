@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from lossycoll.plan import Algorithm, Finish, Missing, Plan, algorithms
+from lossycoll.plan.codec import Array
 from lossycoll.plan.order import draw_order
-from lossycoll.plan.wire_types import Array
 from tests.support.network import elements
 from tests.support.plan_cases import Arguments
 

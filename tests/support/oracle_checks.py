@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from lossycoll.plan import Plan, faults
-from lossycoll.plan.codec import elements_of, phases
+from lossycoll.plan.codec import Array, elements_of, phases, wire_type
 from lossycoll.plan.sets import NO_PARITY
-from lossycoll.plan.wire_types import Array, wire_type
 from tests.oracle import reference_executor
 from tests.oracle.reference_executor import RankResult
 from tests.support.network import GROUP, Ended, Network, elements

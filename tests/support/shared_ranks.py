@@ -20,8 +20,8 @@ from lossycoll._native import ffi, lib
 
 from lossycoll.errors import LinkError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan import Delivery, Plan, hierarchical
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import (
     DType,
     Encoded,
@@ -112,8 +112,8 @@ class Rank:
     def run(self, plan: Plan, into: Array, out: Array, scale: float = 1.0) -> None:
         """A reliable call of float32. Raises what it fails with."""
         call = EngineCall(
-            into.ctypes.data, out.ctypes.data, DType.F32, scale, plan.signature, 60.0, True, 0,
-            False, waits=True, lingers=True,
+            into.ctypes.data, out.ctypes.data, DType.F32, scale, plan.signature, 60.0,
+            Delivery(True), waits=True, lingers=True,
         )  # fmt: skip
         self.wait(self.engine.submit(Encoded.of(plan), call))
 

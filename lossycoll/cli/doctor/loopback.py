@@ -102,7 +102,7 @@ def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
 
 def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], number: int) -> int:
     """Operation ``number``, in place; returns how many packets went missing."""
-    from lossycoll.plan import draw_order, hierarchical
+    from lossycoll.plan import Delivery, draw_order, hierarchical
     from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 
     tickets = []
@@ -116,9 +116,7 @@ def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], 
             scale=float(RANKS),
             signature=plan.signature,
             timeout=TIMEOUT,
-            reliable=False,
-            repair=0,
-            notify=False,
+            delivery=Delivery(),
         )
         tickets.append(engine.submit(Encoded.of(plan), call))
     return sum(_finish(engine, ticket) for engine, ticket in zip(engines, tickets, strict=True))

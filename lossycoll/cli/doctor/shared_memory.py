@@ -18,8 +18,8 @@ NAME = "memory sharing"
 
 def memory_sharing() -> list[Finding]:
     from lossycoll.runtime.engine.host import shared_bytes
+    from lossycoll.runtime.net.control_groups import memory_room
     from lossycoll.runtime.net.machine import this_machine
-    from lossycoll.runtime.net.memory_room import memory_room
 
     advice = "ranks of this machine use UDP among themselves, which is slower"
     try:

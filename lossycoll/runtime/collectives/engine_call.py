@@ -4,80 +4,60 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final
 
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import signature
+from lossycoll.plan import Delivery, signature
 from lossycoll.plan.codec import number_of, phases
-from lossycoll.plan.sets import NO_PARITY
 from lossycoll.runtime.core.call import CallKey, text_of
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, Ready
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .estimators import Means
 
-
-class CacheKey(NamedTuple):
-    """All that tells engine calls without data apart. Ranks compare ``call`` and ``estimator``."""
-
-    encoded: Encoded
-    call: CallKey
-    estimator: str
-    options: Options
-    dtype: DType
-    scale: float
-    timeout: float
-    encoding: str
-    notify: bool
-    waits: bool
+RELIABLE: Final = Delivery(reliable=True)
 
 
-def call_of(key: CacheKey) -> EngineCall:
-    """What the engine needs besides a plan, without buffers."""
-    options = key.options
+@lru_cache(maxsize=64)
+def lossy_delivery(options: Options) -> Delivery:
+    """The lossy delivery that the options ask for."""
+    code, most_parity, missing = options.parity
+    chooses = options.chooses_rounds
+    return Delivery(False, 0 if chooses else options.repair, code, most_parity, chooses, missing)
+
+
+Key = tuple[Encoded, CallKey, str, Options, DType, float, float, str, bool, bool]
+"""All that tells engine calls without data apart: plan, call, estimator, options, dtype, scale,
+timeout in seconds, encoding, notify, waits. Ranks compare the call and the estimator."""
+
+
+def call_of(key: Key) -> EngineCall:
+    """Parameters for the engine besides a plan, without buffers."""
+    encoded, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
     reliable = options.delivery == "reliable"
-    repair = 0 if reliable or options.chooses_rounds else options.repair
-    code, most_parity, missing = (NO_PARITY, 0, -1.0) if reliable else options.parity
-    chooses_rounds = not reliable and options.chooses_rounds
-    plan = key.encoded.plan.signature
-    encodings = [number_of(one) for one in phases(key.encoding)]
+    how, text = RELIABLE if reliable else lossy_delivery(options), text_of(call)
     return EngineCall(
-        input=0,
-        output=0,
-        dtype=key.dtype,
-        scale=key.scale,
-        signature=_signature(
-            text_of(key.call),
-            key.estimator,
-            plan,
-            reliable,
-            repair,
-            code.number,
-            most_parity,
-            _bits(missing),
-            chooses_rounds,
-            *encodings,
+        *(0, 0, dtype, scale),
+        _signature(
+            *(text, estimator, encoded.plan.signature, how.reliable, how.repair),
+            *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
+            *map(number_of, phases(encoding)),
         ),
-        timeout=key.timeout,
-        reliable=reliable,
-        repair=repair,
-        code=code,
-        most_parity=most_parity,
-        choose_rounds=chooses_rounds,
-        max_missing=missing,
-        encoding=key.encoding,
-        notify=key.notify,
-        waits=key.waits,
+        timeout,
+        how,
+        encoding=encoding,
+        notify=notify,
+        waits=waits,
         lingers=True,
         deterministic=bool(options.deterministic),
-        text=text_of(key.call),
+        text=text,
     )
 
 
 def with_data(
-    key: CacheKey, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
+    key: Key, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
 ) -> EngineCall:
     """For one operation only, whose buffers, weights or packets are like no other's."""
     return replace(
@@ -93,9 +73,9 @@ def with_data(
 
 
 @lru_cache(maxsize=256)
-def ready(key: CacheKey) -> Ready:
+def ready(key: Key) -> Ready:
     """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-    return Ready.of(key.encoded, call_of(key))
+    return Ready.of(key[0], call_of(key))
 
 
 def _bits(value: float) -> int:

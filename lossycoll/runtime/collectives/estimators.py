@@ -11,7 +11,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Finish
 from lossycoll.runtime.engine.reports import PeerStats
 
-from .sequencer import Members
+from .group_context import Members
 
 log: Final = logging.getLogger("lossycoll")
 

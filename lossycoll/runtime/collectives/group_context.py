@@ -1,4 +1,4 @@
-"""Context of one group at one rank, made by the backend and shared by what is in this package."""
+"""Context of one group at one rank, made by the backend, and the ranks that operations are for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class GroupContext:
         health: Which calls were issued, and what has failed; the control plane's listener.
         options: The group's.
         number: The group's number on the wire.
-        engine: The group on the engine; None in a world of one, where ``SingleRank`` runs the
-            collectives.
+        engine: The group on the engine; None in a world of one, where data is copied.
         control: The group on the control plane; None in a world of one.
         topology: Which ranks share a host and a site; flat where nothing is shared.
     """
@@ -34,13 +33,25 @@ class GroupContext:
     topology: Topology
 
     def check_sound(self) -> None:
-        """Returns if the group neither failed nor was destroyed.
-
-        Raises:
-            LossyError: It has failed.
-            ClosedError: It was destroyed.
-        """
+        """Returns if the group neither failed nor was destroyed."""
         if self.health.failure is not None:
             raise self.health.failure.again()
         if self.health.closed:
             raise ClosedError(f"{self.health.where}: the group was destroyed")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Ranks that take part: ``ranks`` (ascending) of ``world``, ``rank`` among them."""
+
+    world: int
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ranks) == self.world
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.world) if rank not in self.ranks)

@@ -1,19 +1,18 @@
-"""Counters of one rank, for its program and for the other ranks."""
+"""Counters of one rank, of a group and of all its groups, for its program and the other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, NamedTuple
 
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.options.ranges import is_whole
 from lossycoll.runtime.core.logfmt import log
-from lossycoll.runtime.engine.link_events import LinkLog
-from lossycoll.runtime.engine.recovery_log import RecoveryLog
+from lossycoll.runtime.engine.link_events import LinkLog, RecoveryLog, SilenceLog
 from lossycoll.runtime.engine.reports import EngineStats, PeerStats, Report, Stats
-from lossycoll.runtime.engine.silence_log import SilenceLog
 
 from .group_context import GroupContext
 from .operations import Operations
@@ -46,12 +45,7 @@ MAKES_UP: Final = (
 
 
 class GroupStats:
-    """Counters and warnings of one group.
-
-    Args:
-        context: The rank's context of the group.
-        operations: Those that were submitted, which know who took part in which.
-    """
+    """Counters and warnings of one group."""
 
     def __init__(self, context: GroupContext, operations: Operations) -> None:
         self._health = context.health
@@ -91,12 +85,12 @@ class GroupStats:
         )
 
     def peer(self, rank: int) -> PeerStats:
-        """What was sent to and received from ``rank``."""
+        """Counters of what was sent to and received from ``rank``."""
         assert self._engine is not None
         return self._engine.peer_stats(rank)
 
     def last_report(self) -> Report | None:
-        """Of the last operation that the engine ended here; None before the first."""
+        """Report of the last operation that the engine ended here; None before the first."""
         if self._engine is None or not self._operations.any_ended:
             return None
         return self._with_lost(self._engine.last_report())
@@ -152,7 +146,7 @@ class GroupStats:
             log.info("%s: %s", self._where, text)
 
     def _missing(self, at: str, missing: int, received: int) -> str:
-        """What is said of so many packets; empty: nothing."""
+        """A sentence on so many missing packets; empty: none."""
         expected = missing + received
         few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
         if few or self._asked or self.made_up_for:
@@ -190,12 +184,7 @@ class GroupStats:
             )
 
     def promise(self, options: Options, by: str) -> None:
-        """A lossy call with these options is to give the same bits in each run.
-
-        Args:
-            options: The call's.
-            by: Who asks for it.
-        """
+        """A lossy call with these options is to give the same bits in each run."""
         if options in self._promised or self._engine is None:
             return
         if self._at_promise is None:
@@ -232,3 +221,72 @@ def _differs(options: Options) -> bool:
     """Whether what is missing, or what it does, differs between runs: it isn't a seed's alone."""
     measured = options.parity[1] > 0 or options.chooses_rounds
     return not options.inject or measured or options.estimator == "inverse_probability"
+
+
+OF_THE_SOCKET: Final = (
+    *("malformed", "foreign", "forged", "replayed", "stale"),
+    *("socket_overflow", "fast_path_refusals", "send_failures", "send_calls", "receive_calls"),
+    *("control_sent", "control_received", "control_foreign"),
+)
+"""Counters that each group of a socket has, though they belong to all of them."""
+SUMMED: Final = (
+    *(each.name for each in fields(EngineStats) if each.name not in OF_THE_SOCKET),
+    "calls",
+)
+OF_A_PEER: Final = (
+    *("packets_sent", "packets_received", "packets_missing"),
+    *("offered", "delivered"),
+)
+"""Counters of what passed between this rank and a peer; the rest describes the path."""
+
+
+class Counted(NamedTuple):
+    """Stats of one group.
+
+    Attributes:
+        stats: The figures.
+        ranks: The numbers that the group's ranks have in the job.
+        socket: The same object for groups that send by one socket.
+    """
+
+    stats: Stats
+    ranks: Sequence[int]
+    socket: object
+
+
+def total(counted: Sequence[Counted], rank: int, world: int) -> Stats:
+    """The sums of all groups."""
+    sums: dict[str, Any] = {
+        name: sum(getattr(each.stats, name) for each in counted) for name in SUMMED
+    }
+    sockets: defaultdict[int, list[Stats]] = defaultdict(list)
+    for each in counted:
+        sockets[id(each.socket)].append(each.stats)
+    for name in OF_THE_SOCKET:
+        sums[name] = sum(max(getattr(one, name) for one in of) for of in sockets.values())
+    peers: defaultdict[int, list[PeerStats]] = defaultdict(list)
+    for each in counted:
+        for peer in each.stats.peers:
+            peers[each.ranks[peer.rank]].append(peer)
+    lost = {each.ranks[one] for each in counted for one in each.stats.lost}
+    return Stats(
+        **sums,
+        rank=rank,
+        world=world,
+        lost=tuple(sorted(lost)),
+        peers=tuple(_peer(one, peers[one]) for one in range(world)) if peers else (),
+        groups=tuple(each.stats for each in counted),
+    )
+
+
+def _peer(rank: int, found: Iterable[PeerStats]) -> PeerStats:
+    """One rank as all groups have it; its path as the group has it that has used it most."""
+    known = sorted(found, key=lambda peer: peer.packets_sent + peer.packets_received)
+    if not known:
+        return PeerStats(rank, "", 0, 0, 0, rtt_ns=0, deadline_ns=0, delivery_rate=1.0)
+    if len(known) == 1:
+        return replace(known[0], rank=rank)
+    sums: dict[str, Any] = {name: sum(getattr(peer, name) for peer in known) for name in OF_A_PEER}
+    expected = sums["packets_received"] + sums["packets_missing"]
+    rate = sums["packets_received"] / expected if expected else 1.0
+    return replace(known[-1], rank=rank, **sums, delivery_rate=rate)

@@ -1,25 +1,93 @@
-"""Operations of one group: submitted to the engine, waited for, ended, explained if they fail."""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
-from lossycoll.runtime.engine.binding import DType, Encoded
+from lossycoll.runtime.core.logfmt import event, log
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import Report
+from lossycoll.runtime.world.view_agreement import View
 
-from . import engine_call, trace
+from . import engine_call
 from .estimators import BY_COUNT, Means
-from .group_context import GroupContext
-from .sequencer import Sequencer
+from .group_context import GroupContext, Members
+
+POLL_SECONDS: Final = 0.005
+"""Period at which a caller looks whether the view change is over."""
+
+
+class Sequencer:
+    """Numbers the operations: whoever holds ``lock`` may submit operation ``next``.
+
+    ``lock`` is a plain lock, to be used in a ``with`` statement: only there can't Ctrl-C come
+    between taking it and what gives it back. ``check`` is called while callers wait for
+    a view change, and may raise. Other threads may call ``stop`` and ``resume``.
+    """
+
+    def __init__(self, rank: int, world: int, check: Callable[[], None]) -> None:
+        self.next = 0
+        self.lock: Final = threading.Lock()
+        self._rank = rank
+        self._world = world
+        self._check = check
+        self._stopped = False
+        everyone = Members(world, rank, tuple(range(world)))
+        self._views: list[tuple[int, Members]] = [(0, everyone)]
+
+    def members(self) -> Members:
+        """Members of operation ``next``. The caller holds ``lock``; a view change is waited for."""
+        while self._stopped:
+            try:
+                self.lock.release()  # in here: whatever interrupts the sleep takes it back
+                time.sleep(POLL_SECONDS)
+            finally:
+                self.lock.acquire()
+            self._check()
+        return self.at(self.next)
+
+    def at(self, number: int) -> Members:
+        """Members of operation ``number``."""
+        views = self._views
+        if number >= views[-1][0]:  # nearly always, and this is asked for each operation
+            return views[-1][1]
+        for first, members in reversed(views):
+            if number >= first:
+                return members
+        return views[0][1]
+
+    @property
+    def latest(self) -> Members:
+        return self._views[-1][1]
+
+    def stop(self) -> int:
+        """Lets nobody submit until ``resume``; returns the number of the next operation."""
+        self._stopped = True  # before the lock, which a thread that submits anew may win each time
+        with self.lock:
+            return self.next
+
+    def resume(self, views: Sequence[View], *, agreed: bool) -> None:
+        """Takes over the views; callers may submit again if the last one is ``agreed``."""
+        with self.lock:
+            self._views = [
+                (view.first, Members(self._world, self._rank, view.members)) for view in views
+            ]
+            if agreed:
+                self._stopped = False
+
 
 VERDICT_SECONDS: Final = 5.0
-"""How long a mismatch that the engine found waits for the control plane to name both calls: an
+"""Time that a mismatch found by the engine waits for the control plane to name both calls: an
 answer takes milliseconds, but on a starved machine two threads must get their turn for it."""
 REAP_FROM: Final = 8
 """Unfinished operations from which on submitting looks for some that nobody waits for."""
@@ -28,9 +96,7 @@ REAP_FROM: Final = 8
 class Operations:
     """Operations that were submitted and aren't released yet.
 
-    Args:
-        context: The rank's context of the group. Without an engine nothing can be submitted.
-        timeout: Seconds for ranks that never take part.
+    ``timeout``: seconds for ranks that never take part.
 
     Attributes:
         timeout: The same; it may change.
@@ -44,7 +110,7 @@ class Operations:
         self._health = context.health
         self._engine = context.engine
         self._where = context.health.where
-        self._tracing = trace.wanted()
+        self._tracing = _is_traced()
         self._watched = False
         self.timeout = timeout
         self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
@@ -70,22 +136,9 @@ class Operations:
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
     ) -> Operation:
-        """Hands the engine operation ``sequencer.next``; in ``submitting()``.
-
-        Args:
-            encoded: This rank's plan.
-            call: The call that it serves.
-            buffers: Addresses of input and output.
-            dtype: The elements' type.
-            call_options: How it is to be done.
-            means: How contributions are averaged; reductions only. Those of a rank that dies
-                meanwhile then count as lost, instead of failing it.
-            blocks: What becomes of single packets, for calls that are to know.
-
-        Raises:
-            LossyError: The group has failed, or the engine refused the operation.
-        """
-        assert self._engine is not None
+        """Hands the engine operation ``sequencer.next``; in ``submitting()``."""
+        if self._engine is None:
+            return self._submit_alone(encoded, call, buffers, dtype, call_options, blocks)
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         reliable = call_options.options.delivery == "reliable"
         operation = Operation(self, call, call_options, timeout)
@@ -96,9 +149,9 @@ class Operations:
         estimator = "" if reliable else blocks.meaning if blocks else call_options.options.estimator
         scale = 1.0 if call_options.mean else float(self._where.world)
         try:
-            key = engine_call.CacheKey(
+            key = (
                 encoded, call.key, estimator, call_options.options, dtype, scale, timeout,
-                call_options.encoding, notify=operation.notify, waits=not call_options.future,
+                call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
                 ready = engine_call.ready(key)
@@ -117,7 +170,25 @@ class Operations:
                 call.submitted += 1
                 self.unfinished[operation.ticket] = operation
         if self._tracing:
-            trace.begin(self._where, operation, call.last_op, buffers)
+            _trace_begin(self._where, operation, call.last_op, buffers)
+        return operation
+
+    def _submit_alone(
+        self,
+        encoded: Encoded,
+        call: Collective,
+        buffers: tuple[int, int],
+        dtype: DType,
+        call_options: CallOptions,
+        blocks: Blocks | Contributions | None,
+    ) -> Operation:
+        """In a world of one every result is this rank's own input, and done at once."""
+        operation = Operation(self, call, call_options, 0.0)
+        operation.blocks = blocks
+        source, target = buffers
+        if source != target and not call_options.on_device:
+            ctypes.memmove(target, source, encoded.plan.out_elements * dtype.itemsize)
+        operation.complete()
         return operation
 
     def _reap(self) -> None:
@@ -151,14 +222,15 @@ class Operations:
 
     def take(self, operation: Operation) -> LossyError | None:
         """A finished operation's error, if it has one."""
-        assert self._engine is not None
+        if self._engine is None:
+            return None
         self.any_ended = True
         if operation.code == Code.OK and not self._needs_report(operation):
             return None
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
-                trace.end(
+                _trace_end(
                     self._where, self._engine, operation, *self._engine.result(operation.ticket)
                 )
             if operation.observe is not None:
@@ -186,8 +258,7 @@ class Operations:
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation. A second time nothing: a signal's handler may
         have come on top of the first."""
-        assert self._engine is not None
-        if self.unfinished.pop(operation.ticket, None) is None:
+        if self.unfinished.pop(operation.ticket, None) is None or self._engine is None:
             return
         with contextlib.suppress(ClosedError):  # closing frees it as well
             self._engine.release(operation.ticket)
@@ -196,7 +267,7 @@ class Operations:
         self._health.waiting(call)
 
     def where(self, operation: Operation | None = None) -> Where:
-        """What errors say about this rank, or about one of its operations."""
+        """This rank as errors name it, or one of its operations."""
         if operation is None:
             return self._where
         return self._where_of(operation.call, operation.timeout)
@@ -254,3 +325,49 @@ class Operations:
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
                 self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
+
+
+def _is_traced() -> bool:
+    """Whether anybody reads it."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
+def _trace_begin(where: Where, operation: Operation, number: int, buffers: tuple[int, int]) -> None:
+    """Logs that operation ``number`` was submitted."""
+    event(
+        logging.DEBUG,
+        where,
+        "begin",
+        seq=operation.call.seq,
+        op=number,
+        call=operation.call,
+        ranks=len(operation.members),
+        in_place=buffers[0] == buffers[1],
+    )
+
+
+def _trace_end(
+    where: Where, engine: EngineGroup, operation: Operation, report: Report, failure: Failure
+) -> None:
+    """Logs what became of it, and when its streams began and ended."""
+    with contextlib.suppress(ClosedError):
+        for stream in engine.streams(operation.ticket):
+            event(logging.DEBUG, where, "stream", op=report.op, **stream.in_seconds())
+    event(
+        logging.DEBUG,
+        where,
+        "end",
+        seq=operation.call.seq,
+        op=report.op,
+        call=operation.call,
+        code=Code(failure.code).name,
+        cause=report.cause.name,
+        seconds=report.elapsed,
+        sent=report.packets_sent,
+        resent=report.packets_resent,
+        received=report.packets_received,
+        recovered=report.packets_recovered,
+        missing=report.packets_missing,
+        contributions=report.contributions_mean,
+        own_filled=report.own_filled,
+    )

@@ -1,4 +1,4 @@
-"""Cache of the plans that operations use, ready for C, and kept for the sizes that come again.
+"""Plans of operations: sizes of packets, algorithm, order; ready for C, and kept for the next.
 
 All are functions of what every rank knows: who takes part, sizes and options.
 """
@@ -19,29 +19,23 @@ from lossycoll.plan import (
     owner_count,
     rename,
 )
+from lossycoll.plan.codec import ENCODED, elements_of
+from lossycoll.plan.lowbit import GROUPS
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
-from lossycoll.runtime.engine.binding import Encoded
+from lossycoll.runtime.engine.binding import DType, Encoded
 
-from .sequencer import Members
+from .group_context import Members
 
 REPLANNED: Final = ("all_reduce", "broadcast", "barrier")
 """Buffers of these have no part per rank: without some ranks they are planned for those left."""
 
 
-class Choice(NamedTuple):
-    """Algorithm and topology of a plan.
-
-    Attributes:
-        by: The algorithm.
-        topology: By which hosts and sites; None: as if each rank had a host of its own.
-    """
-
-    by: Algorithm
-    topology: Topology | None = None
+Choice = tuple[Algorithm, Topology | None]
+"""A plan's algorithm, and by which hosts and sites; None: as if each rank had a host of its own."""
 
 
 def algorithm(collective: str, members: Members, name: str, topology: Topology) -> Choice:
-    """What does ``collective`` under the option ``name``.
+    """The algorithm of ``collective`` under the option ``name``, and the topology it goes by.
 
     A plan whose buffers have a part per rank is kept when ranks are lost, without their streams. So
     it must be one in which they passed on nobody else's data.
@@ -51,7 +45,7 @@ def algorithm(collective: str, members: Members, name: str, topology: Topology) 
     if not (replanned or members.complete or by.direct):
         by = default_algorithm(collective)
     direct = replanned or members.complete or not by.relays
-    return Choice(by, topology if name == HIERARCHICAL and by.levels and direct else None)
+    return by, topology if name == HIERARCHICAL and by.levels and direct else None
 
 
 def name_of(options: Options, topology: Topology) -> str:
@@ -76,14 +70,61 @@ def order(
     all. Where parity alone meets ``max_missing``, a short buffer, of so many packets, has the first
     ranks of the order alone as owners, if each rank is a host of its own.
     """
-    if options.delivery != "lossy" or not choice.by.draws_order:
+    by, topology = choice
+    if options.delivery != "lossy" or not by.draws_order:
         return None
-    if choice.topology is not None and choice.topology.one_host:
+    if topology is not None and topology.one_host:
         return None
     drawn = draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
-    if not (options.by_parity_alone and choice.by.few_owners and choice.topology is None):
+    if not (options.by_parity_alone and by.few_owners and topology is None):
         return drawn
     return drawn[: owner_count(len(drawn), packets, options.stream_packets)]
+
+
+class ElementLayout(NamedTuple):
+    """The elements of a plan.
+
+    Attributes:
+        dtype: Their type.
+        per_packet: How many of them a packet carries.
+    """
+
+    dtype: DType
+    per_packet: int
+
+    def elements(self, nbytes: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        """Elements in so many bytes of a buffer, or of each of several."""
+        size = self.dtype.itemsize
+        return nbytes // size if isinstance(nbytes, int) else tuple([n // size for n in nbytes])
+
+
+@lru_cache(maxsize=64)
+def sum_layout_of(
+    layout: ElementLayout, payload: int, encoding: str, topology: Topology
+) -> tuple[int, Topology]:
+    """Sizes of packets where only what leaves a host is encoded: within one, sums are exact.
+
+    A packet there has room for ``host_packets`` of the network's, whose elements take more bytes
+    there. So those of the network have no more elements than fit.
+
+    ``payload``: bytes that a packet of the network has room for.
+    """
+    if encoding == "same" or not topology.shares_hosts:
+        return layout.per_packet, topology
+    room = payload * topology.host_packets // layout.dtype.itemsize
+    per_packet = min(layout.per_packet, room // GROUPS[0] * GROUPS[0])
+    if not per_packet:
+        return layout.per_packet, topology
+    return per_packet, topology.with_sum_packets(room // per_packet)
+
+
+@lru_cache(maxsize=64)
+def layout_of(payload: int, dtype: DType, encoding: str) -> ElementLayout:
+    """The elements of a call's plan. ``payload``: bytes that a packet has room for. ``dtype``: the
+    type that the call adds; BYTES for copies, unless they are encoded."""
+    if encoding != "same":
+        dtype = DType[ENCODED.upper()]
+    return ElementLayout(dtype, elements_of(encoding, dtype.name.lower(), payload))
 
 
 KEPT: Final = {
@@ -97,7 +138,7 @@ KEPT: Final = {
     "gather": 64,
     "scatter": 64,
 }
-"""How many plans of a collective are kept."""
+"""Number of plans that are kept of each collective."""
 
 
 def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:

@@ -22,16 +22,11 @@ from .group_context import GroupContext
 from .operations import Operations
 
 ASK_SECONDS: Final = 0.1
-"""How often calls are looked at that may have taken long."""
+"""Period at which calls are looked at that may have taken long."""
 
 
 class Watcher:
-    """Work of the watcher thread for one group.
-
-    Args:
-        context: The rank's context of the group.
-        operations: Those that it completes.
-    """
+    """Work of the watcher thread for one group."""
 
     def __init__(self, context: GroupContext, operations: Operations) -> None:
         self._health = context.health
@@ -87,7 +82,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """What fails here fails this group, whose futures would never complete, and no other."""
+        """Errors in here fail this group, whose futures would never complete, and no other."""
         with self._at_work:
             try:
                 yield
@@ -107,11 +102,7 @@ class Watcher:
 
 
 class Watching:
-    """The thread.
-
-    Args:
-        completions: Names what has ended, in groups by their numbers there.
-    """
+    """The thread."""
 
     def __init__(self, completions: Completions) -> None:
         self._completions = completions

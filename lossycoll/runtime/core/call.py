@@ -121,13 +121,7 @@ class CallOptions(NamedTuple):
 
 
 class LongWait:
-    """A wait for a call, which asks the other ranks about it from time to time.
-
-    Args:
-        ask: Asks them.
-        call: The call.
-        since: When the wait began, by time.monotonic().
-    """
+    """A wait for a call, which asks the other ranks about it from time to time."""
 
     __slots__ = ("_ask", "_call", "_due")
 
@@ -206,12 +200,12 @@ class Operation:
         self.timeout = timeout
         self.ticket = 0
         self.code: int = Code.PENDING
-        """What a wait has said; PENDING too where nobody has waited."""
+        """Code of the last wait; PENDING too where nobody has waited."""
         self.notify = False
         self.exact = False
         """Whether data that a rank's death left out makes it fail."""
         self.blocks: Blocks | Contributions | None = None
-        """What becomes of single packets, for calls that are to know."""
+        """Fate of single packets, for calls that are to know."""
         self.members: Sequence[int] = (0,)
         self.shown = False
         """Whether the result is there, though the operation need not be done."""
@@ -222,10 +216,8 @@ class Operation:
         self.error: LossyError | None = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds.
-
-        After a timeout the operation goes on, and its buffers still belong to it.
-        """
+        """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds. After
+        a timeout the operation goes on, and its buffers still belong to it."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.poll(0.1 if end is None else end - time.monotonic()):
             now = time.monotonic()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 JOIN_SECONDS: Final = 5.0
-"""How long the interpreter's end waits for all of them."""
+"""Time that the interpreter's end waits for all of them."""
 
 _running: Final[dict[threading.Thread, Callable[[], object]]] = {}
 
@@ -21,17 +21,7 @@ _running: Final[dict[threading.Thread, Callable[[], object]]] = {}
 def start_thread(
     target: Callable[[], object], name: str, stop: Callable[[], object] = lambda: None
 ) -> threading.Thread:
-    """Starts a thread that nobody need join.
-
-    Args:
-        target: What it does.
-        name: Its name.
-        stop: Makes ``target`` return soon; called when the interpreter is about to end, after
-            groups and swarms have been closed.
-
-    Returns:
-        The thread.
-    """
+    """Starts a thread that nobody need join; ``stop`` makes ``target`` return soon, at exit."""
 
     def run() -> None:
         try:
@@ -50,11 +40,7 @@ def start_thread(
 
 
 def close_at_exit(close: Callable[[], object]) -> None:
-    """Has ``close`` called when the interpreter is about to end, before threads are stopped.
-
-    Args:
-        close: The function; ``atexit.unregister`` takes it back.
-    """
+    """Has ``close`` called when the interpreter is about to end, before threads are stopped."""
     atexit.register(close)
 
 

@@ -22,11 +22,8 @@ log: Final = logging.getLogger("lossycoll")
 
 
 def show(options: Options) -> None:
-    """Shows what the logger says on standard error, unless logging is configured.
-
-    The level is that of the option ``log``; where that isn't given, TORCH_DISTRIBUTED_DEBUG=DETAIL
-    asks for debug.
-    """
+    """Shows what the logger says on standard error, unless logging is configured. The level is that
+    of the option ``log``; where that isn't given, TORCH_DISTRIBUTED_DEBUG=DETAIL asks for debug."""
     level = options.log
     if not options.is_given("log") and os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         level = "debug"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lossycoll._native import ffi, lib
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, encode, faults, sets
+from lossycoll.plan import Delivery, Plan, encode, faults
 from lossycoll.plan.codec import number_of, phases
 
 from .completions import completions
@@ -81,8 +81,7 @@ class EngineCall:
     """Parameters of one operation besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
-    are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
-    ``choose_rounds``, ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for
+    are equal on ranks that mean the same. ``delivery``, ``selective`` and ``feedback`` are for
     those levels of the plan that name no delivery. ``notify``: the group's completions name the
     ticket. ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does
     the engine's work, as long as packets come; not with ``notify``.
@@ -103,9 +102,8 @@ class EngineCall:
     scale: float
     signature: int
     timeout: float
-    reliable: bool
-    repair: int
-    notify: bool
+    delivery: Delivery
+    notify: bool = False
     waits: bool = False
     lingers: bool = False
     weights: Sequence[float] = ()
@@ -113,10 +111,6 @@ class EngineCall:
     selective: bool = False
     feedback: bool = False
     needed: bytes = b""
-    code: sets.Code = sets.NO_PARITY
-    most_parity: int = 0
-    choose_rounds: bool = False
-    max_missing: float = -1.0
     encoding: str = "same"
     keeps_sums: bool = False
     deterministic: bool = False
@@ -147,7 +141,7 @@ class Ready:
         for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
             to.selective = level.delivery is None and call.selective
             to.feedback = level.delivery is None and call.feedback
-            how = level.delivery or call
+            how = level.delivery or call.delivery
             to.reliable, to.repair = how.reliable, how.repair
             to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
             to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
@@ -194,18 +188,10 @@ class EngineGroup:
     Methods may be called from any thread. ``close`` first ends what is pending.
     Raises the errors of :func:`lossycoll.errors.error_of`.
 
-    Args:
-        host: The process's, started.
-        rank: Of this process in the group.
-        world: The group's size.
-        number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
-            2**32 - 1.
-        fault_group: Keys injected faults and random rounding; equal on all ranks.
-        definition: 64 bits, equal on ranks that mean the same group: part of every signature.
-        name: Of the status page.
-        options: Those that belong to a group.
-        members: The host's processes, by rank; empty: those of the same numbers.
-        met: Every member is known to have the group by now, so packets may go ahead at once.
+    ``number``: the group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
+    2**32 - 1. ``fault_group``: keys injected faults and random rounding; equal on all ranks.
+    ``definition``: 64 bits, equal on ranks that mean the same group: part of every signature.
+    ``members``: the host's processes, by rank; empty: those of the same numbers.
     """
 
     def __init__(
@@ -304,7 +290,7 @@ class EngineGroup:
     def submit_ready(
         self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0, seq: int = -1
     ) -> int:
-        """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
+        """Submits what was prepared, with the addresses of the buffers; see :meth:`submit`."""
         own = ffi.new("lc_call_case *", (input, output, gate, seq))
         try:
             with self._use:
@@ -354,12 +340,12 @@ class EngineGroup:
 
     @property
     def address(self) -> int:
-        """Where the engine's group is, for who takes its host's turns."""
+        """Address of the engine's group, for code that takes its host's turns."""
         return int(ffi.cast("uintptr_t", self._handle))
 
     @property
     def wakers(self) -> Wakers:
-        """What gates of its operations are made with."""
+        """Wakers for gates of its operations."""
         return self._host.wakers
 
     def source(self, ticket: int) -> int:
@@ -368,7 +354,7 @@ class EngineGroup:
             return int(lib.lc_group_source(self._handle, ticket))
 
     def unheard(self) -> int:
-        """How many messages that count as sent may not have reached their receivers yet."""
+        """Number of messages that count as sent and may not have reached their receivers yet."""
         with self._use:
             return int(lib.lc_group_unheard(self._handle))
 
@@ -384,7 +370,7 @@ class EngineGroup:
             return int(lib.lc_group_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
 
     def wait_result(self, ticket: int, seconds: float) -> int:
-        """As :meth:`wait`, but Code.OK as soon as the result is there, whatever becomes of the
+        """Waits like :meth:`wait`, but until the result is there (Code.OK), whatever becomes of the
         operation later. The buffers may be read then, and not be written before it is done."""
         slice_ns = _ns(min(seconds, SLICE_SECONDS))
         with self._use:
@@ -398,7 +384,7 @@ class EngineGroup:
         return code, report.kept
 
     def result(self, ticket: int) -> tuple[Report, Failure]:
-        """What a finished operation did, and why it failed (code 0: it didn't)."""
+        """Report of a finished operation, and its failure (code 0: none)."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
         with self._use:
             code = lib.lc_group_result(self._handle, ticket, report, failure)
@@ -415,7 +401,7 @@ class EngineGroup:
         return failure_of(failure)
 
     def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
-        """Which packets of a stream arrived, by its slot number here, of an operation that is
+        """Mask of a stream's packets that arrived, by its slot number here, of an operation that is
         finished or has its result.
 
         Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
@@ -423,7 +409,7 @@ class EngineGroup:
         return self._packets(lib.lc_group_arrived, ticket, slot, peer, n_packets)
 
     def given_up(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
-        """Which packets of a stream to ``peer`` (by its slot number there) it has given up, of a
+        """Mask of a stream's packets that ``peer`` has given up, by its slot number there, of a
         finished operation with feedback. Otherwise as :meth:`arrived`."""
         return self._packets(lib.lc_group_given_up, ticket, slot, peer, n_packets)
 
@@ -456,7 +442,7 @@ class EngineGroup:
             lib.lc_group_release(self._handle, ticket)
 
     def lingering(self) -> tuple[int, int]:
-        """How many operations are done here whose packets some rank may still need, and the number
+        """Number of operations done here whose packets some rank may still need, and the number
         of the first of them."""
         oldest = ffi.new("uint32_t *")
         with self._use:
@@ -506,7 +492,7 @@ class EngineGroup:
         return replace(found, peer=self._ranks.get(found.peer, -1))
 
     def link(self) -> LinkInfo:
-        """What the host's socket is like; payloads are such as all links to members carry."""
+        """Facts of the host's socket; its payload is one that all links to members carry."""
         with self._use:
             return self._host.link_to(list(self._ranks))
 

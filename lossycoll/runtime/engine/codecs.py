@@ -21,16 +21,8 @@ def rounded(
 
     Where packets begin makes no difference, as long as they begin with a group.
 
-    Args:
-        encoding: A name of plan.codec's, of one phase.
-        source: Address of float32, ``count`` of them.
-        target: Address of room for as many; may be ``source``.
-        count: Elements, up to 2^32 - 1.
-        seed: 64 bits, of what is drawn.
-        per_packet: Elements of a packet; it makes a difference where they aren't whole groups.
-
-    Raises:
-        ValueError: There are too many elements.
+    ``source``: address of float32, ``count`` of them. ``target``: address of room for as many; may
+    be ``source``. ``seed``: 64 bits, of what is drawn.
     """
     if not 0 <= count < 1 << 32:
         raise ValueError(f"{count} elements, wanted up to 2**32 - 1: encode them in parts")
@@ -45,33 +37,15 @@ def rounded(
 
 
 def encode(how: LowBit, x: Floats, out: Bytes, seed: int = 0) -> None:
-    """Writes one packet's elements, as :meth:`~lossycoll.plan.lowbit.LowBit.encode` does.
-
-    Args:
-        how: The encoding.
-        x: float32, shape (n,), contiguous.
-        out: Where they go: uint8, shape (``how.wire_bytes(n)``,), contiguous.
-        seed: Of what is drawn, rounding at random: 64 bits.
-
-    Raises:
-        ValueError: There is no such encoding.
-    """
+    """Writes one packet's elements, as :meth:`~lossycoll.plan.lowbit.LowBit.encode` does. ``seed``:
+    of what is drawn, rounding at random: 64 bits."""
     code = lib.lc_encode(_number(how), lib.LC_F32, 1, _address(out), _address(x), len(x), seed)
     if code != lib.LC_OK:
         raise ValueError(f"{how} is no encoding of float32")
 
 
 def decode(how: LowBit, data: Bytes, out: Floats) -> None:
-    """The reverse.
-
-    Args:
-        how: The encoding.
-        data: uint8, shape (``how.wire_bytes(n)``,), contiguous.
-        out: Where the elements go: float32, shape (n,), contiguous.
-
-    Raises:
-        ValueError: There is no such encoding.
-    """
+    """Decodes ``data`` to ``out``: the reverse of :func:`encode`."""
     code = lib.lc_decode(_number(how), lib.LC_F32, 1, _address(out), _address(data), len(out))
     if code != lib.LC_OK:
         raise ValueError(f"{how} is no encoding of float32")

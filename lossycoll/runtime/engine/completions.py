@@ -26,12 +26,8 @@ class Completions:
         return next(self._owners)
 
     def next(self) -> tuple[int, int]:
-        """Waits for a ticket.
-
-        Returns:
-            It, and its group's owner. The ticket is 0 where none came for a while, and negative
-            when it is stopped.
-        """
+        """Waits for a ticket; returns it and its group's owner. The ticket is 0 where none came for
+        a while, and negative when it is stopped."""
         owner = ffi.new("uint64_t *")
         ticket = lib.lc_completions_next(self.handle, int(NEXT_SECONDS * 1e9), owner)
         return int(ticket), int(owner[0])

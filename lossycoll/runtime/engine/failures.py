@@ -264,7 +264,7 @@ def _message(said: tuple[int, int, int]) -> tuple[int, int, str]:
 
 
 def _difference(failure: Failure) -> str:
-    """What differs between the two calls, as ``name: mine here, theirs there``."""
+    """Difference of two calls, as ``name: mine here, theirs there``."""
     parts = []
     if failure.mine[2] != failure.theirs[2]:
         parts.append(f"{_dtype(failure.mine[2])} here, {_dtype(failure.theirs[2])} there")

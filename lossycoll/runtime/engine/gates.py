@@ -22,14 +22,7 @@ _DONE: Final = int(ffi.offsetof("lc_gate", "done"))
 
 
 class Wakers:
-    """Descriptors by which gates wake one host's engine, closed with the last reference.
-
-    Args:
-        handle: The open host's.
-
-    Raises:
-        EngineError: The process has no descriptor left.
-    """
+    """Descriptors by which gates wake one host's engine, closed with the last reference."""
 
     def __init__(self, handle: Any) -> None:
         found = ffi.new("int32_t[2]")
@@ -44,13 +37,8 @@ class Wakers:
 
 
 def shut(address: int, wakers: Wakers, spoiled: tuple[int, int] = (0, 0)) -> None:
-    """Makes a gate that is shut.
-
-    Args:
-        address: Of ``GATE_BYTES`` bytes, which no operation and no device looks at.
-        wakers: Those of the host whose operation is to wait.
-        spoiled: Address and bytes of what becomes NaN if the operation fails.
-    """
+    """Makes a gate that is shut. ``address``: of ``GATE_BYTES`` bytes, which no operation and no
+    device looks at. ``spoiled``: address and bytes of what becomes NaN if the operation fails."""
     gate = ffi.cast("lc_gate *", address)
     gate.ready = gate.done = gate.failed = 0
     gate.wake[0], gate.wake[1] = wakers.descriptors

@@ -67,18 +67,9 @@ class Host:
     (:class:`lossycoll.runtime.engine.binding.EngineGroup`) are made after that. Its users count
     themselves (:meth:`hold`, :meth:`release`; who opens it is the first): the last one closes it.
 
-    Args:
-        process: The number of this process among ``processes``.
-        processes: How many there are.
-        address: The numeric address to bind.
-        payload_bytes: Data bytes per packet; equal everywhere.
-        options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
-            ``eager``, ``pace``, ``pacing``, ``keepalive``.
-        setting: Address of the links and the time that it has (an lc_setting) instead of the
-            system's: then it has no thread, and nothing may wait for it. 0: the system's.
-
-    Raises:
-        EngineError: The socket can't be opened; no port of the range is free.
+    ``address``: the numeric address to bind. ``payload_bytes``: data bytes per packet; equal
+    everywhere. ``setting``: address of the links and the time that it has (an lc_setting) instead
+    of the system's: then it has no thread, and nothing may wait for it. 0: the system's.
     """
 
     def __init__(
@@ -101,7 +92,7 @@ class Host:
         self.process = process
         self.processes = processes
         self.topology = Topology.flat(processes)
-        """Which processes share a machine; as ``start`` is told."""
+        """Topology of the processes, as ``start`` is told."""
         self.addresses: list[str] = [address] * processes
         self._where = Where(process, processes, addresses=self.addresses)
         config = ffi.new("lc_host_config *")
@@ -138,18 +129,7 @@ class Host:
         raise error_of(found, self._where)
 
     def share(self, processes: Sequence[int]) -> tuple[int, int]:
-        """Opens memory that other processes of this machine can read; before ``start``.
-
-        Args:
-            processes: Those that may, in rising order, this one among them.
-
-        Returns:
-            Descriptors of the memory, and of the pipe's end that others write to when they wake
-            this process. They are the host's.
-
-        Raises:
-            EngineError: There is no memory for it, or the kernel lacks what it takes.
-        """
+        """Opens memory that other processes of this machine can read; before ``start``."""
         numbers = ffi.new("uint16_t[]", list(processes))
         descriptors, failure = ffi.new("int[2]"), ffi.new("lc_failure *")
         code = lib.lc_host_share(self.handle, numbers, len(processes), descriptors, failure)
@@ -158,11 +138,7 @@ class Host:
         return descriptors[0], descriptors[1]
 
     def take_port(self, port: VerbsPort) -> None:
-        """Adds a port of RDMA, which is the host's from then on; after ``share``, before ``start``.
-
-        Raises:
-            EngineError: It can't carry the host's packets, or there is no memory for it.
-        """
+        """Adds a port of RDMA, then the host's own; after ``share``, before ``start``."""
         failure = ffi.new("lc_failure *")
         number = lib.lc_host_verbs(self.handle, port.handle, failure)
         if number < 0:
@@ -171,11 +147,7 @@ class Host:
         self._verbs_link = number
 
     def out_of_band(self) -> OutOfBand:
-        """Take out-of-band datagrams from now on; before ``start``, once.
-
-        Raises:
-            EngineError: There is no memory for them, or no descriptor.
-        """
+        """Take out-of-band datagrams from now on; before ``start``, once."""
         descriptor = lib.lc_host_oob_open(self.handle)
         if descriptor < 0:
             raise error_of(Failure(descriptor), self._where)
@@ -185,13 +157,8 @@ class Host:
     def seal(self, secrets: bytes, filter_bits: int) -> None:
         """Seals all that leaves this machine; before ``start``.
 
-        Args:
-            secrets: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`; empty: those of
-                each process come with it (:meth:`admit`).
-            filter_bits: 16 bits, equal in all processes.
-
-        Raises:
-            EngineError: There is no memory for it, or no libcrypto.
+        ``secrets``: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`; empty: those of each
+        process come with it (:meth:`admit`). ``filter_bits``: 16 bits, equal in all processes.
         """
         table = ffi.from_buffer("uint8_t[]", secrets) if secrets else ffi.NULL
         config = ffi.new("lc_seal_config *")
@@ -206,11 +173,7 @@ class Host:
         self.is_sealed = True
 
     def show(self, job: Job) -> None:
-        """Has the engine write a status page from now on; before ``start``.
-
-        Raises:
-            OSError: There can be none.
-        """
+        """Has the engine write a status page from now on; before ``start``."""
         page = StatusPage(self.process, job)
         code = lib.lc_host_page(self.handle, page.file)
         page.handed_over()
@@ -221,17 +184,12 @@ class Host:
 
     @property
     def page(self) -> Path | None:
-        """Where its status page is; None: it has none."""
+        """Path of its status page; None: it has none."""
         return None if self._page is None else self._page.path
 
     def note_peer(self, process: int, state: int, heard: float) -> None:
-        """Has the status page say what is known of another process.
-
-        Args:
-            process: Its number.
-            state: One of status_record.py's.
-            heard: When it last said something, by time.monotonic(); 0: as known.
-        """
+        """Has the status page say what is known of another process. ``heard``: when it last said
+        something, by time.monotonic(); 0: as known."""
         with self._lock:
             if self.handle != ffi.NULL and self._page is not None:
                 lib.lc_host_page_peer(self.handle, process, state, int(heard * 1e9))
@@ -246,8 +204,7 @@ class Host:
         """Asks another process's engine for a sign of life, which it gives whatever Python does
         there: a call into C may hold the GIL for long.
 
-        Returns:
-            When one last came, as of the call before, by time.monotonic(); 0: never.
+        Returns when one last came, as of the call before, by time.monotonic(); 0: never.
         """
         with self._lock:
             if self.handle == ffi.NULL:
@@ -266,19 +223,9 @@ class Host:
     ) -> None:
         """Makes the other processes known and starts the thread.
 
-        Args:
-            session: 64 bits, equal in all processes.
-            peers: (numeric host, port) of each process, this one included; None: it is to come
-                (:meth:`admit`).
-            topology: Which processes share a machine; None: none do.
-            shared: Memory and pipe of those that share this one's, by number, as ``share``
-                returned them there. They stay the caller's.
-            verbs: Addresses of those that are reached by the port of RDMA (:meth:`take_port`), but
-                for those that share memory.
-            crowded: More processes of the job run here than there are cores.
-
-        Raises:
-            EngineError: An address can't be used, or the thread can't be started.
+        ``session``: 64 bits, equal in all processes. ``peers``: (numeric host, port) of each
+        process, this one included; None: it is to come (:meth:`admit`). ``topology``: which
+        processes share a machine; None: none do.
         """
         nowhere = ffi.new("char[]", b"")  # one for all: of thousands of numbers, few are anybody's
         hosts = [ffi.new("char[]", peer[0].encode()) if peer else nowhere for peer in peers]
@@ -309,14 +256,7 @@ class Host:
         """Makes another process known by its number: one that comes, or comes back, or takes the
         place of one that has gone. At the other end the same must be done with this one.
 
-        Args:
-            process: The number.
-            peer: (numeric host, port); None: nobody has the number now.
-            secrets: Where packets are sealed, the key of what goes there and that of what comes.
-
-        Raises:
-            EngineError: The address can't be used, some group has the process as a member, or
-                there is no memory.
+        ``peer``: (numeric host, port); None: nobody has the number now.
         """
         address = ffi.NULL
         if peer is not None:
@@ -329,7 +269,7 @@ class Host:
         self.addresses[process] = f"{peer[0]}:{peer[1]}" if peer else "unknown"
 
     def link(self, number: int = 0) -> LinkInfo:
-        """What the socket is like; 1: the memory that is shared. Not after ``close``."""
+        """Facts of a link: 0 is the socket, 1 the memory that is shared. Not after ``close``."""
         c = ffi.new("lc_link_info *")
         lib.lc_host_link(self.handle, number, c)
         return LinkInfo(
@@ -341,7 +281,7 @@ class Host:
         )
 
     def link_to(self, processes: Sequence[int]) -> LinkInfo:
-        """What the socket is like, with payloads that the links between ``processes`` carry: those
+        """Facts of the socket, with payloads that the links between ``processes`` carry: those
         that share memory use it whatever the plans of their group are."""
         found = self.link()
         if self.topology.of_members(processes).shares_hosts:
@@ -366,12 +306,7 @@ class Host:
 
     @property
     def wakers(self) -> Wakers:
-        """What gates of operations on this host are made with.
-
-        Raises:
-            ClosedError: The host is closed.
-            EngineError: The process has no descriptor left.
-        """
+        """Wakers for gates of operations on this host."""
         with self._lock:
             if self.handle == ffi.NULL:
                 raise ClosedError(f"{self._where}: the group was destroyed")
@@ -399,7 +334,7 @@ class Host:
 
     @property
     def address(self) -> int:
-        """Where the engine's host is, for who takes its turns."""
+        """Address of the engine's host, for code that takes its turns."""
         return int(ffi.cast("uintptr_t", self.handle))
 
     @property
@@ -408,10 +343,8 @@ class Host:
         return self._users > 0
 
     def close(self) -> None:
-        """Joins the thread and frees everything, whoever uses it. Idempotent.
-
-        A forked child has no thread to join, and leaves all as it is.
-        """
+        """Joins the thread and frees everything, whoever uses it. Idempotent. A forked child has no
+        thread to join, and leaves all as it is."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -435,7 +368,7 @@ def step_functions() -> tuple[int, int, int]:
 
 
 def host_options(options: Options) -> tuple[object, ...]:
-    """What a host is made with: equal for groups that can share one."""
+    """Values of the options that make a host: equal for groups that can share one."""
     return tuple(getattr(options, name) for name in HOST_OPTIONS)
 
 
@@ -477,15 +410,13 @@ def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
 
 
 def shared_bytes(processes: int) -> int:
-    """What a process may take of memory that it shares with the others of ``processes``.
-
-    No less than docs/shared-memory.md says; it is reserved when the memory is made.
-    """
+    """Bytes of memory that a process may share with the others of ``processes``. No less than
+    docs/shared-memory.md says; it is reserved when the memory is made."""
     return (12 << 20) + processes * (256 << 10)
 
 
 def wire_version() -> int:
-    """Of the packets' form; ranks that differ in it can't hear each other."""
+    """Version of the packets' form; ranks that differ in it can't hear each other."""
     return int(lib.lc_wire_version())
 
 

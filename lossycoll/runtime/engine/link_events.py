@@ -1,5 +1,6 @@
-"""Events of the engine's link that a person should know, as sentences that are logged once.
+"""States of the engine's links that a person should know, as sentences that are logged once.
 
+Three logs: what a link reports, paths that are dead in a direction, and how losses are recovered.
 The engine goes on by itself in all of these cases; docs/engine.md says how.
 """
 
@@ -8,14 +9,17 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from lossycoll.runtime.engine.payload import IP_UDP_BYTES
+from lossycoll.plan.sets import code_of
 
-from .failures import Where
+from .failures import RDMA_SILENT, UDP_SILENT, Where
+from .payload import IP_UDP_BYTES
+from .reports import PeerStats
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -73,7 +77,7 @@ _LOST_REMEDIES: Final = {
 
 
 def sentence(event: LinkEvent, where: Where) -> str:
-    """What the rank of ``where`` logs of ``event``."""
+    """The sentence that the rank of ``where`` logs of ``event``."""
     why = os.strerror(event.errno)
     who = f"{where}, link {event.link}" if event.link else f"{where}"
     if event.kind == LinkEventKind.REFUSED:
@@ -132,3 +136,131 @@ class LinkLog:
                 self._told.add(name)
                 works = event.kind == LinkEventKind.WORKS
                 log.log(logging.INFO if works else logging.WARNING, "%s", sentence(event, where))
+
+
+class Silence(IntEnum):
+    """lc_silence."""
+
+    HEARD = 0
+    FROM = 1
+    """Nothing comes from the peer."""
+    TO = 2
+    """The peer says that nothing comes to it."""
+    NO_DATA = 3
+    """Control comes from the peer, and none of its data."""
+
+
+def silence_sentence(peer: PeerStats, where: Where) -> str:
+    """Describe the dead link between the rank of ``where`` and ``peer``, with a remedy."""
+    who = where.peer(peer.rank)
+    remedy = RDMA_SILENT if "(RDMA " in who else UDP_SILENT
+    seconds = f"{peer.silent_ns / 1e9:.3g} s"
+    seen = f"{peer.packets_received} packets came from it before"
+    if peer.silence == Silence.TO:
+        what = (
+            f"{who} hears nothing of this rank, though its own packets come here: none of "
+            f"{peer.silent_packets} datagrams that were sent to it in {seconds} has arrived"
+        )
+    elif peer.silence == Silence.NO_DATA:
+        what = (
+            f"only control comes from {who}: of {peer.silent_packets} packets of data that it sent "
+            f"in {seconds} none has arrived; {seen}"
+        )
+        remedy = (
+            "does a firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), "
+            "or is LOSSYCOLL_INJECT set?"
+        )
+    else:
+        what = (
+            f"nothing comes from {who}, though it isn't lost: no packet for {seconds}, and no "
+            f"answer to {peer.silent_packets} datagrams; {seen}"
+        )
+    return (
+        f"{where}: {what}. Lossy calls continue without what is missing, and reliable ones end "
+        f"with LinkError. Repair the link: {remedy}"
+    )
+
+
+class SilenceLog:
+    """Logs once for each peer and kind of silence, and once that the peer is heard again.
+
+    Where one kind follows another, it is logged when it is seen twice: while a link heals, what
+    the peer said last is older than the packets that pass again.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[int, int]] = set()
+        self._silent: dict[int, int] = {}
+        """The kind of silence that was last seen of each silent peer."""
+
+    def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
+        """Logs what has changed since the last call."""
+        for peer in peers:
+            if not peer.silence:
+                if self._silent.pop(peer.rank, None):
+                    log.info("%s: packets pass to and from %s again", where, where.peer(peer.rank))
+                continue
+            before = self._silent.get(peer.rank, peer.silence)
+            self._silent[peer.rank] = peer.silence
+            if peer.silence == before and (peer.rank, peer.silence) not in self._told:
+                self._told.add((peer.rank, peer.silence))
+                log.warning("%s", silence_sentence(peer, where))
+
+
+PERIOD_SECONDS, MOST_SECONDS = 10.0, 3600.0
+"""The least between two lines about one peer: at first, and after many, as each line doubles it."""
+SLACK: Final = 1.25
+"""A choice that expects up to so many times what may be missing is as good as one that keeps it."""
+
+
+def recovery_sentence(peer: PeerStats, where: Where) -> str:
+    """The line that the rank of ``where`` logs of its means against loss on the way to ``peer``."""
+    means = _parity(peer.code)
+    if peer.rounds:
+        means += f", lost packets resent {_times(peer.rounds)}"
+    text = (
+        f"{where}: to {where.peer(peer.rank)} {peer.link_loss:.2%} of packets are lost, in runs of "
+        f"{peer.link_burst:.2g}: {means}; {peer.expected_missing:.2%} expected missing, "
+        f"{peer.max_missing:.2%} allowed"
+    )
+    if is_missed(peer):
+        text += ", which can't be kept: raise max_missing, or set repair or delivery=reliable"
+    return text
+
+
+def is_missed(peer: PeerStats) -> bool:
+    """Whether more is expected to be missing than may be."""
+    return peer.expected_missing > SLACK * peer.max_missing
+
+
+def _parity(code: int) -> str:
+    if not code:
+        return "no parity"
+    found = code_of(code)
+    return f"{found.rows} parity packets for {found.size} ({found.rows / found.size:.0%} more)"
+
+
+def _times(rounds: int) -> str:
+    return "once" if rounds == 1 else f"{rounds} times"
+
+
+class RecoveryLog:
+    """Logs the means of each peer once they are other ones, and not too often. ``clock``:
+    seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[int, tuple[tuple[int, int, bool], float, float]] = {}
+        """By peer: means, when a line is due at the earliest, and how long the next one then is."""
+
+    def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
+        """Logs what has changed; nothing of a peer for which nothing has to be done."""
+        for peer in peers:
+            means = (peer.code, peer.rounds, is_missed(peer))
+            before, due, wait = self._told.get(peer.rank, ((0, 0, False), -1.0, PERIOD_SECONDS))
+            now = self._clock()
+            if peer.max_missing < 0 or means == before or now < due:
+                continue
+            self._told[peer.rank] = (means, now + wait, min(2 * wait, MOST_SECONDS))
+            level = logging.WARNING if is_missed(peer) else logging.INFO
+            log.log(level, "%s", recovery_sentence(peer, where))

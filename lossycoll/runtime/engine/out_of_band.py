@@ -14,18 +14,13 @@ from lossycoll._native import ffi, lib
 
 MOST_BYTES: Final[int] = lib.LC_OOB_BYTES
 MARK: Final = b"OOBD"
-"""What each begins with."""
+"""First bytes of each."""
 Place: TypeAlias = tuple[str, int]
 """Numeric host, and port."""
 
 
 class OutOfBand:
-    """Out-of-band datagrams of one host. Any thread may call.
-
-    Args:
-        handle: The host's.
-        descriptor: Readable when one has come: an eventfd, which is the host's.
-    """
+    """Out-of-band datagrams of one host. Any thread may call."""
 
     def __init__(self, handle: Any, descriptor: int) -> None:
         self._handle = handle
@@ -34,15 +29,7 @@ class OutOfBand:
         self.descriptor = descriptor
 
     def say(self, place: Place, data: bytes) -> bool:
-        """Sends one.
-
-        Args:
-            place: Anybody's.
-            data: MOST_BYTES at most, which begin with MARK.
-
-        Returns:
-            Whether the system took it. If not, it is lost, as it may be later.
-        """
+        """Sends one datagram; False where the system took nothing. A sent one may be lost later."""
         host = ffi.new("char[]", place[0].encode())
         address = ffi.new("lc_address *", {"host": host, "port": place[1]})
         with self._lock:
@@ -62,7 +49,7 @@ class OutOfBand:
 
     @property
     def dropped(self) -> int:
-        """How many were too long, or found no room."""
+        """Number of datagrams that were too long, or found no room."""
         with self._lock:
             return 0 if self._handle == ffi.NULL else int(lib.lc_host_oob_dropped(self._handle))
 

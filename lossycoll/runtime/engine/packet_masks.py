@@ -26,7 +26,7 @@ class Blocks:
     """
 
     meaning: Final = "Blocks"
-    """What ranks compare; part of the signature on the wire."""
+    """Name that ranks compare; part of the signature on the wire."""
     selective: Final = True
     feedback: Final = False
     with_result: Final = True
@@ -58,7 +58,7 @@ class Blocks:
             row[:] = np.repeat(came, each // self._packets[0])[: len(row)]
 
     def _owner(self, slot: Slot) -> int:
-        """Whose chunk a slot receives; another rank may have passed it on."""
+        """Owner of the chunk that a slot receives; another rank may have passed it on."""
         return slot.offset // self._chunk
 
 
@@ -74,7 +74,7 @@ class Contributions:
     """
 
     meaning: Final = "Contributions"
-    """What ranks compare; part of the signature on the wire."""
+    """Name that ranks compare; part of the signature on the wire."""
     selective: Final = False
     feedback: Final = True
     with_result: Final = False

@@ -11,15 +11,15 @@ class RankState(IntEnum):
     """State of a rank, as one process knows it. The numbers are those of the status page."""
 
     PRESENT = 0
-    """It takes part, as far as is known."""
+    """Takes part, as far as is known."""
     ENDED = 1
-    """It is lost: its process has ended."""
+    """Lost: its process has ended."""
     LOST = 2
-    """It is lost: it was silent for too long, so it is dead, stopped or cut off."""
+    """Lost: silent for too long, so it is dead, stopped or cut off."""
     LEFT = 3
-    """It has said goodbye."""
+    """Has said goodbye."""
     ABORTED = 4
-    """It has given the group up."""
+    """Has given the group up."""
     STOPPED = 5
     """A signal or a debugger has stopped its process; only its own machine knows that."""
     SILENT = 6

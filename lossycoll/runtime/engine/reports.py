@@ -134,7 +134,7 @@ class Stream:
     cause: Cause
 
     def in_seconds(self) -> dict[str, int | float | str]:
-        """As fields of an event: times in seconds, the cause by its name."""
+        """Fields of a log event: times in seconds, the cause by its name."""
         return {
             "slot": self.slot,
             "peer": self.peer,

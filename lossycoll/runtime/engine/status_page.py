@@ -3,6 +3,10 @@
 The engine writes it (native/page.c), with no help of Python, so it can be read while Python holds
 the GIL, while calls hang, while the process is stopped, and after it was killed. Times in it are
 by CLOCK_MONOTONIC, which all processes of a machine share.
+
+Pages are in a folder of this user alone, in memory where there is some. Whoever else could write
+there could lie to the user, and whoever else could read there would learn what the job does. So a
+folder of another owner, of a wider mode, or by a link is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +23,103 @@ from typing import Any, Final
 
 from lossycoll._native import ffi, lib
 
-from . import processes, status_folder
 from .status_record import CallRecord, GroupRecord, PeerRecord, Record, step_seconds
+
+DEAD, STOPPED, RUNS, ELSEWHERE = "dead", "stopped", "runs", "elsewhere"
+_STATES: Final = {"Z": DEAD, "X": DEAD, "x": DEAD, "T": STOPPED, "t": STOPPED}
+
+
+def space() -> int:
+    """The namespace in which this process counts processes; 0: unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third one on: names have spaces and brackets."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def start_of(pid: int) -> int:
+    """When a process began, in ticks of the machine; 0: it isn't there, or that can't be told."""
+    try:
+        return int(_stat(pid)[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def state_of(pid: int, start: int, of_space: int) -> str:
+    """State of a process by the kernel's word."""
+    if of_space != space():
+        return ELSEWHERE
+    try:
+        fields = _stat(pid)
+        began = int(fields[19])
+    except FileNotFoundError:
+        return DEAD
+    except (OSError, ValueError, IndexError):
+        return ELSEWHERE
+    return DEAD if began != start else _STATES.get(fields[0], RUNS)
+
+
+NAME: Final = "lossycoll"
+MEMORY: Final = Path("/dev/shm")
+"""Taken where the user has no folder of its own: writes to a page there never wait for a disk."""
+DISK: Final = Path("/tmp")
+
+
+class UnsafeFolder(OSError):
+    """The folder isn't this user's alone."""
+
+
+def folder() -> Path:
+    """Folder of this user's pages: in XDG_RUNTIME_DIR, else in memory, else on the disk."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(own) and os.path.isdir(own) and os.stat(own).st_uid == os.getuid():
+        return Path(own) / NAME  # sudo may have kept another user's
+    return (MEMORY if os.path.isdir(MEMORY) else DISK) / f"{NAME}-{os.getuid()}"
+
+
+def make_folder() -> Path:
+    """Makes the folder, unless it is there."""
+    path = folder()
+    try:
+        path.mkdir(0o700)
+    except FileExistsError:
+        check_folder(path)
+    return path
+
+
+def check_folder(path: Path) -> None:
+    """Raises UnsafeFolder for a folder that others can write to, read or enter, and for a link."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise UnsafeFolder(f"{path} is no folder; remove it")
+    if found.st_uid != os.getuid():
+        raise UnsafeFolder(f"{path} belongs to user {found.st_uid}, wanted {os.getuid()}")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise UnsafeFolder(f"{path} has mode {mode:04o}, wanted 0700: chmod 700 {path}")
+
+
+def open_page(path: Path) -> int:
+    """Opens a page to read it; returns the descriptor."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        os.close(descriptor)
+        raise UnsafeFolder(f"{path} is no file of user {os.getuid()}")
+    return descriptor
+
 
 MOST_BYTES: Final = 1 << 28
 TRIES: Final = 20
 """Looks at a page that is being written. A writer takes microseconds, unless it is stopped then."""
 KEPT_SECONDS: Final = 60.0
-"""How long the page of a dead process is kept after its job's end."""
+"""Time that a dead process's page is kept after its job's end."""
 MOST_READ: Final = 32
 """Pages of processes that have ended, which making a page reads at most."""
 CLOSED: Final = -1
@@ -53,20 +147,13 @@ class Job:
 class StatusPage:
     """This process's page as a file, for the engine to map. ``close`` removes it.
 
-    Args:
-        process: The number of this process.
-        job: The job's.
-
-    Raises:
-        OSError: There is no folder for it, or no room in it.
-
     Attributes:
         path: Of the page.
         file: Its descriptor; CLOSED once the engine has mapped it.
     """
 
     def __init__(self, process: int, job: Job) -> None:
-        where = status_folder.make_folder()
+        where = make_folder()
         _remove_old(where)
         pid = os.getpid()
         self.path: Final = where / f"{job.session:016x}.{process}.{pid}"
@@ -100,7 +187,7 @@ def _head(process: int, pid: int, job: Job) -> bytes:
     world = len(job.ranks)
     head = ffi.new("lc_page *")
     head.world, head.process, head.pid = world, process, pid
-    head.pid_start, head.pid_space = processes.start_of(pid), processes.space()
+    head.pid_start, head.pid_space = start_of(pid), space()
     head.session, head.liveness_ns = job.session, int(job.liveness * 1e9)
     head.sealed = job.sealed
     head.host, head.control = _text(socket.gethostname()), _text(job.control)
@@ -132,33 +219,28 @@ def _remove_old(where: Path) -> None:
     for path in ended[:MOST_READ]:
         with contextlib.suppress(OSError, ValueError):
             record = read_page(path)
-            if record.state == processes.DEAD and _is_old(record):
+            if record.state == DEAD and _is_old(record):
                 path.unlink()
 
 
 def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
-    """What the processes of this user on this machine tell, of one job or of all.
+    """Records of this user's processes on this machine, of one job or of all.
 
     Pages that are damaged or unreadable are left out; those of jobs that ended long ago are
     removed.
 
-    Args:
-        session: The job's; None: of all.
-        calls: Whether records have all calls of each group that a page has.
-
-    Raises:
-        UnsafeFolder: The folder isn't this user's alone.
+    ``session``: the job's; None: of all.
     """
-    where = status_folder.folder()
+    where = folder()
     try:
-        status_folder.check_folder(where)
+        check_folder(where)
     except FileNotFoundError:
         return []
     found = []
     for path in sorted(where.glob(f"{session:016x}.*" if session is not None else "*.*.*")):
         with contextlib.suppress(OSError, ValueError):
             found.append((path, read_page(path, calls=calls)))
-    alive = {record.session for _, record in found if record.state != processes.DEAD}
+    alive = {record.session for _, record in found if record.state != DEAD}
     for path, record in found:
         if record.session not in alive and _is_old(record):
             with contextlib.suppress(OSError):
@@ -172,13 +254,8 @@ def _is_old(record: Record) -> bool:
 
 
 def read_page(path: Path, *, calls: bool = False) -> Record:
-    """What a page says, with times as seconds before now.
-
-    Raises:
-        OSError: It isn't there any more, or is no file of this user's.
-        ValueError: It isn't a page of this version.
-    """
-    file = status_folder.open_page(path)
+    """The record of a page, with times as seconds before now."""
+    file = open_page(path)
     try:
         size = os.fstat(file).st_size
         if not ffi.sizeof("lc_page") <= size <= MOST_BYTES:
@@ -224,7 +301,7 @@ def _record(path: Path, data: bytes, now: int, whole: bool) -> Record:
         control=_read_text(head.control),
         sealed=bool(head.sealed),
         liveness=head.liveness_ns * 1e-9,
-        state=processes.state_of(pid, head.pid_start, head.pid_space),
+        state=state_of(pid, head.pid_start, head.pid_space),
         written=_ago(now, head.turn_ns),
         groups=tuple(
             _group(block, head.world, now, block_bytes, whole)

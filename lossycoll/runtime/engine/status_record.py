@@ -127,7 +127,7 @@ class Record:
         control: Where its control plane listens.
         sealed: Whether what leaves the machine is sealed.
         liveness: Seconds within which a silent rank is named.
-        state: Of the process, as the kernel of its machine says (engine/processes.py).
+        state: Of the process, as the kernel of its machine says (``state_of`` in status_page.py).
         written: When the engine last wrote its figures.
         groups: Its groups.
         peers: By process.
@@ -150,16 +150,12 @@ class Record:
     stats: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can carry."""
+        """The record as JSON can carry it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """A record that another process has sent.
-
-        Raises:
-            ValueError: It isn't one.
-        """
+        """A record that another process has sent."""
         found: Record = _read(cls, value)
         if not 0 <= found.process < found.world == len(found.peers):
             raise ValueError("process, world and peers don't fit together")
@@ -167,15 +163,8 @@ class Record:
 
 
 def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
-    """How long a step takes: the time between the same call of two steps, where the latest calls
-    repeat one sequence.
-
-    Args:
-        calls: What was called, and when: the oldest first.
-
-    Returns:
-        Seconds; -1 where nothing is repeated.
-    """
+    """Duration of a step: the time between the same call of two steps, where the latest calls
+    repeat one sequence. In seconds; -1 where nothing is repeated."""
     latest = calls[len(calls) // 4 :]  # what came before the first step may be among the oldest
     names = [name for name, _ in latest]
     for period in range(1, len(names) // 2 + 1):

@@ -13,7 +13,7 @@ from lossycoll.errors import ClosedError
 from .failures import Where
 
 POLL_SECONDS: Final = 0.001
-"""How often who closes looks whether the others have left."""
+"""Period at which the closing thread looks whether the others have left."""
 
 
 class Users:
@@ -21,14 +21,6 @@ class Users:
 
     No lock: a signal's handler that closes the group runs on top of the frame that it has
     interrupted, which couldn't give a lock back.
-
-    Args:
-        where: The group, as errors name it.
-        free: Frees what they use.
-
-    Raises:
-        ClosedError: On entering: the group was closed, or belongs to the process that this one was
-            forked from. What a forked child sent would go out under its parent's numbers.
     """
 
     __slots__ = ("_closing", "_first", "_free", "_freed", "_freeing", "_inside", "_pid", "_where")
@@ -37,7 +29,7 @@ class Users:
         self._where = where
         self._pid = os.getpid()
         self._inside: dict[int, int] = {}
-        """How often each thread is inside."""
+        """Depth at which each thread is inside."""
         self._closing = False
         self._first, self._freeing = threading.Lock(), threading.Lock()
         """Never waited for: who gets one is the one who closes, or frees."""
@@ -71,9 +63,6 @@ class Users:
         Where this thread is inside itself, since a signal's handler closes the group, it returns at
         once, and the frame that was interrupted frees as it leaves. Nothing where the group was
         closed before, or in a forked child.
-
-        Args:
-            end: Has those who are inside leave soon.
         """
         if os.getpid() != self._pid or not self._first.acquire(blocking=False):
             return

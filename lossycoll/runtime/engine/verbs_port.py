@@ -17,10 +17,8 @@ from lossycoll.errors import EngineError
 
 
 class VerbsAddress(NamedTuple):
-    """lc_verbs_address: what other processes need to know of a port.
-
-    ``gid`` in hexadecimal digits.
-    """
+    """lc_verbs_address: what other processes need to know of a port. ``gid`` in hexadecimal
+    digits."""
 
     gid: str
     queue_pair: int
@@ -30,11 +28,7 @@ class VerbsAddress(NamedTuple):
 
     @classmethod
     def from_json(cls, said: Sequence[Any]) -> VerbsAddress:
-        """What another process says of itself.
-
-        Raises:
-            ValueError: It makes no sense.
-        """
+        """Reads what another process says of itself."""
         gid, *numbers = said
         if len(bytes.fromhex(gid)) != 16:
             raise ValueError(f"a GID has 16 bytes, not {gid!r}")
@@ -58,15 +52,8 @@ class VerbsAddress(NamedTuple):
 class VerbsPort:
     """One process's queue pair.
 
-    Args:
-        device: Its name.
-        number: Of the port.
-        gid: Index of the address by which others reach it.
-        counters: The folder of the port's own counters; empty: it has none.
-        library: Path of libibverbs; empty: the system's.
-
-    Raises:
-        EngineError: It can't be opened; says what to do.
+    ``gid``: index of the address by which others reach it. ``counters``: the folder of the port's
+    own counters; empty: it has none. ``library``: path of libibverbs; empty: the system's.
     """
 
     def __init__(
@@ -95,12 +82,7 @@ class VerbsPort:
 
     def know(self, own: int, addresses: Mapping[int, VerbsAddress]) -> None:
         """Finds the ways to other processes, before they are greeted. It may take seconds, where
-        some don't answer.
-
-        Args:
-            own: This process's number.
-            addresses: Of the others that have a port, by number.
-        """
+        some don't answer."""
         self._known = max([own, *addresses]) + 1
         table = ffi.new("lc_verbs_address[]", self._known)
         for number, address in addresses.items():
@@ -109,17 +91,10 @@ class VerbsPort:
             raise EngineError(f"{self.name}: no memory for the ways to {len(addresses)} others")
 
     def greet(self, token: int, own: int, size: int, seconds: float) -> set[int]:
-        """Which of those that are known are reached, while they ask the same.
+        """The known processes that are reached, while they ask the same.
 
-        Args:
-            token: 64 bits, of this meeting alone.
-            own: This process's number.
-            size: Bytes of a greeting: as many as packets will have. Greetings of others count if
-                they have as many.
-            seconds: How long they are waited for.
-
-        Returns:
-            Those from which a datagram came.
+        ``token``: 64 bits, of this meeting alone. ``size``: bytes of a greeting: as many as packets
+        will have. Greetings of others count if they have as many.
         """
         heard = ffi.new("uint8_t[]", self._known)
         code = lib.lc_verbs_greet(
@@ -146,7 +121,7 @@ class VerbsPort:
 
 
 def memory_limit() -> str:
-    """How much this process may lock, as a person reads it."""
+    """Memory that this process may lock, as a person reads it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return "no limit" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
 

@@ -19,15 +19,12 @@ IV_BYTES: Final = 12
 TAG_BYTES: Final[int] = lib.LC_TAG_BYTES
 _SALT_BYTES: Final = 16
 _MOST_BYTES: Final = 1 << 20
-"""Of a value in the store, which a stranger may have written."""
+"""Longest value in the store that is opened; a stranger may have written it."""
 
 
 def library(path: str = "") -> tuple[str, str]:
-    """(version, "") of the libcrypto that seals, or ("", why there is none).
-
-    Args:
-        path: Its file; empty: any.
-    """
+    """(version, "") of the libcrypto that seals, or ("", why there is none). ``path``: its file;
+    empty: any."""
     _find_pythons_own()
     why = lib.lc_crypto_load(path.encode())
     if why != ffi.NULL:
@@ -51,12 +48,7 @@ def has_cipher(cipher: str) -> bool:
 
 
 def check_library(path: str = "", cipher: str = TEXT_CIPHER) -> None:
-    """Raises OptionError if nothing can be sealed here, though there is a secret.
-
-    Args:
-        path: As the option ``libcrypto`` names it.
-        cipher: What is to seal packets.
-    """
+    """Raises OptionError if nothing can be sealed here, though there is a secret."""
     _, why = library(path)
     if why and path:
         raise OptionError(f"libcrypto={path!r} can't be used: {why}")
@@ -73,15 +65,7 @@ def check_library(path: str = "", cipher: str = TEXT_CIPHER) -> None:
 def seal(
     key: bytes, iv: bytes, text: bytes, known: bytes = b"", cipher: str = TEXT_CIPHER
 ) -> bytes:
-    """``text`` sealed, its tag behind it.
-
-    Args:
-        key: ``KEY_BYTES``.
-        iv: ``IV_BYTES`` that no other text under this key has.
-        text: What nobody else may read or change.
-        known: What the reader knows, and nobody may change.
-        cipher: One of ``CIPHERS``.
-    """
+    """``text`` sealed, its tag behind it."""
     number = CIPHERS[cipher]
     out = ffi.new("uint8_t[]", len(text) + TAG_BYTES)
     if lib.lc_text_seal(number, key, iv, known, len(known), text, len(text), out) != lib.LC_OK:
@@ -100,10 +84,8 @@ def open_sealed(key: bytes, iv: bytes, sealed: bytes, known: bytes = b"") -> byt
 
 
 class SealedValues:
-    """Values of a store that anybody may read and write.
-
-    Each has a key of its own, drawn with it: a rank that starts again never uses one twice.
-    """
+    """Values of a store that anybody may read and write. Each has a key of its own, drawn with it:
+    a rank that starts again never uses one twice."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret

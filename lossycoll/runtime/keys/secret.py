@@ -19,7 +19,7 @@ VARIABLE, FILE_VARIABLE = SECRET_VARIABLES
 LEAST_BYTES: Final = 16
 MOST_BYTES: Final = 4096
 KEY_BYTES: Final = 32
-"""Of everything that is derived."""
+"""Bytes of everything that is derived."""
 _SALT: Final = b"lossycoll 1"
 
 
@@ -35,28 +35,17 @@ class Secret:
 
     @classmethod
     def of(cls, secret: bytes) -> Secret:
-        """Of the bytes that all ranks share."""
+        """The secret made of the bytes that all ranks share."""
         return cls(hmac.digest(_SALT, secret, hashlib.sha256))
 
     def derived(self, *purpose: str | int) -> bytes:
         """``KEY_BYTES`` for one purpose: a name, and what tells it from others of this name.
-
-        HKDF-Expand with SHA-256 (RFC 5869, section 2.3), of a single block.
-        """
+        HKDF-Expand with SHA-256 (RFC 5869, section 2.3), of a single block."""
         info = "/".join(map(str, purpose)).encode()
         return hmac.digest(self.root, info + b"\1", hashlib.sha256)
 
     def path_secrets(self, meeting: str, process: int, processes: int) -> bytes:
-        """What a process seals with, and opens with.
-
-        Args:
-            meeting: What tells this meeting of the ranks from all others (:func:`transcript`).
-            process: This one's number.
-            processes: How many there are.
-
-        Returns:
-            For each process, by its number, the key of what goes there and that of what comes.
-        """
+        """Keys with which a process seals, and opens."""
         return b"".join(
             self.derived("link", meeting, sender, receiver)
             for other in range(processes)
@@ -79,15 +68,8 @@ def new_secret() -> str:
 
 
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
-    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither
-    is set.
-
-    Args:
-        environ: The variables; None: this process's.
-
-    Raises:
-        OptionError: The file can't be read, others than its owner can, or the secret is too short.
-    """
+    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither is
+    set. ``environ``: the variables; None: this process's."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
         return _checked(environ[VARIABLE].encode(errors="surrogateescape"), VARIABLE)
@@ -98,11 +80,7 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
 
 
 def secret_of(text: str) -> Secret:
-    """The secret that a text is.
-
-    Raises:
-        OptionError: It is too short, or too long.
-    """
+    """The secret that a text is."""
     return _checked(text.encode(errors="surrogateescape"), "the secret")
 
 

@@ -48,10 +48,8 @@ def packets_per_peer(payload: int, buffer: int, world: int) -> int:
 
 
 def fitting_payload(largest: int, buffer: int, world: int) -> int:
-    """The payload, at most ``largest``, for which ``buffer`` holds enough packets of each peer.
-
-    Two where that takes no less than 1472 bytes, else one; the least if not even that will do.
-    """
+    """The payload, at most ``largest``, for which ``buffer`` holds enough packets of each peer. Two
+    where that takes no less than 1472 bytes, else one; the least if not even that will do."""
     usual = [largest, *(payload for payload in PAYLOADS if payload < largest)]
     for wanted in (WANTED_PER_PEER, 1):
         for payload in usual:

@@ -1,7 +1,13 @@
-"""The control groups that this process is in, as folders: both versions of them."""
+"""Cores and memory that this process may use: the machine's, as its control groups limit them.
+
+Memory that processes share is charged when it is touched. Where a control group is full by then the
+kernel ends a process, so a host looks before it asks for memory to share.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -11,10 +17,8 @@ MOUNTS: Final = Path("/sys/fs/cgroup")
 
 
 def groups_of(controller: str, proc: Path, mounts: Path) -> Iterator[tuple[int, Path]]:
-    """(version, folder) of each group that this process is in, from its own up to the root.
-
-    Those that aren't seen from here are left out. A folder need not have the controller's files.
-    """
+    """(version, folder) of each group that this process is in, from its own up to the root. Those
+    that aren't seen from here are left out. A folder need not have the controller's files."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -44,3 +48,80 @@ def numbers(path: Path) -> list[int | None]:
     except (OSError, ValueError):
         return []
     return [int(word) if word.removeprefix("-").isdecimal() else None for word in words]
+
+
+def core_mask() -> int:
+    """The cores that the process may run on, one bit each."""
+    return sum(1 << core for core in os.sched_getaffinity(0))
+
+
+def core_limit(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
+    """Number of cores whose time its control groups let it have; infinite without a limit."""
+    return min(
+        [math.inf, *(_limit(version, folder) for version, folder in groups_of("cpu", proc, mounts))]
+    )
+
+
+def _limit(version: int, folder: Path) -> float:
+    if version == 2:
+        words = numbers(folder / "cpu.max")
+    else:
+        words = numbers(folder / "cpu.cfs_quota_us") + numbers(folder / "cpu.cfs_period_us")
+    if len(words) != 2:
+        return math.inf
+    quota, period = words
+    if quota is None or quota < 0 or not period:
+        return math.inf
+    return quota / period
+
+
+NO_LIMIT: Final = 1 << 60
+"""Version 1 has a number of about that size where there is no limit."""
+
+
+def memory_room(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
+    """Bytes that can be had without anything being ended; infinite if nothing says so. What the
+    kernel would drop for it (its cache of files) counts as free."""
+    return min([_of_machine(proc), *_of_groups(proc, mounts)])
+
+
+def _of_machine(proc: Path) -> float:
+    found = _table(proc / "meminfo").get("MemAvailable:")
+    return math.inf if found is None else found * 1024.0
+
+
+def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
+    """Free bytes in each control group that this process is in, and in those around them."""
+    for version, folder in groups_of("memory", proc, mounts):
+        yield (_version_2 if version == 2 else _version_1)(folder)
+
+
+class _Room:
+    """Free memory of a control group, by its files."""
+
+    def __init__(self, limit: str, used: str, cache: tuple[str, ...]) -> None:
+        self._limit = limit
+        self._used = used
+        self._cache = cache
+
+    def __call__(self, folder: Path) -> float:
+        limit, used = ((*numbers(folder / name), None)[0] for name in (self._limit, self._used))
+        if limit is None or used is None or limit >= NO_LIMIT:
+            return math.inf
+        stat = _table(folder / "memory.stat")
+        return max(0.0, limit - used + sum(stat.get(name, 0) for name in self._cache))
+
+
+_version_1 = _Room(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+_version_2 = _Room("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def _table(path: Path) -> dict[str, int]:
+    """A file's rows of a name and a number."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}

@@ -43,14 +43,7 @@ F_SEAL_FUTURE_WRITE: Final = 0x10
 
 
 class DescriptorExchange:
-    """This process's end. Listens from the start; ``close`` ends that, and closes what was taken.
-
-    Args:
-        most: How many processes may come at once.
-
-    Raises:
-        OSError: There are no abstract Unix sockets here.
-    """
+    """This process's end, which listens from the start; ``close`` also closes what was taken."""
 
     def __init__(self, most: int) -> None:
         self.name = PREFIX + secrets.token_hex(16)
@@ -76,17 +69,7 @@ class DescriptorExchange:
         names: Mapping[int, str],
         descriptors: tuple[int, int],
     ) -> dict[int, str]:
-        """Sends this process's descriptors to others.
-
-        Args:
-            process: This one's number.
-            token: The secret of those who have met.
-            names: Where the others listen, by number.
-            descriptors: Memory, and the end of the pipe to write to; they stay the caller's.
-
-        Returns:
-            Why it couldn't be done, by number; those that aren't there have them.
-        """
+        """Sends this process's descriptors to others."""
         message = json.dumps({"process": process, "token": token}).encode()
         end = time.monotonic() + FULL_SECONDS
         failed = {}
@@ -104,12 +87,7 @@ class DescriptorExchange:
         return failed
 
     def take(self, token: str, expected: Iterable[int]) -> None:
-        """Takes what has been sent here by now, without waiting.
-
-        Args:
-            token: The secret of those who have met.
-            expected: The processes that may send.
-        """
+        """Takes what has been sent here by now, without waiting."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -183,10 +161,8 @@ def _send_one(name: str, message: bytes, descriptors: tuple[int, int]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """A message, and the descriptors that came with it.
-
-    socket.recv_fds of Python 3.11 ignores the flag by which children don't inherit them.
-    """
+    """A message, and the descriptors that came with it. socket.recv_fds of Python 3.11 ignores the
+    flag by which children don't inherit them."""
     room = socket.CMSG_SPACE(2 * struct.calcsize("i"))
     message, controls, _, _ = connection.recvmsg(LARGEST, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")

@@ -166,9 +166,7 @@ def _one_of_each(found: list[Interface]) -> list[Interface]:
 
 def _routes(host: str, source: str | None = None) -> dict[str, int]:
     """The MTU of each route to ``host``, by the local address from which packets would go.
-
-    ``source``: the address from which they have to go. Empty without a route.
-    """
+    ``source``: the address from which they have to go. Empty without a route."""
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host

@@ -35,12 +35,12 @@ class Machine:
     user: int
 
     def to_json(self) -> list[Any]:
-        """As a hello has it."""
+        """JSON for a hello."""
         return list(astuple(self))
 
     @classmethod
     def from_json(cls, said: Any) -> Machine | None:
-        """What another rank says; None where that isn't a machine."""
+        """Reads what another rank says; None where that isn't a machine."""
         kinds = (str, int, int, int)
         if not isinstance(said, Sequence) or len(said) != len(kinds):
             return None
@@ -50,11 +50,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This process's.
-
-    Raises:
-        OSError: The kernel doesn't say (no /proc).
-    """
+    """This process's."""
     boot = BOOT_ID.read_text(encoding="ascii").strip()
     network, users = ((NAMESPACES / name).stat().st_ino for name in ("net", "user"))
     return Machine(boot, network, users, os.geteuid())

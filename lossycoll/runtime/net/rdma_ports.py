@@ -17,9 +17,9 @@ ROOT: Final = Path("/sys/class/infiniband")
 ACTIVE: Final = "ACTIVE"
 ETHERNET: Final = "Ethernet"
 LAYERS: Final = (ETHERNET, "InfiniBand")
-"""Those whose devices say where a datagram comes from."""
+"""Link layers whose devices say where a datagram comes from."""
 ROUTABLE: Final = "RoCE v2"
-"""What sysfs calls GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
+"""Name in sysfs of GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
 AUTO_GID: Final = -1
 
 
@@ -90,11 +90,8 @@ class ChosenPort:
 
 
 def ports(root: Path | None = None) -> list[Port]:
-    """All ports of all devices; none where there is no RDMA.
-
-    Args:
-        root: Where sysfs shows devices; None: :data:`ROOT`.
-    """
+    """All ports of all devices; none where there is no RDMA. ``root``: where sysfs shows devices;
+    None: :data:`ROOT`."""
     folder = root or ROOT
     if not folder.is_dir():
         return []
@@ -131,7 +128,7 @@ def _gids(folder: Path, layer: str) -> Iterator[Gid]:
 
 
 def _text(path: Path) -> str:
-    """What a file says; empty if it can't be read, as those of entries without an address."""
+    """Text of a file; empty if it can't be read, like those of entries without an address."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -146,17 +143,9 @@ def choose_port(
     Of an Ethernet's ports only those are taken by themselves that stand for the interface, for
     others may lead elsewhere; of InfiniBand's the first that is active.
 
-    Args:
-        wanted: Option ``verbs_device``: a device's name, with or without a port; empty: any.
-        gid: Option ``verbs_gid``: an index; -1: the one that has the interface's address.
-        interface: What packets go through otherwise.
-        have: The machine's ports.
-
-    Returns:
-        The port, and ""; or None, and the reason, which is "" on a machine without ports.
-
-    Raises:
-        InterfaceError: The port or the GID that was asked for can't be used.
+    ``wanted``: option ``verbs_device``: a device's name, with or without a port; empty: any.
+    ``gid``: option ``verbs_gid``: an index; -1: the one that has the interface's address. Returns
+    the port, and ""; or None, and the reason, which is "" on a machine without ports.
     """
     asked = [port for port in have if wanted in (port.device, str(port))] if wanted else have
     if not asked:

@@ -27,7 +27,7 @@ SECONDS: Final = 0.9
 """For all of it: less than the second after which the kernel sends a lost packet again."""
 RTT: Final = struct.Struct("@I")
 RTT_AT: Final = 68
-"""Where struct tcp_info of linux/tcp.h has tcpi_rtt, in microseconds: its last field that all
+"""Offset of tcpi_rtt, in microseconds, in struct tcp_info of linux/tcp.h: its last field that all
 kernels have is further on."""
 
 
@@ -36,13 +36,8 @@ def round_trips(
 ) -> dict[int, float]:
     """Measures all of them at once. Takes the longest of the round trips and a little more.
 
-    Args:
-        places: Numeric address and TCP port of each host, by its number.
-        tries: Connections with each.
-        seconds: How long it may take at most.
-
-    Returns:
-        Seconds there and back, by number, of those that have answered.
+    ``places``: numeric address and TCP port of each host, by its number. Returns seconds there and
+    back, by number, of those that have answered.
     """
     best: dict[int, float] = {}
     answers = dict.fromkeys(places, 0)

@@ -13,15 +13,34 @@ from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
 from lossycoll.runtime.engine.binding import EngineGroup, Message
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
 
-from .transfer import Transfer
+
+class Transfer(Operation):
+    """``peer``: the other rank; None as long as a receive from any rank has none."""
+
+    __slots__ = ("is_send", "peer")
+
+    def __init__(
+        self,
+        messages: Submitter,
+        call: Collective,
+        call_options: CallOptions,
+        timeout: float,
+        *,
+        is_send: bool,
+        peer: int | None,
+    ) -> None:
+        super().__init__(messages, call, call_options, timeout)
+        self.is_send = is_send
+        self.peer = peer
+
 
 FLUSH_SECONDS: Final = 5.0
-"""How long a rank that leaves waits until the others have what it has sent."""
+"""Time that a leaving rank waits until the others have what it has sent."""
 REAP_FROM: Final = 8
 """Unfinished transfers from which on posting looks for some that nobody waits for."""
 
@@ -39,14 +58,8 @@ class Tolerance(NamedTuple):
 
 
 class Messages:
-    """One rank's end. Sends and receives, then ``flush`` and ``close``.
-
-    Args:
-        engine: The group's.
-        health: The group's.
-        options: The group's.
-        group_failure: The group's failure as the given call meets it; None if it has none.
-    """
+    """One rank's end. Sends and receives, then ``flush`` and ``close``. ``group_failure``: the
+    group's failure as the given call meets it; None if it has none."""
 
     def __init__(
         self,
@@ -61,7 +74,7 @@ class Messages:
         self._group_failure = group_failure
         self._pid = os.getpid()
         self._transfers: dict[int, Transfer] = {}
-        """Those whose tickets the engine still holds."""
+        """Transfers whose tickets the engine still holds."""
 
     # ---- sends and receives ----
 
@@ -100,9 +113,7 @@ class Messages:
         tolerance: Tolerance | None = None,
     ) -> Transfer:
         """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
-
-        ``finish`` runs when all has arrived, before the receive counts as done.
-        """
+        ``finish`` runs when all has arrived, before the receive counts as done."""
         call_options = CallOptions(self._options, keep=keep, epilogue=finish)
         transfer = Transfer(self, call, call_options, timeout, is_send=False, peer=peer)
         return self._post(transfer, address, element_bytes, tag, tolerance)
@@ -218,7 +229,7 @@ class Messages:
         self._health.on_long_wait()
 
     def where(self, operation: Operation | None = None) -> Where:
-        """What errors say about this rank, or about one of its transfers."""
+        """This rank as errors name it, or one of its transfers."""
         here = self._health.where
         if operation is None:
             return here

@@ -25,6 +25,7 @@ from lossycoll.errors import (
 )
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
+from lossycoll.runtime.collectives.engine_call import lossy_delivery
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
@@ -692,9 +693,8 @@ class SwarmMember:
     def _call(
         self, plan: Plan, parts: Sequence[float], source: Floats, target: Floats, timeout: float
     ) -> EngineCall:
-        options, means = self._delivery, self._means
+        means = self._means
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
-        code, most_parity, missing = options.parity
         return EngineCall(
             input=source.ctypes.data,
             output=target.ctypes.data,
@@ -702,13 +702,7 @@ class SwarmMember:
             scale=1.0,
             signature=signature("swarm", self._schema, plan.signature, means.numbers, told),
             timeout=timeout,
-            reliable=False,
-            repair=0 if options.chooses_rounds else options.repair,
-            notify=False,
-            code=code,
-            most_parity=most_parity,
-            choose_rounds=options.chooses_rounds,
-            max_missing=missing,
+            delivery=lossy_delivery(self._delivery),
             lingers=True,
             weights=parts,
             divisor=0.0,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lossycoll.runtime.engine import processes, status_folder
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.world.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
@@ -25,7 +25,7 @@ SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""
 SLOW_ROUNDS: Final = 3
-_STATES: Final = {processes.RUNS: ALIVE, processes.ELSEWHERE: ALIVE}
+_STATES: Final = {status_page.RUNS: ALIVE, status_page.ELSEWHERE: ALIVE}
 
 
 class PeerFile:
@@ -43,13 +43,13 @@ class PeerFile:
             "name": name,
             "host": socket.gethostname(),
             "pid": self._pid,
-            "pid_start": processes.start_of(self._pid),
-            "pid_space": processes.space(),
+            "pid_start": status_page.start_of(self._pid),
+            "pid_space": status_page.space(),
         }
         self._path: Path | None = None
         self._rounds, self._latest = 0, -1
         with contextlib.suppress(OSError):
-            self._path = status_folder.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
+            self._path = status_page.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
 
     def waits(self, peers: int) -> None:
         """A round is asked for.
@@ -95,9 +95,9 @@ def swarms() -> list[dict[str, Any]]:
     Raises:
         UnsafeFolder: The folder isn't this user's alone.
     """
-    where = status_folder.folder()
+    where = status_page.folder()
     try:
-        status_folder.check_folder(where)
+        status_page.check_folder(where)
     except FileNotFoundError:
         return []
     by_session: dict[str, list[dict[str, Any]]] = {}
@@ -112,13 +112,13 @@ def swarms() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    file = status_folder.open_page(path)
+    file = status_page.open_page(path)
     try:
         said = json.loads(os.read(file, MOST_BYTES))
     finally:
         os.close(file)
     last = said.get("last") or {}
-    kernel = processes.state_of(int(said["pid"]), int(said["pid_start"]), int(said["pid_space"]))
+    kernel = status_page.state_of(int(said["pid"]), int(said["pid_start"]), int(said["pid_space"]))
     peer = {
         "name": str(said["name"]),
         "number": int(said.get("number", -1)),

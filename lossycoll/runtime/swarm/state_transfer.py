@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
-from lossycoll.plan import copies, signature
+from lossycoll.plan import Delivery, copies, signature
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.world.messages import Malformed
@@ -100,9 +100,7 @@ class Pair:
             scale=1.0,
             signature=signature("transfer", self._schema, plan.signature),
             timeout=SILENCE_SECONDS,
-            reliable=True,
-            repair=0,
-            notify=False,
+            delivery=Delivery(reliable=True),
         )
         return self.engine.submit(Encoded.of(plan), call)
 

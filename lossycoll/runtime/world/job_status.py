@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, PeerRecord, Record
 
@@ -26,9 +26,9 @@ STATES: Final = tuple(state.word for state in _WORST_FIRST)
 LINKS: Final = ("udp", "shared_memory", "rdma")
 DIRECTIONS: Final = ("", "nothing comes", "nothing arrives there", "no data comes")
 _KERNEL: Final = {
-    processes.DEAD: RankState.ENDED,
-    processes.STOPPED: RankState.STOPPED,
-    processes.RUNS: RankState.PRESENT,
+    status_page.DEAD: RankState.ENDED,
+    status_page.STOPPED: RankState.STOPPED,
+    status_page.RUNS: RankState.PRESENT,
 }
 _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
@@ -67,7 +67,7 @@ def latest(records: Iterable[Record]) -> dict[int, Record]:
     """One record per process: of several, one that isn't dead."""
     found: dict[int, Record] = {}
     for record in records:
-        if record.process not in found or found[record.process].state == processes.DEAD:
+        if record.process not in found or found[record.process].state == status_page.DEAD:
             found[record.process] = record
     return found
 
@@ -77,7 +77,7 @@ def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecor
     return [
         record.peers[process]
         for other, record in known.items()
-        if other != process and record.state != processes.DEAD and process < len(record.peers)
+        if other != process and record.state != status_page.DEAD and process < len(record.peers)
     ]
 
 

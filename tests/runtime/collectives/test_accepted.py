@@ -16,9 +16,9 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, Topology, packet_count
 from lossycoll.plan.model import MOST_SLOTS
 from lossycoll.runtime.collectives import engine_call, plan_cache
-from lossycoll.runtime.collectives.element_layout import layout_of
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
-from lossycoll.runtime.collectives.sequencer import Members
+from lossycoll.runtime.collectives.group_context import Members
+from lossycoll.runtime.collectives.plan_cache import layout_of
 from lossycoll.runtime.engine.binding import DType, Encoded
 from tests.support.shared_ranks import PAYLOAD, SHARED, SharedNetwork
 
@@ -97,9 +97,7 @@ def submit_one(draw: random.Random, network: SharedNetwork, rank: int, memory: A
     encoded = plan_of(draw, rank, options, collective, dtype, per)
     estimator = "" if options.delivery == "reliable" else options.estimator
     call = (collective, dtype.name, 1, "", "")
-    key = engine_call.CacheKey(
-        encoded, call, estimator, options, dtype, 1.0, 1e9, encoding, notify=False, waits=False
-    )
+    key = (encoded, call, estimator, options, dtype, 1.0, 1e9, encoding, False, False)
     weighted = Means(Finish.WEIGHTED, (0.0, 1.0, 1e300, 2.0, 1.0), 1.0)
     means = draw.choice([BY_COUNT, weighted])
     into = memory[draw.randrange(2)]  # in place, or not

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.plan.topology import Topology
-from lossycoll.runtime.collectives.element_layout import layout_of, sum_layout_of
+from lossycoll.runtime.collectives.plan_cache import layout_of, sum_layout_of
 from lossycoll.runtime.engine.binding import DType
 
 PAYLOAD = 1408
@@ -18,13 +18,13 @@ SHARED = 65024
 def test_sums_fit_into_the_packets_of_a_host(payload: int, encoding: str) -> None:
     topology = Topology.of_labels("aabb", "xxxx", SHARED // payload)
     layout = layout_of(payload, DType.F32, encoding)
-    found = sum_layout_of(layout, payload, encoding, topology)
-    sums = found.topology.sum_packets
-    assert 0 < found.per_packet <= layout.per_packet
-    assert found.per_packet == layout.per_packet or found.per_packet % 128 == 0
-    assert 0 < 4 * found.per_packet * sums <= SHARED
-    assert 4 * found.per_packet * (sums + 1) > payload * topology.host_packets
-    assert found.topology.of_members(range(4)) == found.topology
+    per_packet, found = sum_layout_of(layout, payload, encoding, topology)
+    sums = found.sum_packets
+    assert 0 < per_packet <= layout.per_packet
+    assert per_packet == layout.per_packet or per_packet % 128 == 0
+    assert 0 < 4 * per_packet * sums <= SHARED
+    assert 4 * per_packet * (sums + 1) > payload * topology.host_packets
+    assert found.of_members(range(4)) == found
 
 
 def test_what_there_is_nothing_to_tell_apart_in_stays() -> None:

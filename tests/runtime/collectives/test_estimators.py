@@ -17,7 +17,7 @@ from lossycoll.runtime.collectives.estimators import (
     MEMORY,
     Estimators,
 )
-from lossycoll.runtime.collectives.sequencer import Members
+from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.engine.reports import PeerStats
 from tests.support.failure_cases import CALM
 from tests.support.harness import init, run_good

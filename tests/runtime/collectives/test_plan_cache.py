@@ -20,8 +20,8 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives import plan_cache
+from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import KEPT, PLANS, REPLANNED
-from lossycoll.runtime.collectives.sequencer import Members
 
 EVERYONE, FEWER = Members(4, 2, (0, 1, 2, 3)), Members(4, 2, (0, 2, 3))
 OPTIONS = {"broadcast": {"root": 3, "fanout": 2}, "gather": {"root": 3}, "scatter": {"root": 3}}
@@ -83,14 +83,14 @@ def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
 
 
 def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it() -> None:
-    other = plan_cache.Choice(replace(find_algorithm("all_reduce", "ring"), name="other"))
+    other = (replace(find_algorithm("all_reduce", "ring"), name="other"), None)
     everyone, fewer = Members(6, 0, tuple(range(6))), Members(6, 0, (0, 2, 3))
     lossy, reliable = Options(seed=3), Options(seed=3, delivery="reliable")
     orders = {plan_cache.order(other, everyone, lossy, 1, op, 9) for op in range(5)}
     assert len(orders) == 5
     assert plan_cache.order(other, fewer, lossy, 1, (1 << 32) + 4, 9) == draw_order(3, 1, 4, 3)
     assert plan_cache.order(other, everyone, reliable, 1, 0, 9) is None
-    fixed = plan_cache.Choice(replace(other.by, draws_order=False))
+    fixed = (replace(other[0], draws_order=False), None)
     assert plan_cache.order(fixed, everyone, lossy, 1, 0, 9) is None
 
 
@@ -110,15 +110,15 @@ def test_short_buffers_have_few_owners_where_parity_alone_restores(
     packets: int, owners: int, how: dict[str, Any]
 ) -> None:
     """The rule is of what all ranks know; what is measured isn't."""
-    transpose = plan_cache.Choice(default_algorithm("all_reduce"))
+    transpose = (default_algorithm("all_reduce"), None)
     members = Members(6, 0, tuple(range(6)))
     options = Options(**{"max_missing": 0.01, "repair": 0, "seed": 3, **how})
     order = plan_cache.order(transpose, members, options, 1, 4, packets)
     assert order == draw_order(3, 1, 4, 6)[:owners]
     chooses = Options(max_missing=0.01, seed=3)  # rounds of resending as well
     for choice, asked in (
-        (plan_cache.Choice(find_algorithm("all_reduce", "ring")), options),
-        (plan_cache.Choice(transpose.by, Topology.of_labels("aabbcc", "x" * 6)), options),
+        ((find_algorithm("all_reduce", "ring"), None), options),
+        ((transpose[0], Topology.of_labels("aabbcc", "x" * 6)), options),
         (transpose, chooses),
     ):
         order = plan_cache.order(choice, members, asked, 1, 4, packets)
@@ -149,7 +149,7 @@ def test_auto_goes_by_hosts_where_ranks_share_them(
 def test_nothing_is_drawn_where_nothing_is_lost() -> None:
     by = default_algorithm("all_reduce")
     for topology, drawn in ((None, True), (HOSTS, True), (ONE_HOST, False)):
-        order = plan_cache.order(plan_cache.Choice(by, topology), EVERYONE, Options(), 1, 0, 9)
+        order = plan_cache.order((by, topology), EVERYONE, Options(), 1, 0, 9)
         assert (order is not None) == drawn
 
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from lossycoll.errors import ClosedError
-from lossycoll.runtime.collectives import sequencer
-from lossycoll.runtime.collectives.sequencer import Members, Sequencer
+from lossycoll.runtime.collectives import operations
+from lossycoll.runtime.collectives.group_context import Members
+from lossycoll.runtime.collectives.operations import Sequencer
 from lossycoll.runtime.world.view_agreement import View
 
 
@@ -92,7 +93,7 @@ def test_an_interrupt_during_a_view_change_gives_the_lock_back(
         free.append(is_free(mine.lock))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sequencer, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(operations, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(KeyboardInterrupt), mine.lock:
         mine.members()
     assert free == [True], "whoever waits keeps the control plane out"
@@ -111,7 +112,7 @@ def test_nobody_submits_before_a_view_change_is_over(monkeypatch: pytest.MonkeyP
         changed, agreed = next(steps)
         mine.resume(changed, agreed=agreed)
 
-    monkeypatch.setattr(sequencer, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(operations, "time", SimpleNamespace(sleep=sleep))
     with mine.lock:
         assert mine.members() == Members(3, 0, (0,))
     assert next(steps, None) is None

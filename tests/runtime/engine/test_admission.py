@@ -9,8 +9,8 @@ import pytest
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan import Delivery, Plan, hierarchical
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
@@ -30,9 +30,7 @@ def call(data: Array, plan: Plan) -> EngineCall:
         scale=1.0,
         signature=plan.signature,
         timeout=20.0,
-        reliable=True,
-        repair=0,
-        notify=False,
+        delivery=Delivery(reliable=True),
     )
 
 

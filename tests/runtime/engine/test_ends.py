@@ -10,7 +10,7 @@ import pytest
 
 from lossycoll.errors import AbortedError, LossyError, MismatchError
 from lossycoll.plan import hierarchical, ring
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause, Stream

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lossycoll.plan import hierarchical
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan import Delivery, hierarchical
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 from lossycoll.runtime.engine.failures import Code
@@ -60,7 +60,7 @@ class Ranks:
         plan = hierarchical.all_reduce(2, rank, size, per_packet)
         address = self.data[rank].ctypes.data
         call = EngineCall(
-            *(address, address, DType.F32, 1.0, plan.signature, timeout, True, 0, False)
+            *(address, address, DType.F32, 1.0, plan.signature, timeout, Delivery(True))
         )
         engine = self.network.engines[rank]
         return engine.submit(Encoded.of(plan), call, gate=gate.address if gate else 0)

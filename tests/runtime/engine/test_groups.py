@@ -13,7 +13,7 @@ from lossycoll._native import lib
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, draw_order, hierarchical
+from lossycoll.plan import Delivery, Plan, draw_order, hierarchical
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
@@ -87,9 +87,7 @@ class Group:
             scale=float(len(self.members)),
             signature=self.plan(rank).signature,
             timeout=timeout,
-            reliable=reliable,
-            repair=0,
-            notify=False,
+            delivery=Delivery(reliable),
         )
         return self.engines[rank].submit(Encoded.of(self.plan(rank)), call)
 

@@ -20,9 +20,8 @@ from lossycoll.plan import (
     faults,
     hierarchical,
 )
-from lossycoll.plan.codec import codec_of
+from lossycoll.plan.codec import codec_of, wire_type
 from lossycoll.plan.sets import Code
-from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network, elements

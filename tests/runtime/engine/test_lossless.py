@@ -11,8 +11,8 @@ import pytest
 
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import copies, data_movement, reduce_scatter
+from lossycoll.plan.codec import Array
 from lossycoll.plan.order import draw_order
-from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.reports import Cause
 from lossycoll.runtime.net.buffers import fitting_payload
 from tests.support.engine_sums import (

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import copies
-from lossycoll.plan.wire_types import wire_type
+from lossycoll.plan.codec import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network

@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.plan.sets import Code
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.recovery_log import PERIOD_SECONDS, RecoveryLog, sentence
+from lossycoll.runtime.engine.link_events import PERIOD_SECONDS, RecoveryLog, recovery_sentence
 from lossycoll.runtime.engine.reports import PeerStats
 
 WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
@@ -35,14 +35,14 @@ BEYOND = replace(LOSING, code=0, rounds=3, link_loss=0.9, expected_missing=0.656
 
 
 def test_a_sentence_says_what_was_chosen_and_why() -> None:
-    text = sentence(LOSING, WHERE)
+    text = recovery_sentence(LOSING, WHERE)
     for part in (
         "rank 0/2: to rank 1 (10.0.0.2:4711) 5.10% of packets are lost, in runs of 1.2",
         "10 parity packets for 128 (8% more); 0.90% expected missing, 1.00% allowed",
     ):
         assert part in text, text
     assert "can't be kept" not in text
-    text = sentence(BEYOND, WHERE)
+    text = recovery_sentence(BEYOND, WHERE)
     for part in ("no parity, lost packets resent 3 times; 65.60%", "can't be kept: raise max_"):
         assert part in text, text
 

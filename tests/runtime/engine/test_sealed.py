@@ -18,7 +18,7 @@ import pytest
 from lossycoll._native import lib
 
 from lossycoll.errors import ClosedError, LossyError
-from lossycoll.plan.wire_types import Array
+from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import Message
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import EngineStats

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.link_events import Silence, SilenceLog, silence_sentence
 from lossycoll.runtime.engine.reports import PeerStats
-from lossycoll.runtime.engine.silence_log import Silence, SilenceLog, sentence
 
 WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
 WELL = PeerStats(
@@ -39,14 +39,14 @@ SHARED = ("rank 0/2: ", "rank 1 (10.0.0.2:4711)", "30.5 s", "310 ", "LinkError")
 def test_a_sentence_says_direction_figures_and_remedy(
     peer: PeerStats, parts: tuple[str, ...]
 ) -> None:
-    text = sentence(peer, WHERE)
+    text = silence_sentence(peer, WHERE)
     for part in (*SHARED, *parts):
         assert part in text, text
 
 
 def test_rdma_has_a_remedy_of_its_own() -> None:
     where = replace(WHERE, addresses=["10.0.0.1:4711", "10.0.0.2:4711 (RDMA mlx5_0)"])
-    assert "rdma link" in sentence(FROM, where)
+    assert "rdma link" in silence_sentence(FROM, where)
 
 
 def test_each_kind_is_said_once_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from lossycoll.runtime.engine import processes, status_folder, status_page
-from lossycoll.runtime.engine.status_folder import UnsafeFolder
-from lossycoll.runtime.engine.status_page import Job, StatusPage, pages, read_page
+from lossycoll.runtime.engine import status_page
+from lossycoll.runtime.engine.status_page import Job, StatusPage, UnsafeFolder, pages, read_page
 from lossycoll.runtime.engine.status_record import Record, step_seconds
 
 JOB = Job(session=0xABC, ranks=(10, 11, 12), liveness=10.0, control="[::1]:7", sealed=True)
@@ -44,7 +43,7 @@ def test_a_page_says_whose_it_is_and_is_this_users_alone(own_folder: Path) -> No
     page = made()
     (record,) = pages()
     assert (record.session, record.world, record.process) == (f"{0xABC:016x}", 3, 1)
-    assert (record.rank, record.pid, record.state) == (11, os.getpid(), processes.RUNS)
+    assert (record.rank, record.pid, record.state) == (11, os.getpid(), status_page.RUNS)
     assert [peer.rank for peer in record.peers] == [10, 11, 12]
     assert (record.control, record.sealed, record.groups) == ("[::1]:7", True, ())
     assert own_folder.stat().st_mode & 0o777 == 0o700
@@ -57,9 +56,9 @@ def test_a_page_says_whose_it_is_and_is_this_users_alone(own_folder: Path) -> No
 
 def test_the_folder_is_in_memory_where_the_user_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert status_folder.folder() == Path(f"/dev/shm/lossycoll-{os.getuid()}")
-    monkeypatch.setattr(status_folder, "MEMORY", Path("/nowhere"))
-    assert status_folder.folder() == Path(f"/tmp/lossycoll-{os.getuid()}")
+    assert status_page.folder() == Path(f"/dev/shm/lossycoll-{os.getuid()}")
+    monkeypatch.setattr(status_page, "MEMORY", Path("/nowhere"))
+    assert status_page.folder() == Path(f"/tmp/lossycoll-{os.getuid()}")
 
 
 @pytest.mark.parametrize("how", ["mode", "link", "file", "owner"])
@@ -163,14 +162,14 @@ def test_the_kernel_says_what_has_become_of_a_process(
     child = _child_page("stopped")
     try:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        assert [one.state for one in pages()] == [processes.STOPPED]
+        assert [one.state for one in pages()] == [status_page.STOPPED]
     finally:
         child.kill()
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
-    assert [one.state for one in pages()] == [processes.DEAD]
-    assert [one.state for one in pages()] == [processes.DEAD], "it was removed at once"
+    assert [one.state for one in pages()] == [status_page.DEAD]
+    assert [one.state for one in pages()] == [status_page.DEAD], "it was removed at once"
     monkeypatch.setattr(status_page, "KEPT_SECONDS", -1.0)
     page = made()
     assert len(pages()) == 1, "making a page removes those of jobs that have ended"
@@ -178,11 +177,11 @@ def test_the_kernel_says_what_has_become_of_a_process(
 
 
 def test_a_number_of_another_process_is_no_proof_of_life() -> None:
-    pid, space = os.getpid(), processes.space()
-    start = processes.start_of(pid)
-    assert processes.state_of(pid, start, space) == processes.RUNS
-    assert processes.state_of(pid, start + 1, space) == processes.DEAD
-    assert processes.state_of(pid, start, space + 1) == processes.ELSEWHERE
+    pid, space = os.getpid(), status_page.space()
+    start = status_page.start_of(pid)
+    assert status_page.state_of(pid, start, space) == status_page.RUNS
+    assert status_page.state_of(pid, start + 1, space) == status_page.DEAD
+    assert status_page.state_of(pid, start, space + 1) == status_page.ELSEWHERE
 
 
 def test_a_record_survives_json_and_nothing_else_is_taken_for_one() -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, hierarchical
-from lossycoll.plan.codec import codec_of, named
+from lossycoll.plan.codec import Array, codec_of, named
 from lossycoll.plan.order import draw_order
-from lossycoll.plan.wire_types import Array
 from tests.support.network import GROUP, Network
 
 WORLD = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.runtime.net.cores import core_limit, core_mask
+from lossycoll.runtime.net.control_groups import core_limit, core_mask
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> tuple[Path, Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.runtime.net.memory_room import memory_room
+from lossycoll.runtime.net.control_groups import memory_room
 
 NO_LIMIT = 0x7FFFFFFFFFFFF000
 """What version 1 says where there is none."""

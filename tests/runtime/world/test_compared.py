@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.options.docs_table import table
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
 from lossycoll.runtime.world.definition import compare_options, compare_versions
+from tools.options_table import table
 
 NOT_SHARED = {
     *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),

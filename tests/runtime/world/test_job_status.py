@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.engine.status_record import (
     CallRecord,
@@ -26,7 +26,7 @@ def call(op: int, began: float = 2.0, ended: float = -1.0, **rest: Any) -> CallR
     return CallRecord(op, op + 99, "all_reduce", 4, -1, began, ended, False, **rest)
 
 
-def record(process: int, op: int, *, waits: bool = True, state: str = processes.RUNS) -> Record:
+def record(process: int, op: int, *, waits: bool = True, state: str = status_page.RUNS) -> Record:
     """A process that waits in operation ``op``, or has done it."""
     latest = call(op) if waits else call(op, 3.0, 1.0)
     group = GroupRecord(
@@ -93,7 +93,7 @@ def test_a_rank_that_waits_in_an_earlier_call_is_waited_for_in_a_later_one() -> 
 
 
 def test_a_stopped_rank_that_has_made_the_call_is_waited_for_if_all_have() -> None:
-    stopped = record(2, 7, state=processes.STOPPED)
+    stopped = record(2, 7, state=status_page.STOPPED)
     assert waits_for(record(0, 7), record(1, 7), stopped, record(3, 7))[0] == [2]
     assert states(record(0, 7), stopped)[2] == "stopped"
 
@@ -120,22 +120,22 @@ def test_a_message_waits_for_its_peer() -> None:
 
 def test_states_are_by_the_kernel_then_by_what_others_know() -> None:
     here = record(0, 7)
-    assert states(here, record(1, 7, state=processes.DEAD))[:2] == ["alive", "dead"]
+    assert states(here, record(1, 7, state=status_page.DEAD))[:2] == ["alive", "dead"]
     assert states(with_peer(here, 1, state=RankState.ENDED))[1] == "dead"
     assert states(with_peer(here, 1, state=RankState.LOST))[1] == "dead"
     assert states(with_peer(here, 1, state=RankState.LEFT))[1] == "left"
     assert states(with_peer(here, 1, heard=0.1))[1] == "alive"
     assert states(with_peer(here, 1, heard=3.0))[1] == "silent"
     assert states(with_peer(here, 1, heard=-1.0))[1] == "silent"
-    far = record(1, 7, state=processes.ELSEWHERE)
+    far = record(1, 7, state=status_page.ELSEWHERE)
     assert states(here, far)[1] == "alive"
     assert states(with_peer(here, 1, state=RankState.LOST), far)[1] == "dead"
     # A dead process's own word on others isn't news.
-    assert states(with_peer(record(0, 7, state=processes.DEAD), 1, heard=0.1))[1] == "silent"
+    assert states(with_peer(record(0, 7, state=status_page.DEAD), 1, heard=0.1))[1] == "silent"
 
 
 def test_a_process_that_has_ended_and_its_heir_are_one_rank() -> None:
-    (job,) = jobs_of([record(0, 7, state=processes.DEAD), replace(record(0, 8), pid=7)])
+    (job,) = jobs_of([record(0, 7, state=status_page.DEAD), replace(record(0, 8), pid=7)])
     assert (job["ranks"][0]["pid"], job["ranks"][0]["state"]) == (7, "alive")
 
 

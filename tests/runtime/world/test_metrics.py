@@ -18,13 +18,13 @@ pytest.importorskip("prometheus_client", reason="the package prometheus_client i
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lossycoll.runtime.engine import processes
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.world import metrics
 from tests.runtime.world.test_job_status import peer, record
 from tests.support.waiting import until
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"
-RECORDS = [record(0, 7), record(1, 6, waits=False), record(2, 7, state=processes.STOPPED)]
+RECORDS = [record(0, 7), record(1, 6, waits=False), record(2, 7, state=status_page.STOPPED)]
 
 
 def told(text: str) -> dict[str, dict[tuple[str, ...], float]]:

@@ -1,11 +1,11 @@
-"""The table of docs/options.md: ``python -m lossycoll.options.docs_table`` prints it."""
+"""The table of docs/options.md: ``python -m tools.options_table`` prints it."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
-from .fields import Options
-from .schema import row, variable
+from lossycoll.options.fields import Options
+from lossycoll.options.schema import row, variable
 
 
 def table() -> str:

@@ -1,10 +1,10 @@
-"""The table of algorithms of docs/plans.md: ``python -m lossycoll.plan.docs_table`` prints it."""
+"""The table of algorithms of docs/plans.md: ``python -m tools.plans_table`` prints it."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from . import algorithms
+from lossycoll.plan import algorithms
 
 WORLDS: Final = (2, 8, 64)
 

@@ -20,7 +20,7 @@ from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.failures import Code
 from ..runtime.engine.payload import payload_bytes
-from .fold import NotAlikeError, fold_of
+from .fold import Fold, NotAlikeError, fold_of
 from .hosts import (
     LONGEST_SECONDS,
     MOST_KNOWN,
@@ -163,6 +163,8 @@ def simulate_collective(
     ``whole`` hosts are simulated, which stand for the others, too (:mod:`.fold`): they divide the
     hosts, the network is the same everywhere, and of an all-reduce each host owns whole packets,
     for which ``nbytes`` is rounded. None: all hosts.
+
+    Long because everything that a caller may choose is an argument.
     """
     if collective not in COLLECTIVES:
         raise OptionError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
@@ -180,13 +182,7 @@ def simulate_collective(
     buffers = room[0].ctypes.data, room[1].ctypes.data
     submit = _submits(collective, nbytes, buffers, options)
 
-    def plan_of(rank: int) -> Plan:
-        return planned(network, topology, options, submit, rank, folds=folds)[0]
-
-    fold = None
-    if folds and whole:
-        stride = planned(network, topology, options, submit, 0, folds=True)[1]
-        fold = fold_of(plan_of, topology, whole, stride)
+    plan_of, fold = _plans(network, topology, options, submit, whole if folds else None)
     ranks = topology.world if fold is None else fold.real
     peers = _peers(topology, ranks, plan_of)
     images = topology.world // ranks
@@ -201,9 +197,26 @@ def simulate_collective(
             if call.code:
                 break
             world.run(world.now + gap)
-    simulated = topology.n_hosts // images
-    settled = min(settle, len(done) - 1)
-    return Simulated(tuple(done), settled, bound, topology.n_hosts, simulated, nbytes)
+    where = topology.n_hosts, topology.n_hosts // images, nbytes
+    return Simulated(tuple(done), min(settle, len(done) - 1), bound, *where)
+
+
+def _plans(
+    network: Network,
+    topology: Topology,
+    options: Options,
+    submit: Callable[[Endpoint], None],
+    whole: int | None,
+) -> tuple[Callable[[int], Plan], Fold | None]:
+    """What makes any rank's plan of the first call, and the fold if some hosts stand for all."""
+
+    def plan_of(rank: int) -> Plan:
+        return planned(network, topology, options, submit, rank, folds=whole is not None)[0]
+
+    if whole is None:
+        return plan_of, None
+    stride = planned(network, topology, options, submit, 0, folds=True)[1]
+    return plan_of, fold_of(plan_of, topology, whole, stride)
 
 
 def _check_alike(

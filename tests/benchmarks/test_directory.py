@@ -10,8 +10,15 @@ from benchmarks.micro import directory
 from lossycoll.plan.grid import fitting
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["clear", "sealed"])
-@pytest.mark.parametrize("way", ["tcp", "valkey"])
+@pytest.mark.parametrize(
+    ("way", "sealed"),
+    [
+        ("tcp", True),
+        ("valkey", False),
+        pytest.param("tcp", False, marks=pytest.mark.long),
+        pytest.param("valkey", True, marks=pytest.mark.long),
+    ],
+)
 def test_a_row(way: str, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "valkey" and not (shutil.which("valkey-server") or shutil.which("redis-server")):
         pytest.skip("neither valkey-server nor redis-server is installed")

@@ -31,6 +31,20 @@ STARTS = 5
 """How often ranks are started for one table at most."""
 MOST_SECONDS = 280.0
 TAIL = 6000
+SAMPLE = (
+    "all_reduce",
+    "broadcast",
+    "in_pieces",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_to_all_single",
+    "uneven_all_gather",
+    "coalesced",
+    "sparse",
+    "point_to_point",
+    "blocks",
+)
+"""Of collectives, what the short suite checks without a GPU."""
 FAKE = "GPU_FAKE"
 """Of ranks on the CPU: how waits on a fake device end, "stream" or "host"; not set: no device."""
 _MODULE, _NAMES, _DEVICE = "GPU_TABLE", "GPU_NAMES", "GPU_DEVICE"

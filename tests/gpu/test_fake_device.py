@@ -13,23 +13,9 @@ from typing import Any
 import pytest
 
 import lossycoll
-from tests.gpu.runner import FAKE, run_table
+from tests.gpu.runner import FAKE, SAMPLE, run_table
 from tests.support.harness import init, run_good
 from tests.support.waiting import until
-
-SAMPLE = (
-    "all_reduce",
-    "broadcast",
-    "in_pieces",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_to_all_single",
-    "uneven_all_gather",
-    "coalesced",
-    "sparse",
-    "point_to_point",
-    "blocks",
-)
 
 
 @pytest.mark.in_clear

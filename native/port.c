@@ -21,6 +21,8 @@ static const double CUT_SEEN = 0.5; /* by so much of what it should */
 static const double CAP_STEP = 0.005, CAP_STEP_MAX = 0.125; /* growth of the bound in a window, */
 static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
                       CAP_GUESSED = 4; /* twice as much after so many, so often */
+static const double CAP_SAME = 0.8;    /* a bound of so much of the one before confirms it, */
+static const uint32_t CAP_SURE = 2;    /* and each such doubles CAP_TWICE, so often */
 static const double TOLD = 0.5;        /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
@@ -87,10 +89,10 @@ static double high_s(const lc_port *port) {
     return high > 2 * NOISE_S ? high : 2 * NOISE_S;
 }
 
-/* Doubles as long as no queue stands. */
+/* Doubles as long as no queue of this port stands: one that didn't hold packets back has none. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
-    if (queue > high || port->lost > LOST_START) {
+    if ((port->held && queue > high) || port->lost > LOST_START) {
         port->rate = taken > least_rate(port) ? taken : least_rate(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
@@ -260,9 +262,12 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
         start(port, now, taken, queue);
 }
 
-/* The bound rises, faster and faster, as long as nothing is lost for it. */
+/* The bound rises, faster and faster, as long as nothing is lost for it. One that was found before
+ * is likely to be found again, so it stays for longer. */
 static void raise_cap(lc_port *port) {
-    uint32_t times = port->overrun.clean / CAP_TWICE;
+    uint32_t times = port->overrun.clean / (CAP_TWICE << port->sure);
+    if (port->sure && !times)
+        return;
     double step = CAP_STEP * (double)(1u << (times < CAP_TWICE_MOST ? times : CAP_TWICE_MOST));
     port->cap *= 1 + (step < CAP_STEP_MAX ? step : CAP_STEP_MAX);
     if (port->cap > 2 * port->rate)
@@ -278,6 +283,9 @@ static void set_cap(lc_port *port) {
         port->cap = port->tested * (1 - port->overrun.share) / (1 - port->overrun.lost);
     if (port->cap < port->overrun.came) /* during the test */
         port->cap = port->overrun.came;
+    int same = port->cap > CAP_SAME * port->cap_found && CAP_SAME * port->cap < port->cap_found;
+    port->sure = !same ? 0 : port->sure < CAP_SURE ? port->sure + 1 : CAP_SURE;
+    port->cap_found = port->cap;
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;

@@ -20,11 +20,13 @@ typedef struct {
 } lc_port_ack;
 
 typedef struct {
-    double rate;     /* bytes/s that the uplink carries; 0: unknown */
-    double start;    /* bytes of a round trip while it is unknown */
-    double aim_most; /* s of queue that the uplink has room for; 0: not met */
-    double cap;      /* bytes/s beyond which packets are lost without a queue; 0: none known */
-    double tested;   /* bytes/s before the latest test of an overrun */
+    double rate;      /* bytes/s that the uplink carries; 0: unknown */
+    double start;     /* bytes of a round trip while it is unknown */
+    double aim_most;  /* s of queue that the uplink has room for; 0: not met */
+    double cap;       /* bytes/s beyond which packets are lost without a queue; 0: none known */
+    double cap_found; /* the latest that a test has found, */
+    uint32_t sure;    /* and how often the one before was about the same */
+    double tested;    /* bytes/s before the latest test of an overrun */
     lc_overrun overrun;
     uint32_t idle;            /* epochs in a row that were held back and met no queue */
     uint32_t patience;        /* of those before more is tried */

@@ -10,9 +10,9 @@ enum { PACKET = 1452, STEP_NS = 1000000, RTT_STEPS = 20 };
 typedef struct {
     double bytes_per_s, queue_s; /* of the uplink; what waits longer is dropped */
     double loss;                 /* share of what leaves that never comes */
-    int policed;                 /* it drops what is more, and queues nothing */
-    double waits, tokens;        /* bytes */
-    double owed;                 /* packets to be lost, less those that were */
+    double bucket_s;      /* of a policer, which drops what is more: nothing queues; 0: none */
+    double waits, tokens; /* bytes */
+    double owed;          /* packets to be lost, less those that were */
     uint64_t now;
     struct {
         double moved, taken;
@@ -23,7 +23,7 @@ typedef struct {
 } uplink;
 
 static void forward(uplink *u, int slot) {
-    double room = u->policed ? u->tokens : u->bytes_per_s * u->queue_s - u->waits;
+    double room = u->bucket_s > 0 ? u->tokens : u->bytes_per_s * u->queue_s - u->waits;
     double sent = 0, came = 0;
     while (lc_port_room(&u->port, u->now, 1, PACKET, 1)) {
         lc_port_spend(&u->port, u->now, PACKET);
@@ -41,7 +41,7 @@ static void forward(uplink *u, int slot) {
     }
     u->way[slot].moved = sent;
     u->way[slot].taken = came;
-    u->way[slot].queue_ns = u->policed ? 0 : (int64_t)(1e9 * u->waits / u->bytes_per_s);
+    u->way[slot].queue_ns = u->bucket_s > 0 ? 0 : (int64_t)(1e9 * u->waits / u->bytes_per_s);
 }
 
 static void pass(uplink *u, double seconds) {
@@ -61,7 +61,7 @@ static void pass(uplink *u, double seconds) {
         u->taken += u->way[slot].taken;
         double carried = u->bytes_per_s * 1e-9 * STEP_NS;
         u->waits = u->waits > carried ? u->waits - carried : 0;
-        u->tokens = fmin(u->tokens + carried, u->bytes_per_s * 0.005);
+        u->tokens = fmin(u->tokens + carried, u->bytes_per_s * u->bucket_s);
         forward(u, slot);
     }
 }
@@ -116,12 +116,23 @@ static void test_random_loss(void) {
 
 static void test_policer(void) {
     uplink u = begin(100);
-    u.policed = 1;
+    u.bucket_s = 0.005;
     pass(&u, 1);
     CHECK(u.moved > 1.1 * u.taken); /* it is met */
     pass(&u, 5);
     pass(&u, 10);
     check(&u, 10, 0.08, "policed");
+}
+
+/* It fills while less is sent, and then lets a call through at any rate: a bound that was found
+ * twice stays for longer. */
+static void test_long_bucket(void) {
+    uplink u = begin(100);
+    u.bucket_s = 0.1;
+    pass(&u, 5);
+    CHECK(u.port.cap_found > 0); /* it is met */
+    pass(&u, 20);
+    check(&u, 20, 0.03, "a bucket of 100 ms");
 }
 
 /* Delays that wander look like a queue. What is too much for a port makes a longer one. */
@@ -154,6 +165,27 @@ static void test_delays_that_wander(void) {
     CHECK_AT(none < 5.2e6, "%.0f", none);
 }
 
+/* Bursts that nothing held back meet the queues of others: that ends no start. */
+static void test_small_calls(void) {
+    uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    for (int held = 0; held < 2; held++) {
+        lc_port p;
+        lc_port_init(&p, now);
+        for (int i = 0; i < 400; i++) {
+            now += STEP_NS;
+            p.held |= held;
+            lc_port_acked(&p, &(lc_port_ack){.now = now,
+                                             .sent_ns = now - rtt,
+                                             .rtt_ns = rtt,
+                                             .queue_ns = 6000000,
+                                             .moved = 3 * PACKET,
+                                             .taken = 3 * PACKET,
+                                             .packet = PACKET});
+        }
+        CHECK_AT((p.rate > 0) == held, "held %d: %.0f", held, p.rate);
+    }
+}
+
 /* A way that had random loss gets a policer in its place: what was taken for random is doubted. */
 static void test_random_loss_that_ends(void) {
     uplink u = begin(100);
@@ -161,7 +193,7 @@ static void test_random_loss_that_ends(void) {
     pass(&u, 5);
     CHECK_AT(u.port.overrun.lost > 0.1, "%.2f", u.port.overrun.lost);
     u.loss = 0;
-    u.policed = 1;
+    u.bucket_s = 0.005;
     pass(&u, 20);
     pass(&u, 10);
     check(&u, 10, 0.1, "policed after random loss");
@@ -224,6 +256,8 @@ int main(void) {
     test_changes();
     test_random_loss();
     test_policer();
+    test_long_bucket();
+    test_small_calls();
     test_delays_that_wander();
     test_random_loss_that_ends();
     test_two_windows();

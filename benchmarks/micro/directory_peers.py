@@ -37,7 +37,7 @@ from lossycoll.runtime.swarm.protocol import (
 from lossycoll.runtime.swarm.relayed import RelayedConnection
 from lossycoll.runtime.swarm.valkey_directory import INCARNATION_BYTES, key_of
 from lossycoll.runtime.swarm.valkey_notice import Notices
-from lossycoll.runtime.swarm.valkey_server import Address, ValkeyServer
+from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
 
 BEAT_SECONDS: Final = LEASE / 4
 READ: Final = 1 << 16
@@ -262,7 +262,7 @@ class Peers:
             self._poller.register(self._direct.fd, select.EPOLLIN)
 
     def _reach_server(self) -> None:
-        address = Address.of(self._join)
+        address = ValkeyUrl.of(self._join)
         server = ValkeyServer(address)
         self._notices = Notices(server, address.prefix, self._secret)
         claimed = self._notices.claim("", False)

@@ -13,7 +13,7 @@ from lossycoll.runtime.keys.secret import Secret, secret_of
 from lossycoll.runtime.swarm.directory import Directory
 from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.valkey_relay import ValkeyRelay
-from lossycoll.runtime.swarm.valkey_server import Address
+from lossycoll.runtime.swarm.valkey_server import ValkeyUrl
 
 
 def begun(join: str, secret: Secret | None) -> tuple[int, Directory, Callable[[], None]]:
@@ -21,7 +21,7 @@ def begun(join: str, secret: Secret | None) -> tuple[int, Directory, Callable[[]
     if not join:
         server = DirectoryServer("127.0.0.1", 0, secret)
         return server.port, server._directory, server.close
-    relay = ValkeyRelay(Address.of(join), secret)
+    relay = ValkeyRelay(ValkeyUrl.of(join), secret)
     own = None
     while own is None:  # a newcomer looks again before it begins a swarm
         try:

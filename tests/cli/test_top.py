@@ -146,7 +146,14 @@ class Terminal:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+
+        def look() -> bool:
+            with contextlib.suppress(OSError):  # it can't end while nobody reads what it writes
+                os.read(self._screen, 1 << 16)
+            return self.process.poll() is not None
+
+        until(look, seconds=60)
+        return self.process.returncode
 
     def close(self) -> None:
         if self.process.poll() is None:

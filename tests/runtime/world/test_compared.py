@@ -26,6 +26,7 @@ NOT_SHARED = {
         "site",
         "libcrypto",
         "rekey",
+        "replace",
     ),
     *("keepalive", "status", "warn_after", "metrics"),
     *("verbs_device", "verbs_gid", "libibverbs"),

@@ -88,7 +88,8 @@ def test_each_peer_has_its_own_pace(delayed: bool, made: Make) -> None:
         assert all((one.failure, len(one.members)) == ("", 3) for one in ran.reports)
         assert all(one.contributions == pytest.approx(3) for one in ran.reports)
         waits = 0 if delayed else len(ran.reports) * pauses[0]
-        assert ran.share >= 0.95 - waits / ran.seconds, found
+        # At the slowest's pace it would be a half and a quarter for the others.
+        assert ran.share >= 0.8 - waits / ran.seconds, found
         assert training.samples == ran.reports[-1].samples >= 350 * len(ran.reports)
     slow, fast = found[0][1].steps, found[-1][1].steps
     assert fast > 2.5 * slow, "each at its own speed"

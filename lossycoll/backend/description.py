@@ -205,7 +205,7 @@ class Description(NamedTuple):
 
     @property
     def on_device(self) -> bool:
-        """Whether the tensors lie on a device: all do, or none (devices.ServedDevices)."""
+        """True if the tensors lie on a device: all do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
         return bool(tensors) and is_served(tensors[0])
 

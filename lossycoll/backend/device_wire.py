@@ -154,7 +154,7 @@ class DeviceWork(ManyWork):
         return [self._after]
 
     def is_completed(self) -> bool:
-        """Whether the result is there."""
+        """True if the result is there."""
         return super().is_completed() and bool(self._after.end.is_done())
 
 
@@ -196,7 +196,7 @@ class DeviceWire:
         return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
-        """Whether a reliable call is served here; alike on all ranks."""
+        """True if a reliable call is served here; alike on all ranks."""
         native = reduction is not None and reduction.native
         if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
             return False

@@ -51,7 +51,7 @@ class Extensions:
         )
 
     def lossy_has_left(self, rank: int) -> bool:
-        """Whether a rank has said goodbye: its process may live.
+        """True if a rank has said goodbye: its process may live.
 
         Args:
             rank: Of this group.

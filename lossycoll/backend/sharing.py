@@ -198,7 +198,7 @@ def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
 
 
 def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
-    """Whether more ranks run on this one's machine than there are cores for them."""
+    """True if more ranks run on this one's machine than there are cores for them."""
     mine = offers[rank].machine
     here = [offer for offer in offers if mine is not None and offer.machine == mine]
     cores = 0

@@ -121,7 +121,7 @@ def data(one: Trial) -> dict[str, Any]:
 
 
 def lossless(one: Trial) -> bool:
-    """Whether a run that was to lose packets lost none."""
+    """True if a run that was to lose packets lost none."""
     return one.loss > 0 and one.dropped == 0 and not one.failure
 
 

@@ -187,7 +187,7 @@ class Bounce:
         self._filled[-1].wait()
 
     def is_over(self, operations: Sequence[Operation]) -> bool:
-        """Whether nothing of the call is under way."""
+        """True if nothing of the call is under way."""
         over = True
         gate_of = iter(self.pieces)
         for operation in operations:
@@ -202,7 +202,7 @@ class Bounce:
 
     @property
     def is_released(self) -> bool:
-        """Whether its memory was given back."""
+        """True if its memory was given back."""
         return not self._memory
 
     def release(self) -> None:

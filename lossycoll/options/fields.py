@@ -534,7 +534,7 @@ class Options:
         return frozenset(one for one in names if not isinstance(getattr(self, one), Default))
 
     def is_given(self, name: str) -> bool:
-        """Whether an option was written, or set by the environment.
+        """True if an option was written, or set by the environment.
 
         Args:
             name: The option's name.
@@ -546,7 +546,7 @@ class Options:
 
     @property
     def continues(self) -> bool:
-        """Whether the group continues with the survivors when ranks are lost."""
+        """True if the group continues with the survivors when ranks are lost."""
         return self.on_peer_loss == "continue"
 
     @property
@@ -575,12 +575,12 @@ class Options:
 
     @property
     def chooses_rounds(self) -> bool:
-        """Whether measured loss decides on the rounds of resending too."""
+        """True if measured loss decides on the rounds of resending too."""
         return not isinstance(self.max_missing, str) and not self.is_given("repair")
 
     @property
     def by_parity_alone(self) -> bool:
-        """Whether a share may be missing, and nothing is resent to get there."""
+        """True if a share may be missing, and nothing is resent to get there."""
         return not isinstance(self.max_missing, str) and self.is_given("repair") and not self.repair
 
     @property

@@ -104,12 +104,12 @@ class Codec:
 
     @property
     def same(self) -> bool:
-        """Whether elements travel as they are."""
+        """True if elements travel as they are."""
         return self.encoding == "same"
 
     @property
     def divides(self) -> bool:
-        """Whether partial sums are divided by :meth:`divisor` on their way."""
+        """True if partial sums are divided by :meth:`divisor` on their way."""
         return self.wire.name == "f16"
 
     def divisor(self, weight: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -156,24 +156,24 @@ class Topology:
 
     @cached_property
     def shares_hosts(self) -> bool:
-        """Whether some host has several ranks."""
+        """True if some host has several ranks."""
         return self.n_hosts < self.world
 
     @cached_property
     def has_sites(self) -> bool:
-        """Whether sites are a level of their own: there are several, one of them of several
+        """True if sites are a level of their own: there are several, one of them of several
         hosts."""
         return 1 < self.n_sites < self.n_hosts
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether no level lies below that between all ranks: every rank is a host of its own, and
+        """True if no level lies below that between all ranks: every rank is a host of its own, and
         sites tell nothing."""
         return not self.shares_hosts and not self.has_sites
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks share a host, and are several."""
+        """True if all ranks share a host, and are several."""
         return self.n_hosts == 1 and self.world > 1
 
     @property

@@ -95,7 +95,7 @@ def _candidates(hosts: int, all_hosts: int, per_host: int) -> Iterator[Fold]:
 
 
 def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> bool:
-    """Whether ``image`` becomes ``plan`` when its ranks are moved back."""
+    """True if ``image`` becomes ``plan`` when its ranks are moved back."""
 
     def rank_before(rank: int) -> int:
         return (rank - images * fold.real) % plan.world

@@ -49,12 +49,12 @@ class Connection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was made here."""
+        """True if it was made here."""
         return bool(self.endpoint)
 
     @property
     def heard(self) -> bool:
-        """Whether a message has come."""
+        """True if a message has come."""
         return self.taken > 0
 
     @property

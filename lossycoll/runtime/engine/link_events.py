@@ -229,7 +229,7 @@ def recovery_sentence(peer: PeerStats, where: Where) -> str:
 
 
 def is_missed(peer: PeerStats) -> bool:
-    """Whether more is expected to be missing than may be."""
+    """True if more is expected to be missing than may be."""
     return peer.expected_missing > SLACK * peer.max_missing
 
 

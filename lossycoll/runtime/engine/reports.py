@@ -210,7 +210,7 @@ class PeerStats:
 
     @property
     def link_is_dead(self) -> bool:
-        """Whether nothing passes in a direction between this rank and the peer."""
+        """True if nothing passes in a direction between this rank and the peer."""
         return self.silence in (1, 2)
 
 

@@ -132,7 +132,7 @@ class Directory:
     # ---- who is there ----
 
     def is_again(self, wanted: Join) -> bool:
-        """Whether a peer that is here still has come anew: the same process, by the same number."""
+        """True if a peer that is here still has come anew: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         same = here is not None and here.name == wanted.name
         same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
@@ -206,7 +206,7 @@ class Directory:
         return self._settled is not None and self._clock() < self._settled
 
     def settles(self) -> bool:
-        """Whether all have just come whose directory this one has taken over, or had the time to.
+        """True if all have just come whose directory this one has taken over, or had the time to.
         Once; of those that turn here meanwhile, some may still be with the directory before."""
         if self._has_settled or not self._took_over or self._settled is None:
             return False
@@ -453,14 +453,14 @@ class Directory:
         return []
 
     def _may_be_in(self, peer: Peer, schema: str) -> bool:
-        """Whether a peer may be in a round of a schema. One that hasn't said what it averages may,
+        """True if a peer may be in a round of a schema. One that hasn't said what it averages may,
         as long as others wait for it. By samples nobody waits for one that hasn't been told."""
         if peer.behind or (self._progress.target and not peer.due and not peer.is_ready):
             return False
         return (peer.schema or ("" if peer.skipped else schema)) == schema
 
     def is_needed(self, name: str) -> bool:
-        """Whether peers haven't had all the rounds yet that this one has, who is about to leave
+        """True if peers haven't had all the rounds yet that this one has, who is about to leave
         with the directory: by another one they wouldn't meet as they would by this."""
         own = self.holder(name)
         if own is None or own.told or self._progress.target:

@@ -59,7 +59,7 @@ class DirectoryList:
         self.places = [*first, *(one for one in self.places if one not in first)]
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
-        """Whether a place may be tried. This peer's own, which that opens, is when the others have
+        """True if a place may be tried. This peer's own, which that opens, is when the others have
         had their time: so as few directories as possible open at once.
 
         ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands

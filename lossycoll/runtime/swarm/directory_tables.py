@@ -55,7 +55,7 @@ class DirtyQueue:
 
     @property
     def is_due(self) -> bool:
-        """Whether something has changed since the rows were looked at."""
+        """True if something has changed since the rows were looked at."""
         return bool(self._now)
 
     def wakes(self) -> float | None:

@@ -28,7 +28,7 @@ class Connection(Protocol):
 
     @property
     def reached(self) -> bool:
-        """Whether the other end is there; it may not have said anything yet."""
+        """True if the other end is there; it may not have said anything yet."""
 
     def read(self) -> list[bytes]:
         """The messages that have come."""

@@ -314,12 +314,12 @@ class SwarmMember:
 
     @property
     def averages_now(self) -> bool:
-        """Whether a thread is in a round, or waits for one."""
+        """True if a thread is in a round, or waits for one."""
         return self._rounds.locked()
 
     @property
     def has_said(self) -> bool:
-        """Whether it has said what it averages, or a draft of it."""
+        """True if it has said what it averages, or a draft of it."""
         return self._said is not None
 
     def wait_for(self, peers: int, timeout: float) -> None:
@@ -353,7 +353,7 @@ class SwarmMember:
 
     @property
     def is_due(self) -> bool:
-        """Whether a round is due by the samples of all peers."""
+        """True if a round is due by the samples of all peers."""
         return self._client.due
 
     @property

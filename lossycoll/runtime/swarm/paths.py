@@ -44,7 +44,7 @@ class _Over:
 
     @property
     def lingers(self) -> bool:
-        """Whether others may still ask."""
+        """True if others may still ask."""
         try:
             return self.engine.lingering()[0] > 0
         except ClosedError:
@@ -148,7 +148,7 @@ class Paths:
                 self._gone.pop(incarnation, None)
 
     def has_gone(self, incarnation: str) -> bool:
-        """Whether a peer was said to be lost."""
+        """True if a peer was said to be lost."""
         with self._lock:
             return incarnation in self._gone
 

@@ -76,7 +76,7 @@ class Progress:
         return [one for one in self._behind.values() if one.is_ready and not one.told]
 
     def falls_due(self) -> bool:
-        """Whether peers have seen the target since a round was due last. True once each time."""
+        """True if peers have seen the target since a round was due last. True once each time."""
         if not self.target or self.total - self._due_at < self.target:
             return False
         self._due_at = self.total

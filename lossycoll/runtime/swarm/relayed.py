@@ -35,7 +35,7 @@ class Sealing:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the other end's nonce is there."""
+        """True if the other end's nonce is there."""
         return self._keys is not None
 
     def accept_nonce(self, nonce: bytes) -> bool:

@@ -61,7 +61,7 @@ class UnreachablePairs:
             self._others.setdefault(other, set()).add(one)
 
     def concerns(self, members: Sequence[int]) -> bool:
-        """Whether any of them may be in an unreachable pair. Most groups have none."""
+        """True if any of them may be in an unreachable pair. Most groups have none."""
         return any(one in self._others for one in members)
 
     def forget(self, number: int) -> None:

@@ -90,11 +90,11 @@ class ControlPlane:
 
     @property
     def is_sound(self) -> bool:
-        """Whether groups can still be made on it."""
+        """True if groups can still be made on it."""
         return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the world is neither lost nor gone, as far as this one knows."""
+        """True if a rank of the world is neither lost nor gone, as far as this one knows."""
         return self.protocol.is_here(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
@@ -124,16 +124,16 @@ class ControlPlane:
 
     @property
     def has_met(self) -> bool:
-        """Whether the coordinator and every other rank have heard each other."""
+        """True if the coordinator and every other rank have heard each other."""
         return self.protocol.ready
 
     @property
     def has_met_or_failed(self) -> bool:
-        """Whether all have met, or that has failed."""
+        """True if all have met, or that has failed."""
         return self._met_or_failed.is_set()
 
     def meet(self, timeout: float) -> bool:
-        """Whether the coordinator and every other rank have heard each other, within ``timeout``
+        """True if the coordinator and every other rank have heard each other, within ``timeout``
         seconds.
 
         Before, what is told may not reach all. False at once when a rank died meanwhile: the

@@ -72,7 +72,7 @@ class FailureDetector:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether this rank has slept so long that the others may have gone on without it.
+        """True if this rank has slept so long that the others may have gone on without it.
 
         Until it hears of one again, an ended process proves nothing.
         """

@@ -54,7 +54,7 @@ def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Whether no rank of a job is left."""
+    """True if no rank of a job is left."""
     return all(rank["state"] in (DEAD, LEFT) for rank in job["ranks"])
 
 

@@ -152,7 +152,7 @@ def tell(
     ended = threading.Event()
 
     def wait(seconds: float) -> bool:
-        """Whether the job goes on, after so long."""
+        """True if the job goes on, after so long."""
         left = seconds
         while left > 0 and not (ended.is_set() or is_over()):
             ended.wait(min(left, LOOK_SECONDS))

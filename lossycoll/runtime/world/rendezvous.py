@@ -357,7 +357,7 @@ class Rendezvous:
             pause()
 
     def _is_of_all(self, roster: Mapping[str, Any]) -> bool:
-        """Whether a roster has an entry and a nonce of each rank."""
+        """True if a roster has an entry and a nonce of each rank."""
         return len(roster["ranks"]) == len(roster["nonces"]) == self._size and all(
             is_form(entry, **_ENTRY) for entry in roster["ranks"]
         )
@@ -393,7 +393,7 @@ class Rendezvous:
         return found if SESSION.fullmatch(found) else ""
 
     def _is_anothers(self, session: str) -> bool:
-        """Whether another process has this rank's place in a session that has met: its rank 0 runs.
+        """True if another process has this rank's place in a session that has met: its rank 0 runs.
 
         Not where this very process has met before: rank 0 may just be slower to leave, or listen at
         the same port again.

@@ -105,7 +105,7 @@ class Collectives:
         return self.world - len(self.agreed_lost())
 
     def continues_after(self, error: PeerLostError) -> bool:
-        """Whether the group continues with the survivors of a loss.
+        """True if the group continues with the survivors of a loss.
 
         False: the error is the group's end.
         """
@@ -115,7 +115,7 @@ class Collectives:
 
     @property
     def may_lose(self) -> bool:
-        """Whether a collective that starts now may lose packets; the same on all ranks."""
+        """True if a collective that starts now may lose packets; the same on all ranks."""
         found = self.lossy
         return found is not None and self.world > 1 and not self._reliable_now(found)
 
@@ -218,7 +218,7 @@ class Collectives:
 
     @property
     def rounds_parameters(self) -> bool:
-        """Whether parameters may travel encoded now: not in a scope such as ``reliable()``."""
+        """True if parameters may travel encoded now: not in a scope such as ``reliable()``."""
         return self._wire.asked_of_parameters != "same"
 
     def difference_encoding(self, flat: Tensor) -> str:

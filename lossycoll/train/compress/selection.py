@@ -54,7 +54,7 @@ def kept_rows(rows: int, ratio: float) -> int:
 
 
 def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
-    """Whether sketch and rows, m r + K n numbers, are fewer than all, m n."""
+    """True if sketch and rows, m r + K n numbers, are fewer than all, m n."""
     sent = matrix.rows * sketch_dim + kept_rows(matrix.rows, ratio) * matrix.columns
     return sent < matrix.numel
 

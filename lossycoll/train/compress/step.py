@@ -66,7 +66,7 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
-        """Whether rows of it are chosen, rather than all of it sent."""
+        """True if rows of it are chosen, rather than all of it sent."""
         return self.memory is not None and self.memory.ready
 
     @property

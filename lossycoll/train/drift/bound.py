@@ -299,7 +299,7 @@ class DriftBound:
         return tensor
 
     def _changed(self, number: int) -> bool:
-        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
+        """True if slice ``number`` isn't what was laid out. Additions are seen by the first one."""
         if number == 0:
             now = [source.identity for source in self._sources()]
             if now != [each.source.identity for each in self._laid_out]:

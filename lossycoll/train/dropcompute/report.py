@@ -88,7 +88,7 @@ class StepSums:
         return cls(*(packed[:FIELDS] * share).tolist())
 
     def warm_up_differs(self, ranks: int) -> bool:
-        """Whether the ``ranks`` that added up have different numbers of warm-up steps left.
+        """True if the ``ranks`` that added up have different numbers of warm-up steps left.
 
         Their variance isn't 0 then.
         """

@@ -320,7 +320,7 @@ class MoshpitSGD(Optimizer):
         return True
 
     def _is_due_by_samples(self) -> bool:
-        """Whether all peers' samples make a round; tells this one's as often as a round needs."""
+        """True if all peers' samples make a round; tells this one's as often as a round needs."""
         now = time.monotonic()
         if self._averager.is_due:
             self._began = now

@@ -38,7 +38,7 @@ class FragmentState:
     state: State  # by name, tensors on the CPU
 
     def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """Whether a state has an entry for each element, and is cut like the parameter.
+        """True if a state has an entry for each element, and is cut like the parameter.
 
         Of a single element the shape can't tell, and ``elementwise`` must.
         """

@@ -179,7 +179,7 @@ def _named(group: Group, place: int) -> list[NamedParameter]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether two processes write it alike."""
+    """True if two processes write it alike."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     return value is None or isinstance(value, bool | int | float | str)

@@ -176,7 +176,7 @@ class _BucketCopies:
     """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
 
     def was_written(self) -> bool:
-        """Whether somebody else has written to the parameters."""
+        """True if somebody else has written to the parameters."""
         return self.versions != _versions(self.parameters)
 
     def touch(self) -> None:
@@ -245,7 +245,7 @@ class ParameterSync:
     # ---- a step ----
 
     def was_written(self) -> bool:
-        """Whether replicas may hold something else than differences are to.
+        """True if replicas may hold something else than differences are to.
 
         Somebody else has written to parameters since the last step, as a checkpoint that was
         loaded, or what was sent in it didn't arrive.

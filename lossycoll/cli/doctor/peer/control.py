@@ -375,7 +375,7 @@ class Meeting:
 
 
 def _is_routed(family: int, place: Any) -> bool:
-    """Whether there is a route to a place."""
+    """True if there is a route to a place."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)

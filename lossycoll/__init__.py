@@ -226,7 +226,7 @@ def rekey(group: ProcessGroup | None = None) -> None:
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:
-    """What the engine's last finished operation in a group did at this rank.
+    """Return this rank's report of the engine's last finished operation in a group.
 
     Args:
         group: A group of this backend; None for the default group.
@@ -268,7 +268,7 @@ def debug_handlers() -> list[Any]:
     the pages ``/lossycoll`` (docs/operate.md) and ``/lossycoll_fr_trace``.
 
     Returns:
-        What ``start_debug_server`` takes as ``handlers``.
+        The ``handlers`` for ``start_debug_server``.
 
     Raises:
         UnsupportedError: This torch has no such server, or a package that it needs is missing.

@@ -311,7 +311,7 @@ class DeviceBackend:
         return bool(self._group.supports_reconfigure)
 
     def supports_tensor_alloc(self, device: Device) -> bool:
-        """True if it has memory of its own to offer: no."""
+        """False: the backend has no memory of its own to offer."""
         del device
         return False
 

@@ -91,9 +91,9 @@ class Extensions:
     ) -> Callable[[], None]:
         """Has more brought back of what is lost from now on.
 
-        What the group was given goes first: ``repair`` counts unless that was set, ``max_missing``
-        unless that, ``repair`` or ``fec`` was. All ranks must call this, and what it returns,
-        between the same calls.
+        The group's own options take precedence: ``repair`` counts unless that was set,
+        ``max_missing`` unless that, ``repair`` or ``fec`` was. All ranks must call this, and what it
+        returns, between the same calls.
 
         Args:
             repair: At least so many rounds of resending, 0 to 255; None: as they are.
@@ -229,8 +229,8 @@ class Extensions:
 
         Returns:
             A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
-            (packets) of ``input``, as it is then, that were lost. What a link lost that was silent
-            for ``deadline_max`` isn't known, and not in it. ``sent`` is bool (world,): the owners
+            (packets) of ``input``, as it is then, that were lost. Losses of a link that was silent
+            for ``deadline_max`` are unknown, and not in it. ``sent`` is bool (world,): the owners
             whose chunk of ``input`` this rank has sent, encoded.
 
         Raises:

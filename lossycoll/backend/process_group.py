@@ -52,12 +52,12 @@ _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValue
 class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
-    torch.distributed calls its methods; docs/backend.md says which call takes which route. What
-    torch's interface doesn't have is in :class:`Extensions`, and how members change in
-    :class:`Reconfigurable`. Every collective returns a work that owns its tensors until it is done.
+    torch.distributed calls its methods; docs/backend.md says which call takes which route.
+    :class:`Extensions` has the methods that torch's interface lacks, :class:`Reconfigurable` the
+    change of members. Every collective returns a work that owns its tensors until it is done.
     It raises UnsupportedError for what can't be served, before the call gets a number, and
-    LossyError where the group has failed, or fails by this call. What fails after that, the work's
-    ``wait`` raises. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
+    LossyError where the group has failed, or fails by this call. The work's ``wait`` raises later
+    failures. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
     call have one dtype; ranks agree on it and on the number of elements. The methods also take
     torch's short forms, such as ``allreduce(tensor, op)``.
 

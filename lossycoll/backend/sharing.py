@@ -208,7 +208,7 @@ def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
 
 
 def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:
-    """By rank the number of its host, of which each rank has every other one's memory."""
+    """Host number of each rank. All ranks of a host have each other's memory."""
     has = [frozenset(ranks) for ranks in taken]
     hosts: list[list[int]] = []
     for ranks in sets:

@@ -217,7 +217,7 @@ class Bounce:
 def _cut(
     pairs: list[tuple[Tensor, Tensor]], cuts: Sequence[int]
 ) -> list[list[tuple[Tensor, Tensor]]]:
-    """By piece, the parts of pairs of contiguous tensors that have as many elements each."""
+    """Cut pairs of contiguous tensors, with as many elements each, into pieces."""
     if not cuts:
         return [pairs]
     parts: list[list[tuple[Tensor, Tensor]]] = []

@@ -558,9 +558,9 @@ class Options:
 
     @property
     def parity(self) -> tuple[sets.Code, int, float]:
-        """(code, most, max_missing): the code of parity, or how many packets of it there are at
-        most for 64, as measured loss decides (else 0); and which share may then be missing (-1
-        where no share is asked for)."""
+        """(code, most, max_missing) of parity. Without a fixed code, measured loss decides, and
+        ``most`` bounds the parity packets for 64 packets (else 0). ``max_missing`` is -1 where no
+        share is asked for."""
         missing = -1.0 if isinstance(self.max_missing, str) else self.max_missing
         if isinstance(self.fec, str):
             return sets.NO_PARITY, MOST_PARITY, missing

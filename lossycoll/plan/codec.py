@@ -113,7 +113,7 @@ class Codec:
         return self.wire.name == "f16"
 
     def divisor(self, weight: NDArray[np.int64]) -> NDArray[np.float64]:
-        """By what partial sums of so many contributions are divided: powers of two, which round
+        """Divisor of partial sums of so many contributions: powers of two, which round
         nothing. A sum may exceed what float16 holds although each contribution fits."""
         if not self.divides:
             return np.ones(len(weight))

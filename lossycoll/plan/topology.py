@@ -306,7 +306,7 @@ def _widest_gap(values: list[float]) -> tuple[float, float] | None:
 
 
 def _linked(hosts: int, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
-    """By host the number of its set, of which each is linked with another one by a pair."""
+    """Number of each host's set. A chain of pairs links the hosts of a set."""
     least = list(range(hosts))
     for a, b in pairs:
         one, other = sorted((least[a], least[b]))

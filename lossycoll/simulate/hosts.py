@@ -56,7 +56,7 @@ class Counts:
     turns: int  # that the engine took
 
     def since(self, before: Counts, times: int = 1) -> Counts:
-        """What was counted since ``before``, so many times."""
+        """Counts since ``before``, multiplied by ``times``."""
         mine, others = vars(self), vars(before)
         return Counts(**{name: times * (value - others[name]) for name, value in mine.items()})
 
@@ -159,14 +159,14 @@ def _nothing(error: LossyError) -> None:
 
 
 class _Planner:
-    """What an endpoint takes for its group, and that only remembers the plan."""
+    """Stand-in for an endpoint's group that only remembers the plan."""
 
     def __init__(self, payload: int) -> None:
         self._link = LinkInfo(0, 0, (), 0, payload)
         self.plan: Plan | None = None
 
     def link(self) -> LinkInfo:
-        """As of a group."""
+        """Link figures, as a group has them."""
         return self._link
 
     def submit_ready(self, ready: Any, *rest: Any) -> int:
@@ -343,12 +343,12 @@ class Hosts:
         return at, code[0]
 
     def report(self, rank: int) -> Report:
-        """Of a rank's last operation; before :meth:`Rank.finish`."""
+        """Report of a rank's last operation; before :meth:`Rank.finish`."""
         group = self.ranks[rank].group
         return group.result(group.ticket)[0]
 
     def counts(self) -> Counts:
-        """What was counted until now."""
+        """Counts until now."""
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
         ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]

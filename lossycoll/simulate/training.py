@@ -1,4 +1,4 @@
-"""What steps of training take, by the engine itself in virtual time (docs/simulate.md).
+"""Time of training steps, by the engine itself in virtual time (docs/simulate.md).
 
 A rank computes for a while that is given, and submits what a method of training submits, when it
 does. Then :mod:`.hosts` says when that has ended. Nothing is computed.
@@ -84,7 +84,7 @@ class Trained:
 
     @property
     def bound(self) -> str:
-        """What takes most of a step."""
+        """The larger part of a step: network or computing."""
         exposed = self.seconds - self.computing
         return "network" if exposed > self.computing else "computing"
 
@@ -157,7 +157,7 @@ def simulate_training(
 
 
 def _computed(mine: NDArray[np.float64], threshold: float | None) -> int:
-    """How many micro-batches a rank computes."""
+    """Number of micro-batches that a rank computes."""
     if threshold is None:
         return len(mine)
     before = np.cumsum(mine) - mine

@@ -250,7 +250,7 @@ def figures(found: Simulated) -> dict[str, Any]:
 
 
 def title(options: argparse.Namespace) -> str:
-    """What was simulated, in a line."""
+    """The simulated collective, size and network, in a line."""
     return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
 
 

@@ -32,10 +32,10 @@ SINGLE_PAYLOAD: Final = 1408
 class CollectiveEndpoint:
     """One method for each collective. Buffers are addresses, and the calls have been issued.
 
-    Whoever calls keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
-    method raises ClosedError once the group is over, the group's failure if it has one,
-    PeerLostError for what needs the data of a rank that is lost, and what a plan's builder raises
-    for sizes that it can't serve.
+    The caller keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
+    method raises ClosedError once the group is over, or the group's failure if it has one. Calls
+    that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for sizes
+    that it can't serve, pass through.
 
     Args:
         context: The rank's context of the group.

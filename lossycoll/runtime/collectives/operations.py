@@ -202,7 +202,7 @@ class Operations:
         self._watched = True
 
     def await_noted(self, ticket: int) -> Operation:
-        """By its ticket; it may be done before the thread that submits it has noted it."""
+        """Wait for a ticket's operation: it may end before the submitting thread has noted it."""
         while (found := self.unfinished.get(ticket)) is None:
             time.sleep(0.0001)
         return found

@@ -100,7 +100,7 @@ class Report:
 
     @property
     def beyond_max_missing(self) -> float:
-        """By how much more was missing than ``max_missing``: 0 where that was kept, or not set."""
+        """Share missing beyond ``max_missing``: 0 where that was kept, or not set."""
         return max(0.0, self.missing_share - self.max_missing) if self.max_missing >= 0 else 0.0
 
     @property
@@ -175,9 +175,9 @@ class PeerStats:
         expected_missing: The share that those means were to leave missing.
         code: Those means: of parity (plan.sets.code_of); 0 for none,
         rounds: and how often what is lost is sent again.
-        silence: Whether the link is dead, though both ranks live: 0 if it isn't; 1 if nothing
-            comes from the peer; 2 if the peer says that it hears nothing of this rank; 3 if the
-            peer's control comes and its data doesn't.
+        silence: Direction in which the link is dead, though both ranks live. 0: none. 1: nothing
+            comes from the peer. 2: the peer hears nothing of this rank. 3: the peer's control
+            arrives and its data doesn't.
         silences: How often calls have found it dead.
         silent_ns: For how many nanoseconds it has been dead.
         silent_packets: Datagrams that were sent to the peer meanwhile without an answer; for 3,
@@ -339,8 +339,8 @@ class Stats(EngineStats):
 
     @property
     def loss_rate(self) -> float:
-        """Packets given up, of those expected here; 0 before the first. What repair, parity or
-        reliable delivery has brought back isn't among them: see :attr:`resent_rate`."""
+        """Packets given up, of those expected here; 0 before the first. It excludes packets that
+        repair, parity or reliable delivery restored: see :attr:`resent_rate`."""
         expected = self.packets_received + self.packets_missing
         return self.packets_missing / expected if expected else 0.0
 

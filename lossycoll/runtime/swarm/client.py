@@ -337,7 +337,7 @@ class DirectoryClient:
             self._transport.wait(left)
 
     def _run_session(self, place: Address) -> bool:
-        """Until the connection ends. Returns whether this peer was in the swarm by it."""
+        """Run a session until its connection ends. Return True if this peer joined the swarm."""
         number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
             number, swarm = self.joined.number, self.joined.session

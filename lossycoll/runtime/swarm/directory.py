@@ -132,7 +132,7 @@ class Directory:
     # ---- who is there ----
 
     def is_again(self, wanted: Join) -> bool:
-        """True if a peer that is here still has come anew: the same process, by the same number."""
+        """True if a connected peer has reconnected: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         same = here is not None and here.name == wanted.name
         same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
@@ -569,7 +569,7 @@ class Directory:
     # ---- states ----
 
     def offers(self, number: int, said: Offers) -> None:
-        """Whether a peer has a state for newcomers, and how far it is."""
+        """Note that a peer offers a state for newcomers, or none, and its progress."""
         peer = self.peers[number]
         self._donors.offers(peer, bool(said.has))
         self._progress.report(peer, said, self._averaging.values())

@@ -150,7 +150,7 @@ class Donors:
         self._seek: dict[int, tuple[Peer, int]] = {}
 
     def offers(self, peer: Peer, has: bool) -> None:
-        """Whether a peer has a state for newcomers."""
+        """Note that a peer offers a state for newcomers, or no longer does."""
         if has:
             self._offer[peer.number] = peer
         else:

@@ -51,7 +51,7 @@ class DirectoryTransport(Protocol):
         yet). OSError: there is none."""
 
     def wait(self, seconds: float) -> None:
-        """Until something has come, :meth:`wake` is called, or so many seconds have passed."""
+        """Wait for a message, a call of :meth:`wake`, or so many seconds."""
 
     def wake(self) -> None:
         """Ends a wait; by any thread, until :meth:`end`."""

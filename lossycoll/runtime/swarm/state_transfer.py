@@ -223,7 +223,7 @@ class _Receiving:
                 self._changed.notify_all()
 
     def wait(self, threads: Sequence[threading.Thread], deadline: float) -> None:
-        """Until all has come, or can't. A donor that has nothing more isn't waited for."""
+        """Wait until the state is complete, or can't be. Exhausted donors aren't waited for."""
         if self.is_newest:
             return
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:

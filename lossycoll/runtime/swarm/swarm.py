@@ -54,7 +54,7 @@ class Swarm:
             option ``pace``, if there is one.
         timeout: Seconds to join in.
         may_serve: A peer that doesn't listen may all the same open a directory, at a port that it
-            reserves, if all others have gone. Those that meet by a valkey server reserve none.
+            reserves, if all others have gone. Peers that meet by a valkey server reserve none.
 
     Raises:
         OptionError: An address, the secret or an option can't be, or the package of a valkey
@@ -208,9 +208,9 @@ class Swarm:
         """Counts of messages to this peer and its directory that weren't believed.
 
         Returns:
-            ``malformed``: no messages; ``forged``: they don't open with the secret; ``foreign``: of
-            a connection that isn't there. The latter two come by a valkey server alone: over TCP
-            nothing after a message that doesn't open is taken.
+            Bytes that are no messages (``malformed``), messages that don't open with the secret
+            (``forged``), and those of an unknown connection (``foreign``). The latter two come by a
+            valkey server alone: over TCP nothing is taken after a message that doesn't open.
         """
         found = Counter(malformed=0, forged=0, foreign=0)
         if self._member is not None:

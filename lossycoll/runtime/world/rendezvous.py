@@ -247,7 +247,7 @@ class Rendezvous:
         return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
 
     def _doubled(self) -> RendezvousError | None:
-        """Whether more than one process claims some rank. All ranks have come."""
+        """Error if several processes claim a rank, once all ranks have come."""
         claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self._size)])
         for rank, claimed in enumerate(claims, 1):
             if claimed > 1:

@@ -149,7 +149,7 @@ class Collectives:
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
-        """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported.
+        """Like :meth:`reduce_scatter_mean`, but lost packets count as zero and are reported.
 
         The work knows what was lost or rounded off of ``source``, as it is then.
         """
@@ -222,7 +222,7 @@ class Collectives:
         return self._wire.asked_of_parameters != "same"
 
     def difference_encoding(self, flat: Tensor) -> str:
-        """As :meth:`parameter_encoding`, whatever the scope around."""
+        """Like :meth:`parameter_encoding`, whatever the scope around."""
         return self._encoding(flat, self._wire.parameters)
 
     def parameter_encoding(self, flat: Tensor) -> str:
@@ -263,7 +263,7 @@ class Collectives:
         return out.view(self.world, -1)
 
     def all_gather_parameters(self, row: Tensor) -> Tensor:
-        """As :meth:`all_gather`, but as parameters travel.
+        """Like :meth:`all_gather`, with the encoding of parameters.
 
         For the same bits on all ranks, :meth:`round_parameters` comes before.
         """

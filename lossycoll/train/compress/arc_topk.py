@@ -95,9 +95,9 @@ class ARCTopKState:
             "raise" raises NonFiniteError. Neither changes the memory.
         seed: Of sketches and random rows. torch's generators are not used.
         wire: How float32 rows, and gradients that are sent whole, travel between hosts, as the
-            option: "int8" to their owners and back, "int4/int8" for each of these ways. What
-            rounding takes away is remembered like what is lost. None: contributions as the group
-            has it, means as they are.
+            option: "int8" to their owners and back, "int4/int8" for each of these ways.
+            Rounding error is remembered like loss. None: contributions as the group has it, means
+            as they are.
 
     Raises:
         OptionError: An argument has a value it cannot have.
@@ -330,12 +330,12 @@ class ARCTopKState:
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
-        """What this rank has handed to collectives so far.
+        """Return the numbers that this rank has given to collectives so far.
 
         Returns:
             Numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as ``flags``
-            (of NaN); how many of those in ``whole`` and ``rows`` were ``lost``, or rounded
-            (``wire``); and the ``bytes`` of all.
+            (of NaN). ``lost`` and ``wire`` count the lost and the rounded numbers of ``whole`` and
+            ``rows``. ``bytes`` is the size of all.
         """
         return asdict(self._counts)
 

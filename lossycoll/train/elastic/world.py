@@ -68,11 +68,11 @@ class WorldChange:
 
 
 class ElasticWorld:
-    """Makes torch's default group, and makes it anew at a boundary when ranks have come back.
+    """Makes torch's default group, and remakes it at a boundary when ranks have come back.
 
     Args:
         store: A store of torch that outlives the ranks, the same for all.
-        slot: This process's number, from 0 on; whoever is started in its place has the same.
+        slot: This process's number, from 0 on; a process started in its place has the same.
         slots: How many there are.
         options: Of the groups, as ``pg_options``; ``on_peer_loss`` is "continue" unless given.
         grace: Seconds that a member of the last group is waited for when a new one is made, and
@@ -127,7 +127,7 @@ class ElasticWorld:
 
     @property
     def generation(self) -> int:
-        """The group's number: how often it was made anew, by whomever."""
+        """The group's number: how often it was remade, by any rank."""
         return self._now.number
 
     @property
@@ -141,13 +141,13 @@ class ElasticWorld:
         return self._generation
 
     def boundary(self, steps: int) -> WorldChange | None:
-        """Between two steps, on all ranks: makes the group anew if somebody has come back.
+        """Remake the group if a rank has come back. All ranks call it between two steps.
 
         Args:
-            steps: That this rank's state has had; who has the most gives its own.
+            steps: Steps of this rank's state. The rank with the most gives its state to the others.
 
         Returns:
-            What has changed; None: nothing, as nearly always.
+            The change, or None if the group is the same, as nearly always.
 
         Raises:
             OptionError: ``steps`` can't be.

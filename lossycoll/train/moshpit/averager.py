@@ -182,7 +182,7 @@ class MoshpitAverager:
             timeout: Seconds for the whole of it.
 
         Returns:
-            What the round did. If none began within ``timeout``, ``failure`` says why. If the
+            The round's report. If none began within ``timeout``, ``failure`` says why. If the
             tensors have values that aren't finite, they count nothing in it (``left_out``), and
             become the mean of the others.
 
@@ -212,7 +212,7 @@ class MoshpitAverager:
                 measures them from 0.
 
         Returns:
-            What the round did.
+            The round's report.
 
         Raises:
             OptionError: The weight can't be.

@@ -243,7 +243,7 @@ class MoshpitSGD(Optimizer):
     ) -> RoundReport | None:
         """One step, and a round of averaging if one is due.
 
-        A round that fails changes nothing: training goes on from what this peer has. If the report
+        A round that fails changes nothing: training continues from this peer's state. If the report
         says that another peer's state is ``newer``, this peer has taken it.
 
         Args:
@@ -252,7 +252,7 @@ class MoshpitSGD(Optimizer):
                 now; with ``target_samples``, by all its samples since its latest round.
 
         Returns:
-            What a round did that has ended in this step; None: none has. If none began within
+            The report of a round that ended in this step, or None. If none began within
             ``timeout``, ``failure`` says why.
 
         Raises:
@@ -290,7 +290,7 @@ class MoshpitSGD(Optimizer):
         be called after the last step.
 
         Returns:
-            What the round did; None: none was running.
+            The round's report, or None if none was running.
 
         Raises:
             RendezvousError: The directory refuses this peer.
@@ -436,7 +436,7 @@ class MoshpitSGD(Optimizer):
         round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
         is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
-        Long because each way in which a try ends is told.
+        It is long because it explains each way in which a try ends.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
@@ -600,7 +600,7 @@ class MoshpitSGD(Optimizer):
             Bytes of the file.
 
         Raises:
-            CheckpointError: It can't be written: the disk is full, say. This peer goes on as if
+            CheckpointError: It can't be written: the disk is full, say. This peer continues as if
                 nothing had been tried, and so do the others.
         """
         return checkpoint.write(path, self._state())

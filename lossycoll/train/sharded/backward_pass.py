@@ -60,7 +60,7 @@ class PassStatus:
 
     @property
     def used(self) -> list[bool]:
-        """By parameter, whether any rank had a gradient of it."""
+        """Flag of each parameter: True if any rank had a gradient of it."""
         return [bool(flag) for flag in self.flags[self._world : -1].tolist()]
 
     def note_written(self) -> None:

@@ -404,7 +404,7 @@ def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[i
 
 
 def _numbers(groups: Sequence[Group]) -> dict[Tensor, int]:
-    """By parameter, as torch numbers them; one that comes twice has its first number."""
+    """Torch's number of each parameter; one that comes twice has its first number."""
     out: dict[Tensor, int] = {}
     start = 0
     for group in groups:

@@ -142,7 +142,7 @@ class ShardedOptimizer(Optimizer):
         """Adds parameters, in buckets of their own.
 
         All ranks must call this alike, and not during a backward pass. Gradients that have been
-        reduced stay as they are. Those of the new parameters must come from later passes, or be
+        reduced stay as they are. Gradients of the new parameters must come from later passes, or be
         sent by :meth:`reduce_gradients`. A parameter that was frozen when the optimizer was made,
         and requires gradients now, moves to the new group.
 
@@ -361,7 +361,7 @@ class ShardedOptimizer(Optimizer):
             closure: Computes the loss and calls ``backward()``.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
             NonFiniteError: A gradient holds NaN or infinity, and ``on_nonfinite`` is "raise".
@@ -465,8 +465,8 @@ class ShardedOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """As the plain optimizer's over the same parameters, so that it loads there, and at any
-        number of ranks.
+        """Return the state in the plain optimizer's form: it loads there, and at any number of
+        ranks.
 
         Returns:
             The state of all ranks.

@@ -367,7 +367,7 @@ class ParameterSync:
                 bucket.moves = False
 
     def settle(self) -> None:
-        """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
+        """Like :meth:`close`, and raise its failure; all ranks call it at the same place.
 
         LinkError: a block that was due didn't arrive. PeerLostError, on all ranks alike: its owner
         is lost.

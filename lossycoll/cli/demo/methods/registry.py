@@ -106,7 +106,7 @@ class Method:
             loss: Share of packets lost; with it, ``theory`` is prepared too.
 
         Returns:
-            What a training loop runs and steps.
+            The model and the optimizer for a training loop.
 
         Raises:
             TypeError: ``wrap`` returns something else than two things.

@@ -180,8 +180,8 @@ def stats(group: ProcessGroup | None = None) -> Stats:
         group: A group of this backend; None for all of them.
 
     Returns:
-        The sums over all operations since each group was made, and per peer. Those of all groups
-        have each group's in ``groups``, and number ranks as the job does.
+        The sums over all operations since each group was made, and per peer. For all groups,
+        ``groups`` has the figures of each, and ranks are numbered as in the job.
 
     Raises:
         UnsupportedError: The group is one of another backend, or there is none of this one.
@@ -250,8 +250,8 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
 
     Returns:
         By rank, the counters by name: ``calls``, the collectives that the rank has issued, and
-        sums such as ``packets_missing`` (docs/backend.md). Of a rank that doesn't answer within
-        two seconds those that it last gave, if it ever did.
+        sums such as ``packets_missing`` (docs/backend.md). A rank that doesn't answer within two
+        seconds keeps its last counters, if it ever gave any.
 
     Raises:
         UnsupportedError: The group is one of another backend.

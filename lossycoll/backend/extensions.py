@@ -92,8 +92,8 @@ class Extensions:
         """Has more brought back of what is lost from now on.
 
         The group's own options take precedence: ``repair`` counts unless that was set,
-        ``max_missing`` unless that, ``repair`` or ``fec`` was. All ranks must call this, and what it
-        returns, between the same calls.
+        ``max_missing`` unless that, ``repair`` or ``fec`` was. All ranks must call this, and its
+        result, between the same calls.
 
         Args:
             repair: At least so many rounds of resending, 0 to 255; None: as they are.

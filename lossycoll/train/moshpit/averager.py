@@ -174,8 +174,8 @@ class MoshpitAverager:
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.
 
-        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean. What
-        no mean comes of stays as it was: ``report.kept``, or all of it with ``report.failure``.
+        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean.
+        Values without a mean stay as they were: ``report.kept``, or all with ``report.failure``.
 
         Args:
             weight: What this peer's tensors count, 0 to 1e6: its samples, say.

@@ -428,8 +428,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Sends each rank some rows of ``input``, and fills ``output`` with theirs.
 
         Args:
-            output: What comes from the ranks, in their order.
-            input: What goes to the ranks, in their order.
+            output: Tensors from the ranks, in their order.
+            input: Tensors for the ranks, in their order.
             output_split_sizes: Rows from each rank; empty for equal parts.
             input_split_sizes: Rows to each rank; empty for equal parts.
             opts: torch's AllToAllOptions.
@@ -607,7 +607,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Sets how long calls wait for ranks that never take part.
 
         Args:
-            timeout: How long; nothing or less: without a limit.
+            timeout: Longest wait; zero or less: without a limit.
         """
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()

@@ -507,7 +507,7 @@ class Options:
         """Options of a group.
 
         Args:
-            pg_options: What the user passed under this name: None, Options or a dict.
+            pg_options: The user's argument of this name: None, Options or a dict.
             environ: As for :meth:`from_env`.
 
         Returns:

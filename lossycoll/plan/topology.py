@@ -23,7 +23,7 @@ class Topology:
         hosts: Number of each rank's host, by rank. Hosts are numbered by first appearance, as
             sites are.
         sites: Number of each rank's site. The ranks of a host are of one site.
-        host_packets: How many packets of the network one packet within a host stands for; 1: it is
+        host_packets: Number of network packets that one packet within a host stands for; 1: it is
             as large.
         sum_packets: The same of what is added up within a host, where that travels as it is while
             what leaves the host is encoded; 0: it travels like the rest.

@@ -72,8 +72,8 @@ class RoundReport:
         round: Its number; -1: none began.
         members: Numbers of the peers that began it together, this one's among them, in order of the
             parts of the values that they owned.
-        missing: Those of them that were lost meanwhile, or to whom there is no route.
-        contributions: Of how many peers a value is the mean, on average; 0: nobody had a weight.
+        missing: Members that were lost meanwhile, or to whom there is no route.
+        contributions: Number of peers in the mean of a value, on average; 0: nobody had a weight.
         kept: The share of values that stayed as they were, since no mean of them came, or one that
             can't be.
         waited: Seconds until the group had formed.
@@ -81,7 +81,7 @@ class RoundReport:
         failure: Why nothing was averaged; "": something was.
         absent: Peers that were there for this round and not in it: the name of each, and why.
         left_out: Why this peer's values didn't count, whatever its weight; "": they did.
-        samples: What the swarm had had when the round began, by peers' reports.
+        samples: Samples of the swarm when the round began, by peers' reports.
         refused: Numbers of the members of whose values some weren't believed, with ``max_norm``.
         newer: Samples of another peer's state, which this one is to take before it averages again;
             0: none.

@@ -45,10 +45,10 @@ class Swarm:
         listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
         join: ``host:port`` of the directories to ask, the first that answers is; or the one
             ``valkey://user:password@host:port/prefix`` by which the swarm of this prefix meets.
-        secret: What all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
+        secret: Secret that all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
             ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
         name: This peer's; no two that live have the same. Empty: made of host and process.
-        options: Those of the engine; None: as the environment says.
+        options: Options of the engine; None: as the environment says.
         bandwidth: Bytes/s that this peer's link carries, in the direction that carries less. If all
             of a group say theirs, those with slower links own less of what is averaged. 0: the
             option ``pace``, if there is one.

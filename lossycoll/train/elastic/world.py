@@ -54,9 +54,9 @@ class WorldChange:
 
     Attributes:
         generation: The new group's number.
-        slots: Of its ranks.
-        came: Those that weren't in the last one.
-        lost: Those of the last one that aren't in this one.
+        slots: Slots of its ranks.
+        came: Slots that weren't in the last group.
+        lost: Slots of the last group that aren't in this one.
         seconds: From the end of the last group until the new one was there.
     """
 
@@ -73,8 +73,8 @@ class ElasticWorld:
     Args:
         store: A store of torch that outlives the ranks, the same for all.
         slot: This process's number, from 0 on; a process started in its place has the same.
-        slots: How many there are.
-        options: Of the groups, as ``pg_options``; ``on_peer_loss`` is "continue" unless given.
+        slots: Number of slots.
+        options: Options of the groups, as ``pg_options``; ``on_peer_loss`` defaults to "continue".
         grace: Seconds that a member of the last group is waited for when a new one is made, and
             that making it takes at most: some times what a step takes.
         timeout: Seconds until a group is there, and that its calls wait.
@@ -162,11 +162,11 @@ class ElasticWorld:
         """After a lost rank: leaves the group, and meets with whoever is there.
 
         Args:
-            error: What was raised; it is logged.
-            steps: That this rank's state has had; None: what it has is of no use to others.
+            error: The exception that was raised; it is logged.
+            steps: Steps of this rank's state; None: its state is of no use to others.
 
         Returns:
-            What has changed.
+            The change of the group.
 
         Raises:
             OptionError: ``steps`` can't be.

@@ -48,12 +48,12 @@ class WireFeedbackState:
         """State of the hook, for one model.
 
         Args:
-            wire: How gradients travel: an encoding of few bits, or two, of which the first is that
+            wire: Encoding of gradients in few bits, or two, of which the first is that
                 of contributions. Feedback is of these: what means lose is not remembered, so they
                 should have more bits.
             wire_group: Elements that share a grid, as the option.
             wire_spikes: Whether the ends of groups travel as floats, as the option.
-            wire_rounding: How indices are rounded, as the option.
+            wire_rounding: Rounding mode of the encoding, as the option.
             group: The group to average over; None is the default group.
 
         Raises:

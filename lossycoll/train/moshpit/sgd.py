@@ -68,9 +68,9 @@ class CatchUpReport:
         round: The round that it took part in with weight 0.
         in_step: It has what the others have in common. False: its outer optimizer is of a round
             before theirs.
-        tries: How often it took a state.
-        donors: Of how many peers parts of it came, the last time.
-        bytes: What came, in all.
+        tries: Number of states that it took.
+        donors: Number of peers that sent parts of the last state.
+        bytes: Bytes received, in all.
         seconds: For all of it, the wait for the others' round included.
     """
 
@@ -90,7 +90,7 @@ class MoshpitSGD(Optimizer):
 
     Args:
         model: Whose parameters are trained; compiled or not. Frozen ones stay out of all of it.
-        optimizer: Of these parameters; any of torch's, or several.
+        optimizer: Optimizer of these parameters; any of torch's, or several.
         averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
             or ``MoshpitAverager(swarm, model.parameters())``.
         every: Steps from round to round.
@@ -440,13 +440,13 @@ class MoshpitSGD(Optimizer):
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
-            donors: Of so many peers at once, at most 127.
-            tries: How often, at most, it takes a state because a round has passed. With the last
+            donors: Most peers to take a state from at once, up to 127.
+            tries: Most states that it takes because a round has passed. With the last
                 one it begins all the same (``in_step`` is False), where parameters are averaged:
                 an outer optimizer stays behind.
 
         Returns:
-            How it went; None: nobody has a state that is newer, so this peer begins with its own.
+            The report; None: nobody has a state that is newer, so this peer begins with its own.
 
         Raises:
             OptionError: An argument can't be.
@@ -594,7 +594,7 @@ class MoshpitSGD(Optimizer):
         peer may, and any go on from it. Until all of it is on the disk, the former file stays.
 
         Args:
-            path: Of the file; its folder is there.
+            path: Path of the file, in a folder that exists.
 
         Returns:
             Bytes of the file.
@@ -611,7 +611,7 @@ class MoshpitSGD(Optimizer):
         what has changed since.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
 
         Raises:
             CheckpointError: The file isn't there, isn't whole, or isn't one of this model and these

@@ -65,7 +65,7 @@ class ShardedOptimizer(Optimizer):
         compression: An ARCTopKState that compresses gradients, instead of a lossy mean.
         bucket_bytes: Size of a bucket in bytes; the first one has at most 1 MiB.
         on_nonfinite: Where a gradient holds NaN or infinity, "raise" or "skip" the step.
-        wire: How float32 travels between hosts, as the option: "int8" for gradients and parameters,
+        wire: Encoding of float32 between hosts, as the option: "int8" for gradients and parameters,
             "int4/int8" for each of them, "int8/same" for gradients alone. Parameters go as
             differences to what all replicas hold, for 8 bytes more of memory each. None: gradients
             as the group has it, parameters as they are.
@@ -505,7 +505,7 @@ class ShardedOptimizer(Optimizer):
         that were lost stay lost.
 
         Args:
-            backup: Of the optimizer that was, on ranks that had it; None on others.
+            backup: Backup of the last optimizer, on ranks that had it; None on others.
 
         Returns:
             Whether there was a state; if no rank had one, nothing changes.

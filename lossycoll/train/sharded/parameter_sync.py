@@ -42,9 +42,9 @@ class ShardedStats:
     blocks: int = 0
     """Blocks that other ranks sent here."""
     stale: int = 0
-    """Those of ``blocks`` that didn't arrive, so that the old values stayed."""
+    """Blocks of ``blocks`` that didn't arrive, so that the old values stayed."""
     repaired: int = 0
-    """Those of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
+    """Blocks of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
 
 
 TOO_MANY: Final = 0.02

@@ -48,7 +48,7 @@ class Rounding(Enum):
     """The same, but only as a scope asks, not the group: what one rank hands out, such as a model's
     parameters, stays exact unless the caller of this very collective wants it otherwise."""
     CALL = auto()
-    """By ``Description.encoding``, at any size."""
+    """As ``Description.encoding`` says, at any size."""
 
 
 class Filled(Enum):

@@ -186,7 +186,7 @@ class DeviceWire:
         self._lock = threading.Lock()
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
-        """By device: how many, and the place in a stream after which that is right."""
+        """Count of each device, and the place in a stream after which it is right."""
         self._codecs: dict[Device, LowBits] = {}
         self._tables: OrderedDict[Any, Tables] = OrderedDict()
 

@@ -33,9 +33,9 @@ class Route(Enum):
     """Route of a call: how it is served."""
 
     LOSSY = auto()
-    """By the engine; packets may be lost."""
+    """Engine, where packets may be lost."""
     RELIABLE = auto()
-    """By the engine; nothing is lost."""
+    """Engine, without loss."""
     GATHERED = auto()
     """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
 

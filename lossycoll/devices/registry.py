@@ -118,7 +118,7 @@ def _cuda(device: torch.device) -> Layer:
 
 
 factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
-"""By type of device: what makes the layer of one. Host memory has none."""
+"""Factory of each device type's layer. Host memory has none."""
 
 
 class Device:

@@ -96,9 +96,9 @@ class Shape:
 
 
 MTU_MIN: Final = 576
-"""What every IPv4 host has to take (RFC 791)."""
+"""Smallest MTU that every IPv4 host must accept (RFC 791)."""
 MTU_MAX: Final = 65521
-"""What Linux allows a TAP device."""
+"""Largest MTU of a TAP device in Linux."""
 ETHERNET_BYTES: Final = 14
 QUEUE_MS: Final = 25.0
 """A queue's length where nothing is said, but QUEUE_PACKETS at least: long enough that TCP and
@@ -109,9 +109,9 @@ SEED_MAX: Final = (1 << 63) - 1
 
 
 QUEUES: Final = ("queue_packets", "queue_ms", "policer_ms")
-"""What stands before a rate: one of these, or the default queue."""
+"""Queues before a rate: one of these, or the default queue."""
 CONGESTION_CHARACTERS: Final = 15
-"""Of a name of a congestion control, in Linux."""
+"""Longest name of a congestion control in Linux."""
 
 
 def check_congestion(name: object) -> None:

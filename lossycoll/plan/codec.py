@@ -55,7 +55,7 @@ WIRE_TYPES: Final = {
     "bf16": WireType("bf16", np.dtype(np.uint16), _F32),
     "bytes": WireType("bytes", np.dtype(np.uint8), None),
 }
-"""By the names that the reference executor takes."""
+"""Wire types, by the reference executor's names."""
 
 
 def wire_type(name: str) -> WireType:

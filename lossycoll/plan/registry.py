@@ -99,9 +99,9 @@ class Algorithm:
 
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
-"""By collective and name."""
+"""Algorithms, by collective and name."""
 _defaults: dict[str, Algorithm] = {}
-"""By collective."""
+"""Default algorithm of each collective."""
 _unloaded: list[str] = [ENTRY_POINTS]
 """Groups of entry points that nobody has asked for yet."""
 

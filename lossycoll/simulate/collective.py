@@ -431,5 +431,5 @@ COLLECTIVES: Final[dict[str, Submit]] = {
     "scatter": _scatter,
     "barrier": _barrier,
 }
-"""By name: submits one at a rank."""
+"""Function of each collective that submits it at a rank."""
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "barrier")

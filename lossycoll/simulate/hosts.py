@@ -32,12 +32,12 @@ from .fold import Fold, alike, stride_of
 GROUP: Final = 1
 SESSION: Final = 9
 MEMORY_BYTES_PER_S: Final = 10e9
-"""What a host's memory carries between its ranks: of the order that docs/shared-memory.md has."""
+"""Rate of a host's memory between its ranks, of the order that docs/shared-memory.md has."""
 MEMORY_NS: Final = 1000
 MOST_KNOWN: Final = 256
 """Ranks that can all know one another: each takes 85 KB for each that it knows."""
 LONGEST_SECONDS: Final = 3600.0
-"""Of virtual time, for one call: then it is said to hang."""
+"""Virtual time after which a call counts as hanging."""
 
 
 @dataclass(frozen=True)

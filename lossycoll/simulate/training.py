@@ -24,9 +24,9 @@ from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
 FORWARD: Final = 1 / 3
-"""Of a micro-batch's time: a backward pass takes twice as long."""
+"""Share of a micro-batch's time: a backward pass takes twice as long."""
 FIRST_BUCKET: Final = 1 << 20
-"""Of DistributedDataParallel, as the next are of 25 MiB: the last layers' gradients go first."""
+"""DDP's first bucket; the next have 25 MiB, so the last layers' gradients go first."""
 PERIOD: Final = 64
 """Slices of the parameters that DriftBound sends, one after each step."""
 

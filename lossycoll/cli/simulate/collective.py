@@ -37,7 +37,7 @@ from lossycoll.simulate.fold import NotAlikeError
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
-"""What can be swept besides the numbers of a network, and what its values are."""
+"""Names that can be swept besides a network's numbers, and their types."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

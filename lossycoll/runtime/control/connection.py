@@ -11,7 +11,7 @@ from .events import Peer
 from .schema import Address
 
 NUMBER_BYTES: Final = 8
-"""Of the number that a sealed message of a connection begins with, from 0."""
+"""Bytes of the number, from 0, at the start of a sealed message."""
 NEVER: Final = float("inf")
 
 

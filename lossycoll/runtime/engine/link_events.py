@@ -251,7 +251,7 @@ class RecoveryLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[int, tuple[tuple[int, int, bool], float, float]] = {}
-        """By peer: means, when a line is due at the earliest, and how long the next one then is."""
+        """By peer: the choice, the earliest time of the next line, and the wait after it."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
         """Logs what has changed; nothing of a peer for which nothing has to be done."""

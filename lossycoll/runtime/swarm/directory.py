@@ -98,21 +98,21 @@ class Directory:
         self.epoch = 0
         """One more than the latest of another directory whose peers this one has taken over."""
         self._joins_until = clock()
-        """Until then peers of a directory that has yielded say how far they were."""
+        """Time until which peers of a yielded directory report their progress."""
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
         self._rounds = Rounds()
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
-        """Those that have said what they average, or a draft of it, all the same."""
+        """Peers that have announced their tensors, or a draft, of one schema."""
         self._able: dict[int, Peer] = {}
-        """Those of them that have said all of it."""
+        """Peers of these that have announced all of it."""
         self._waiting: dict[int, Averages] = {}
-        """Who is answered when more have said the same."""
+        """Peers to answer once more have announced the same."""
         self._progress = Progress()
         self._too_late: dict[int, Peer] = {}
-        """Those that are ready for a round by samples that has begun without them."""
+        """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()
         """Numbers of those that have been in a group."""
         self._standby_directories = StandbyDirectories()

@@ -9,7 +9,7 @@ from typing import Final
 from lossycoll.runtime.control.schema import Address
 
 STANDING_TRIES: Final = 20
-"""Of half a second, for which one that stands by is waited for: a lease."""
+"""Tries of half a second for a standby directory: its lease."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
@@ -23,13 +23,13 @@ class DirectoryList:
         self._first = list(first)
         self.places = list(first)
         self._heard: dict[Address, None] = {}
-        """Where directories are, were or may be; the latest that were heard of last."""
+        """Addresses of present, past or possible directories, latest news last."""
         self._served: dict[Address, None] = {}
-        """Those that this peer was with."""
+        """Directories that this peer was with."""
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
         self.tries = 0
-        """How often all have been tried since this peer was with one."""
+        """Number of passes over all since this peer was with one."""
 
     @property
     def heard(self) -> tuple[Address, ...]:

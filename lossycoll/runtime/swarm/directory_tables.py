@@ -106,7 +106,7 @@ class StandbyDirectories:
 
     def __init__(self) -> None:
         self._serve: list[tuple[int, int, Peer]] = []
-        """Those that listen, in the order in which they came."""
+        """Peers that listen, in the order of their arrival."""
         self._spare: list[tuple[int, int, Peer]] = []
         """Peers that would open one, in order of their numbers."""
 

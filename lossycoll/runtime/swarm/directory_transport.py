@@ -16,7 +16,7 @@ CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 30.0
 """Thousands may come at once, when their directory has ended: the last waits for the others."""
 FINISH_SECONDS: Final = 0.5
-"""How long the end of a transport waits for the last messages to be read."""
+"""Time that the end of a transport waits for the last messages to be read."""
 
 
 class Connection(Protocol):

@@ -56,7 +56,7 @@ from .state import Snapshot
 from .state_transfer import TransferredState
 
 MTU: Final = 1500
-"""Of all swarms: peers may be anywhere."""
+"""MTU of all swarms: peers may be anywhere."""
 ASK_SECONDS: Final = 2.0
 """For the directory to say who is there, when no round has begun."""
 NO_ROUND: Final = -1
@@ -133,13 +133,13 @@ class SwarmMember:
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
-        """Of the round that is on, and the incarnations of its members."""
+        """Group of the running round, and its members' incarnations."""
         self._unreachable: frozenset[str] = frozenset()
         """Incarnations of those that are in the round, and out of reach."""
         self._schema = ""
         self._max_norm = 0.0
         self._said: Averages | None = None
-        """What it averages, as the directory has agreed to."""
+        """Averaged tensors, as accepted by the directory."""
         self._offer = Offers(0)
         calls = self._lost, self._donate, self._came, self._on_members
         self._client = DirectoryClient(

@@ -210,7 +210,7 @@ class _Query:
     connection: TransportConnection
     until: float
     asked: DirectoryStatus | None = None
-    """What was said; None: the connection isn't there yet."""
+    """The answer's status; None: the connection isn't there yet."""
 
 
 class DirectoryProbe:

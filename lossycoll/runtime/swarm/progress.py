@@ -23,7 +23,7 @@ class Progress:
         self.samples = 0
         self.target = 0
         self._since = 0
-        """What peers have reported since their latest rounds."""
+        """Samples that peers have reported since their latest rounds."""
         self._due_at = 0
         """All samples when a round was due last."""
         self._behind: dict[int, Peer] = {}

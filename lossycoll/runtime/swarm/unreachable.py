@@ -45,7 +45,7 @@ class UnreachablePairs:
 
     clock: Callable[[], float]
     _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """Until when each is unreachable, and for how long it was set."""
+    """End of each pair's unreachable time, and its length."""
     _others: dict[int, set[int]] = field(default_factory=dict)
     """With whom each is in a pair."""
 

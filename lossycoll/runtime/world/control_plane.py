@@ -24,7 +24,7 @@ from .status_answer import Answers
 from .world_protocol import WorldProtocol
 
 LINGER_SECONDS: Final = 0.5
-"""How long the end of a plane may take for what is under way."""
+"""Time for messages under way when a plane ends."""
 LEAVING_SECONDS: Final = 0.02
 """Between two looks, while what is to be said waits for a coordinator."""
 
@@ -73,7 +73,7 @@ class ControlPlane:
         )
         """The thread's, apart from plain reads."""
         self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
-        """What seals in this process, and takes new keys when anybody asks for them."""
+        """Users of keys in this process; a rekey gives them new ones."""
         self._lock = threading.RLock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None

@@ -33,7 +33,7 @@ _KERNEL: Final = {
 _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
 SILENT_SHARE: Final = 0.25
-"""Of liveness: a rank that tells nothing, and wasn't heard for so long, counts as silent."""
+"""Share of liveness after which an unheard rank without a record counts as silent."""
 
 
 def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("lossycoll")
 FILE_SECONDS: Final = 10.0
-"""How often a file is written."""
+"""Time between two writes of a file."""
 LOOK_SECONDS: Final = 0.5
-"""How often it is looked whether the job is over."""
+"""Time between two checks whether the job is over."""
 MOST_LINKS: Final = 32
 """Links of each rank that have series of their own: those that lose most."""
 COUNTERS: Final = {

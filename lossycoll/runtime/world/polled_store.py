@@ -30,7 +30,7 @@ which every path of IPv6 carries."""
 KEY_BYTES: Final = 64
 """Bytes that a key takes in a question beside its name: torch's prefixes."""
 ANSWER_SECONDS: Final = 30.0
-"""How long an answer may take. The store waits for nobody before it answers."""
+"""Longest time for an answer. The store waits for nobody before it answers."""
 _MOST_PIECES: Final = 1 << 12
 _LONGEST: Final = 1 << 24
 """Characters of a value that is in pieces."""

@@ -23,9 +23,9 @@ from .differing_secrets import SESSION, DifferingSecrets
 from .polled_store import PIECE_BYTES, Pause, PolledStore, Store, is_form, overwritten, parsed
 
 GRACE_SECONDS: Final = 5.0
-"""How long rank 0 of a group that is refused tells those that come late."""
+"""Time for which rank 0 of a refused group tells late ranks."""
 MOST_CLAIMS: Final = 64
-"""Of one rank that are looked at."""
+"""Most claims of one rank that are read."""
 
 
 _ENTRY: Final = {"nonce": str, "who": str, "hello": dict, "error": str}

@@ -94,7 +94,7 @@ class WorldProtocol:
         self._welcomed: set[int] = set()
         """At the coordinator its followers; at others the coordinator, once it has said so."""
         self._unsent: deque[Addressed] = deque()
-        """What waits for the next coordinator and isn't kept in ``_replay_log``."""
+        """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
         self._heard_coordinator = 0.0
         """When anything last came over the connection with the coordinator."""
         self._renew_at = NEVER

@@ -18,7 +18,7 @@ from torch import Tensor
 from lossycoll.train.common.layout import is_dense
 
 ROUNDING: Final = 1e-9
-"""Of a ratio times a number of rows: 0.1 * 30 rows are 3, not the 3.0000000000000004 of floats."""
+"""Rounding error of a ratio of rows: 0.1 * 30 is 3, not the 3.0000000000000004 of floats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class _UnderWay:
 
     gather: BlockGather
     theirs: list[_Span]
-    """What other ranks own of it."""
+    """Spans of it that other ranks own."""
 
 
 class DriftBound:

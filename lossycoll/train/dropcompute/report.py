@@ -106,7 +106,7 @@ class StepOutcome:
 
     sums: StepSums  # over the ranks
     ranks: int
-    """How many took part."""
+    """Number of ranks that took part."""
     factor: float
     """Between the mean over the ranks and the mean over the completed micro-batches."""
 

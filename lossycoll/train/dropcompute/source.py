@@ -31,7 +31,7 @@ class RequeueSampler(Sampler[Batch]):
         self._rest: Iterator[Batch] = iter(())
         """Batches of this epoch that were not drawn."""
         self._returned = 0
-        """How many of this epoch's batches the one before has left."""
+        """Number of this epoch's batches that the previous step left."""
         self._fresh = False
         """Whether an epoch has begun of which nothing was drawn."""
 

@@ -115,9 +115,9 @@ class MoshpitAverager:
             flat[end - tensor.numel() : end].view(tensor.shape)
             for end, tensor in zip(ends, self._tensors, strict=True)
         ]
-        """Of the values, one for each tensor."""
+        """Views of the values, one for each tensor."""
         self._reference: Floats | None = None
-        """Where the latest round ended, if it matters."""
+        """Values at the end of the latest round, if needed."""
         if max_norm is not None:
             with torch.no_grad():
                 self._fill(self._tensors)

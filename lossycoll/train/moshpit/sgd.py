@@ -52,7 +52,7 @@ MOST_KEPT: Final = 0.5
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
 REPORTS: Final = 16
-"""Of a peer's samples, from round to round, where all are equally fast."""
+"""Reports of a peer's samples between rounds, if all are equally fast."""
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2
 """After donors that have failed."""
@@ -161,16 +161,16 @@ class MoshpitSGD(Optimizer):
         self._has_warned = False
         """That no round begins."""
         self._calls = 0
-        """Of :meth:`step` whose gradients have added up."""
+        """Calls of :meth:`step` whose gradients have added up."""
         self._samples = self._since = self._reported = 0
-        """Of the swarm at the latest round; this peer's since then; of these, told."""
+        """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
-        """What parameters of 16 bits can't hold of the latest mean."""
+        """Rest of the latest mean that parameters of 16 bits can't hold."""
         self._of_gradients = average == "gradients"
         self._timeout = timeout
         self._steps = 0
         self._anchor = [p.detach().clone().float() for p in self._parameters] if outer else []
-        """Where the outer optimizer is: where the latest round ended."""
+        """Parameters of the outer optimizer, as the latest round ended."""
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
@@ -181,7 +181,7 @@ class MoshpitSGD(Optimizer):
         """After how many steps it began."""
         self._offers = False
         self._changing = threading.Lock()
-        """Whoever lends the state takes it between two changes."""
+        """Lock that a lender of the state takes between two changes."""
         averager.settle(
             {
                 AVERAGE: average,

@@ -31,7 +31,7 @@ class FragmentState:
     """The optimizer's state of one fragment, as one rank sends it to another."""
 
     index: int
-    """Of the model's parameter."""
+    """Index of the model's parameter."""
     begin: int
     """The first of its elements, in the order of memory."""
     end: int  # after the last of its elements
@@ -235,13 +235,13 @@ class Checkpoint:
     """Contents of a checkpoint, checked against the parameters that it is loaded for."""
 
     states: Mapping[Tensor, State]
-    """By the model's parameter."""
+    """States by the model's parameter."""
     groups: Sequence[Mapping[str, Any]]
     """With the options that were in force."""
     elementwise: Collection[str]
     """Names of the state that has an entry for each element."""
     residuals: Mapping[int, Tensor]
-    """By the index of the parameter."""
+    """Residuals by the index of the parameter."""
 
 
 def read(

@@ -124,9 +124,9 @@ class ShardedOptimizer(Optimizer):
         self._reduced: PassStatus | None = None
         """The status of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
-        """What :meth:`state_dict` returns."""
+        """Result of :meth:`state_dict`."""
         self.shard_era = 0
-        """How often shards were restored, by this optimizer and those before it."""
+        """Number of times that shards were restored, by this optimizer and those before it."""
         self._model_groups = ModelGroups(params)
         self._inner = optimizer_class(self._fragment_groups(), **defaults)
         # What schedulers, scalers and users see is the inner optimizer's own.

@@ -76,7 +76,7 @@ class ParameterStore:
         """The parameters that are trained, in order of registration: elsewhere called by index."""
         self.names: list[str] = []
         self.frozen: dict[Parameter, dict[str, Any]] = {}
-        """Those that aren't, with the state that a checkpoint had of them."""
+        """Frozen parameters, with their state from a checkpoint."""
         self.shards: list[Shard] = []
         self.owned: list[OwnedFragment] = []
         self.elementwise: frozenset[str] = frozenset()

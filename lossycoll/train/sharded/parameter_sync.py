@@ -112,7 +112,7 @@ class ParameterDifferences:
         self._own, self._own_anchor = shard.flat[chunk], self._anchor[chunk]
         self._own_values = self.values[chunk]
         self._owed = torch.zeros_like(self._own)
-        """What the owner's parameters are besides what replicas hold."""
+        """Owner's parameters minus the replicas'."""
 
     def settle_owed(self) -> None:
         """Makes this rank's part of the bucket exact, as its optimizer needs it."""
@@ -149,7 +149,7 @@ class _UnderWay:
     needed: Mask | None
     """Blocks that are asked for until they come; None: none."""
     due: Mask | None
-    """Those of them that are by ``max_age``."""
+    """Blocks of them that are due by ``max_age``."""
     strict: NDArray[np.bool_] | None
     """Owners of whom no block may be stale."""
     moves: bool = False
@@ -166,7 +166,7 @@ class _BucketCopies:
     parameters: list[Parameter]
     staleness: Staleness
     differences: ParameterDifferences | None
-    """What is sent instead of the parameters, where they travel in few bits."""
+    """Differences sent instead of parameters, where these travel in few bits."""
     versions: list[int]
     """Autograd's of the parameters, as this class has left them."""
     under_way: _UnderWay | None = None

@@ -181,7 +181,7 @@ class MoshpitSGD(Optimizer):
         """After how many steps it began."""
         self._offers = False
         self._changing = threading.Lock()
-        """Lock that a lender of the state takes between two changes."""
+        """Lock that a donor of the state takes between two changes."""
         averager.settle(
             {
                 AVERAGE: average,
@@ -436,7 +436,7 @@ class MoshpitSGD(Optimizer):
         round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
         is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
-        It is long because it explains each way in which a try ends.
+        Long because it explains each way in which a try ends.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.

@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--listen", default="", help="host:port of this machine, by which others join")
-    add("--join", default="", help="host:port of a machine that listens")
+    add("--join", default="", help="host:port of machines that listen, with commas between them")
     add("--checkpoint", type=Path, help="file to go on from if it is there, and to write to")
     add("--steps", type=int, default=3000, help="of the swarm, then all end (%(default)s)")
     add("--every", type=int, default=10, help="steps from round to round (%(default)s)")
@@ -85,7 +85,7 @@ def train(swarm: lossycoll.Swarm, options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     given = arguments()
     torch.manual_seed(0)
-    places = [given.join] if given.join else []
+    places = given.join.split(",") if given.join else []
     with (
         contextlib.suppress(KeyboardInterrupt),
         lossycoll.Swarm(listen=given.listen, join=places) as joined,

@@ -22,7 +22,7 @@ from typing import Any, Final
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import Address, Malformed
 
-from .directory_list import DirectoryList
+from .directory_list import Begin, DirectoryList
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import (
     MOST_PEERS,
@@ -96,7 +96,8 @@ class DirectoryClient:
     thread when this peer is to be a donor. ``on_joined``: called by the thread when a directory has
     taken this peer in, before it says anything else. If its number is another one than before,
     where its packets come from is to be said anew. ``on_members``: called by the thread with the
-    incarnations of a group or transfer, before others hear of it.
+    incarnations of a group or transfer, before others hear of it. ``begin``: its right to begin a
+    swarm; None: it joins one.
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class DirectoryClient:
         on_transfer: Callable[[Transfer], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
         on_members: Callable[[Sequence[str]], None] = lambda incarnations: None,
+        begin: Begin | None = None,
     ) -> None:
-        self._directories = DirectoryList(directories)
+        self._directories = DirectoryList(directories, begin)
         self._transport = transport
         self._trouble = ""
         """Why no directory was reached the last time; "": one was."""
@@ -502,6 +504,8 @@ class DirectoryClient:
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
+        if not session.answered:
+            self._directories.stands_by(session.place)
         first = [session.place] if session.answered else []
         self._directories.learn([*first, *places], serves=session.answered)
         session.ended |= not session.answered

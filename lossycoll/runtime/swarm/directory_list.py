@@ -3,23 +3,49 @@ so that they find the same one."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
 STANDING_TRIES: Final = 20
 """Tries of half a second for a standby directory: its lease."""
+BEGIN_TRIES: Final = 16
+"""Tries of half a second before a swarm is begun: one that continues elsewhere asks former directories
+more often (:data:`partition_merge.ASK_SECONDS`)."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Right of a peer that listens to begin a swarm, if nobody whom it was told to join has one.
+
+    Attributes:
+        at: The peer's own directory, as this peer reaches it.
+        known_as: Its address, as the others name it.
+        opens: Has the directory take peers. The client's thread calls it, maybe more than once.
+    """
+
+    at: Address
+    known_as: Address
+    opens: Callable[[], None]
+
+
+def _rank(place: Address) -> tuple[int, bytes, int]:
+    """Position in the order in which peers may begin a swarm: all sort alike."""
+    address = ipaddress.ip_address(place[0].partition("%")[0])
+    return address.version, address.packed, place[1]
 
 
 class DirectoryList:
     """Ordered list of directories of one peer. ``places``: the connected one first, then the others
     in the order in which they are tried. ``first``: whom it was told to ask when it was started."""
 
-    def __init__(self, first: Sequence[Address]) -> None:
+    def __init__(self, first: Sequence[Address], begin: Begin | None = None) -> None:
         self._first = list(first)
         self.places = list(first)
         self._heard: dict[Address, None] = {}
@@ -28,6 +54,10 @@ class DirectoryList:
         """Directories that this peer was with."""
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
+        self._begin = begin
+        """None: it has been in a swarm, or doesn't listen."""
+        self._stood_by: dict[Address, int] = {}
+        """Try at which each directory last said that it stands by."""
         self.tries = 0
         """Number of passes over all since this peer was with one."""
 
@@ -48,6 +78,8 @@ class DirectoryList:
     def learn(self, places: Sequence[Address], *, serves: bool = False) -> None:
         """Others have said whom to turn to, in this order. What was known before comes after.
         ``serves``: this peer is with the first of them."""
+        if serves:
+            self._begin = None
         known = list(dict.fromkeys(places))
         _remember(self._heard, known[::-1], MOST_HEARD)
         _remember(self._served, known[:serves], MOST_SERVED)
@@ -58,6 +90,17 @@ class DirectoryList:
         """These are to be tried before all others."""
         self.places = [*first, *(one for one in self.places if one not in first)]
 
+    def stands_by(self, place: Address) -> None:
+        """A directory is alive, and has named others to ask."""
+        self._stood_by[place] = self.tries
+
+    def _may_begin(self, begin: Begin) -> bool:
+        """True if this peer is the first, of those that listen and are alive, to begin a swarm."""
+        own = _rank(begin.known_as)
+        alive = [one for one, tried in self._stood_by.items() if tried >= self.tries - 1]
+        earlier = [one for one in self._first if one in alive and _rank(one) < own]
+        return self.tries >= BEGIN_TRIES and not earlier
+
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
         """True if a place may be tried. This peer's own, which that opens, is when the others have
         had their time: so as few directories as possible open at once.
@@ -65,6 +108,10 @@ class DirectoryList:
         ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands
         by. RendezvousError: its own can't be opened.
         """
+        if self._begin is not None and place == self._begin.at:
+            if self._may_begin(self._begin):
+                self._begin.opens()
+            return True
         if place != self._own:
             return True
         # The first of all has just ended.

@@ -35,6 +35,7 @@ from lossycoll.runtime.net.interfaces import choose
 
 from .bounded import BoundedRound
 from .client import DirectoryClient
+from .directory_list import Begin
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
 from .endpoint import Endpoint, Endpoints, EndpointSettings
 from .means import MeanEncoding, Round
@@ -126,6 +127,7 @@ class SwarmMember:
         keepalive: float = KEEPALIVE_SECONDS,
         rate: int = 0,
         transport: DirectoryTransport | None = None,
+        begin: Begin | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._rate = rate
@@ -143,7 +145,7 @@ class SwarmMember:
         self._offer = Offers(0)
         calls = self._lost, self._donate, self._came, self._on_members
         self._client = DirectoryClient(
-            directories, name, transport or ZmqDirectoryTransport(secret), *calls
+            directories, name, transport or ZmqDirectoryTransport(secret), *calls, begin
         )
         self._endpoints: Endpoints | None = None
         self._file: PeerFile | None = None

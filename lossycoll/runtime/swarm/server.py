@@ -99,6 +99,10 @@ class DirectoryServer:
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
 
+    def begin(self) -> None:
+        """Takes peers from now on, though its owner has been in no swarm."""
+        self._service.begin()
+
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
         self._directory.adopt(session)

@@ -174,6 +174,10 @@ class DirectoryService:
             self.end(session)
         self._check(session)
 
+    def begin(self) -> None:
+        """Takes peers from now on: the owner begins a swarm. Any thread may call it."""
+        self._stands_by = False
+
     def turn(self) -> None:
         """Time has passed, or something has been heard."""
         now = time.monotonic()

@@ -15,12 +15,14 @@ from typing import Final
 
 from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
+from lossycoll.runtime.net.interfaces import choose
 
 from .directory import FIRST_GRACE
-from .directory_list import LOOPBACK
+from .directory_list import LOOPBACK, Begin
 from .member import SwarmMember
 from .ports import Ports, bound_to
 from .server import DirectoryServer
@@ -40,6 +42,10 @@ class Swarm:
     The first peer listens, others join it; those that listen as well take the directory over if it
     ends. With neither, the swarm is this peer alone. Or all peers, the first one too, join a valkey
     server, and none listens. docs/swarms.md is the guide.
+
+    With both ``listen`` and ``join`` the same list of all directories may be given everywhere, the
+    own one among them: if none of them has a swarm for 8 s, the first of those that are alive, by
+    address, begins one, and the others find it there.
 
     Args:
         listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
@@ -86,6 +92,8 @@ class Swarm:
             check_library(options.libcrypto, options.cipher)
         places = [place_of(one) for one in join if address is None]
         host, port = place_of(listen or "127.0.0.1:0")
+        begin: Begin | None = None
+        self._has_begun = False
         is_any = host in ANY_ADDRESS
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
@@ -101,6 +109,10 @@ class Swarm:
             self._server = DirectoryServer(host, port, found, owner=owner)
             # One that comes back hears from its own whom the swarm has turned to meanwhile.
             own = LOOPBACK[":" in host] if is_any else host
+            if join:
+                known_as = _known_as(host, self._server.port, places, options.interface)
+                begin = Begin((own, self._server.port), known_as, self._begin)
+                places = [one for one in places if one not in (begin.at, known_as)]
             places.append((own, self._server.port))
         close_at_exit(self.close)
         try:
@@ -113,9 +125,11 @@ class Swarm:
                 own_directory=is_any and not join,
                 rate=int(bandwidth or options.pace),
                 transport=self._relay,
+                begin=begin,
             )
             if self._server is not None:
-                self._serve(self._member.address if is_any else host, joins=bool(join))
+                joins = bool(join) and not self._has_begun
+                self._serve(self._member.address if is_any else host, joins=joins)
             elif may_serve and self._relay is None:  # there the notice says who serves
                 self._reserve(self._member)
         except BaseException:
@@ -129,6 +143,14 @@ class Swarm:
         if joins:
             self._server.adopt(self.member.session)
         self.member.serves(host, self._server.port)
+
+    def _begin(self) -> None:
+        """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it."""
+        assert self._server is not None
+        if not self._has_begun:
+            self._has_begun = True
+            self._server.begin()
+            log.info("peer %r begins a swarm: no directory that it was to join has one", self.name)
 
     def _reserve(self, member: SwarmMember) -> None:
         """A port at which others may find a directory of this peer, if there is no other."""
@@ -275,6 +297,33 @@ class Swarm:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -> Address:
+    """Return the address by which others name a directory that listens here.
+
+    Args:
+        host: Where it listens, numeric.
+        port: Its port.
+        others: Directories that this peer is to join, and maybe its own.
+        interface: The option of this name.
+    """
+    if host not in ANY_ADDRESS:
+        return host, port
+    for place in others:
+        if place[1] == port and _is_of_this_machine(place[0]):
+            return place
+    return choose(interface, others[0][0]).address, port
+
+
+def _is_of_this_machine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def joined_text(host: str, port: int) -> str:

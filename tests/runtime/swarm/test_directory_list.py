@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.runtime.swarm.directory_list import (
+    BEGIN_TRIES,
     MOST_HEARD,
     MOST_SERVED,
     STANDING_TRIES,
+    Begin,
     DirectoryList,
 )
 
@@ -68,3 +70,20 @@ def test_one_that_stands_by_is_waited_for() -> None:
     for where.tries in range(STANDING_TRIES + 2):
         where.is_next(C, 2, standby=True)
     assert opened == [STANDING_TRIES, STANDING_TRIES + 1]
+
+
+def test_the_first_by_address_of_those_that_are_alive_begins_a_swarm() -> None:
+    """A later one begins none while an earlier one says that it stands by, nor before its time."""
+    opened: list[int] = []
+    where = DirectoryList([A, C, B], Begin(B, B, lambda: opened.append(where.tries)))
+    for tries in range(2 * BEGIN_TRIES):
+        where.tries = tries
+        where.stands_by(C)
+        if tries < BEGIN_TRIES + 5:
+            where.stands_by(A)
+        assert where.is_next(B, 2, standby=True)  # its own says where the swarm has turned to
+    assert opened[0] == BEGIN_TRIES + 6
+    opened.clear()
+    where.learn([A], serves=True)
+    where.is_next(B, 2, standby=False)
+    assert not opened  # it has been in a swarm

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,12 +17,14 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import OptionError, RendezvousError
+from lossycoll.runtime.swarm import directory_list
 from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "a secret of tests"
+HERE = "127.0.0.1"
 
 
 @pytest.fixture
@@ -95,6 +99,43 @@ def test_what_cannot_be(stack: ExitStack) -> None:
     first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET))
     with pytest.raises(RendezvousError, match="Address already in use"):
         Swarm(first.address, secret=SECRET)
+
+
+@pytest.mark.parametrize("alive", [(0, 1, 2), (2,), (1, 2)], ids=str)
+def test_one_list_on_all_machines_ends_in_one_swarm(
+    alive: tuple[int, ...], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each listens and joins all, itself among them, whatever is alive; all are started at once."""
+    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    with ExitStack() as bound:
+        held = [bound.enter_context(socket.create_server((HERE, 0))) for _ in range(3)]
+        places = [f"{HERE}:{one.getsockname()[1]}" for one in held]
+    places.sort(key=lambda place: int(place.rpartition(":")[2]))
+    swarms: dict[int, Swarm] = {}
+
+    def start(number: int) -> None:
+        listen = places[number].replace(HERE, "0.0.0.0") if number == 1 else places[number]
+        swarms[number] = Swarm(listen, places, secret=SECRET, name=f"peer {number}")
+        stack.callback(swarms[number].close)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in alive]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(swarms) == list(alive)
+    for swarm in swarms.values():
+        swarm.wait_for(len(alive))
+    assert [number for number in alive if swarms[number]._has_begun] == [alive[0]]
+    assert len({swarm.member.session for swarm in swarms.values()}) == 1
+
+
+def test_who_comes_to_a_swarm_begins_none(stack: ExitStack) -> None:
+    first = stack.enter_context(Swarm(f"{HERE}:0", secret=SECRET, name="first"))
+    second = Swarm(f"{HERE}:0", [f"{HERE}:1", first.address], secret=SECRET, name="second")
+    stack.callback(second.close)
+    assert not second._has_begun
+    assert first.peers() == ("first", "second")
 
 
 class Peer:

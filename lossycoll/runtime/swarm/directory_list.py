@@ -13,8 +13,8 @@ from lossycoll.runtime.control.schema import Address
 STANDING_TRIES: Final = 20
 """Tries of half a second for a standby directory: its lease."""
 BEGIN_TRIES: Final = 16
-"""Tries of half a second before a swarm is begun: one that continues elsewhere asks former directories
-more often (:data:`partition_merge.ASK_SECONDS`)."""
+"""Tries of half a second before a swarm is begun: one that continues elsewhere asks former
+directories more often (:data:`partition_merge.ASK_SECONDS`)."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8

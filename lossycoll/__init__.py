@@ -180,8 +180,8 @@ def stats(group: ProcessGroup | None = None) -> Stats:
         group: A group of this backend; None for all of them.
 
     Returns:
-        The sums over all operations since each group was made, and per peer. Those of all groups
-        have each group's in ``groups``, and number ranks as the job does.
+        The sums over all operations since each group was made, and per peer. For all groups,
+        ``groups`` has the figures of each, and ranks are numbered as in the job.
 
     Raises:
         UnsupportedError: The group is one of another backend, or there is none of this one.
@@ -226,7 +226,7 @@ def rekey(group: ProcessGroup | None = None) -> None:
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:
-    """What the engine's last finished operation in a group did at this rank.
+    """Return this rank's report of the engine's last finished operation in a group.
 
     Args:
         group: A group of this backend; None for the default group.
@@ -250,8 +250,8 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
 
     Returns:
         By rank, the counters by name: ``calls``, the collectives that the rank has issued, and
-        sums such as ``packets_missing`` (docs/backend.md). Of a rank that doesn't answer within
-        two seconds those that it last gave, if it ever did.
+        sums such as ``packets_missing`` (docs/backend.md). A rank that doesn't answer within two
+        seconds keeps its last counters, if it ever gave any.
 
     Raises:
         UnsupportedError: The group is one of another backend.
@@ -268,7 +268,7 @@ def debug_handlers() -> list[Any]:
     the pages ``/lossycoll`` (docs/operate.md) and ``/lossycoll_fr_trace``.
 
     Returns:
-        What ``start_debug_server`` takes as ``handlers``.
+        The ``handlers`` for ``start_debug_server``.
 
     Raises:
         UnsupportedError: This torch has no such server, or a package that it needs is missing.

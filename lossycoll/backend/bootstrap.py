@@ -214,7 +214,7 @@ class Group:
 
 
 def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:
-    """Whether the rank 0 that once said ``hello`` still listens."""
+    """True if the rank 0 that once said ``hello`` still listens."""
     if "control" not in hello:
         return False
     host, port = hello["control"]

@@ -168,7 +168,7 @@ class GroupBuilder:
 
     @property
     def all_here(self) -> bool:
-        """Whether no member is known to be lost or gone, this rank included."""
+        """True if no member is known to be lost or gone, this rank included."""
         return self.plane.is_sound and all(map(self.plane.is_here, self.members))
 
     @property

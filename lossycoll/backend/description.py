@@ -48,7 +48,7 @@ class Rounding(Enum):
     """The same, but only as a scope asks, not the group: what one rank hands out, such as a model's
     parameters, stays exact unless the caller of this very collective wants it otherwise."""
     CALL = auto()
-    """By ``Description.encoding``, at any size."""
+    """As ``Description.encoding`` says, at any size."""
 
 
 class Filled(Enum):
@@ -82,7 +82,7 @@ class Submission(NamedTuple):
     Attributes:
         endpoint: Runs operations; ``submit`` calls one of its methods (or several).
         call: The call with its number, as all ranks must issue it.
-        description: What was asked for.
+        description: Description of the call.
         source: The buffer that is read; contiguous.
         target: The buffer that is written; contiguous. May be ``source``.
         call_options: Options, timeout, and what happens when the operation is done.
@@ -111,15 +111,15 @@ class CollectiveKind:
     Attributes:
         name: Its name in errors, in logs, and in what ranks compare.
         loss: When its packets may be lost.
-        stage: How tensors become buffers; ``staging.py`` has the ways.
-        submit: How the engine does it. None if it never does: a reduction that is always gathered.
+        stage: Function that makes buffers of tensors; ``staging.py`` has the ways.
+        submit: Function that submits it to the engine. None if it is always gathered.
         gathering: For reductions, how the contributions get to where they are reduced without the
             engine. None if there is no such way.
         rounding: When packets carry floats rounded.
         empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
-        operations: How many operations ``submit`` submits.
+        operations: Number of operations that ``submit`` submits.
         divides: Whether a call of one buffer is the same as calls of its parts.
         spoils: Whether what a failed call was to fill on a device becomes all ones, as sums do.
         writes_source: Whether the engine may write to what is read as well.
@@ -171,16 +171,17 @@ class Description(NamedTuple):
         nbytes: The bytes of the whole, the same on all ranks: what decides whether the call is
             large enough for loss. 0: nothing moves.
         compared: A tensor whose dtype and number of elements all ranks must agree on.
-        detail: What else they must agree on; part of the call's text.
+        detail: Other values that ranks must agree on; part of the call's text.
         op: torch's ReduceOp, for reductions.
         root: The rank that has what is sent or gets what is collected, if there is one.
         sizes: The elements of each rank's part, where parts differ.
-        splits: What goes where, if ranks don't know each other's sizes.
+        splits: Sizes by rank, if ranks don't know each other's sizes.
         harmless_overlap: Bytes from the source to the target at which both may share memory, since
             each element is then read before it is replaced.
-        argument: What only ``submit`` understands.
+        argument: Argument for ``submit`` alone.
         result: The work's result, where ``submit`` fills other tensors than those of ``writes``.
-        encoding: How packets carry float32, a name of plan.codec's; for kinds whose callers say it.
+        encoding: Encoding of float32 in packets, a name of plan.codec's; for kinds whose callers
+            choose it.
     """
 
     kind: CollectiveKind
@@ -205,7 +206,7 @@ class Description(NamedTuple):
 
     @property
     def on_device(self) -> bool:
-        """Whether the tensors lie on a device: all do, or none (devices.ServedDevices)."""
+        """True if the tensors lie on a device: all do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
         return bool(tensors) and is_served(tensors[0])
 

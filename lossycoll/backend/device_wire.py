@@ -154,7 +154,7 @@ class DeviceWork(ManyWork):
         return [self._after]
 
     def is_completed(self) -> bool:
-        """Whether the result is there."""
+        """True if the result is there."""
         return super().is_completed() and bool(self._after.end.is_done())
 
 
@@ -186,7 +186,7 @@ class DeviceWire:
         self._lock = threading.Lock()
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
-        """By device: how many, and the place in a stream after which that is right."""
+        """Count of each device, and the place in a stream after which it is right."""
         self._codecs: dict[Device, LowBits] = {}
         self._tables: OrderedDict[Any, Tables] = OrderedDict()
 
@@ -196,7 +196,7 @@ class DeviceWire:
         return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
-        """Whether a reliable call is served here; alike on all ranks."""
+        """True if a reliable call is served here; alike on all ranks."""
         native = reduction is not None and reduction.native
         if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
             return False

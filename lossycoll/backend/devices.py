@@ -239,7 +239,7 @@ def _other_of(device: str, configured: str) -> str | None:
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Whether the caller's stream there records a graph. Nothing is made on the device for it."""
+    """True if the caller's stream there records a graph. Nothing is made on the device for it."""
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 
@@ -307,11 +307,11 @@ class DeviceBackend:
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Whether the group's members can change."""
+        """True if the group's members can change."""
         return bool(self._group.supports_reconfigure)
 
     def supports_tensor_alloc(self, device: Device) -> bool:
-        """Whether it has memory of its own to offer: no."""
+        """False: the backend has no memory of its own to offer."""
         del device
         return False
 

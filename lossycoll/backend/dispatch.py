@@ -149,7 +149,7 @@ class Dispatcher:
         self._told_of_one_host = True
 
     def _is_exact(self, call: Description) -> bool:
-        """Whether a sum is of activations, as far as can be seen, and nobody has said that it may
+        """True if a sum is of activations, as far as can be seen, and nobody has said that it may
         lose packets (docs/backend.md)."""
         if call.kind.loss is not Loss.REDUCTION or self._says_lossy or not adds_activations():
             return False

@@ -51,10 +51,10 @@ class Extensions:
         )
 
     def lossy_has_left(self, rank: int) -> bool:
-        """Whether a rank has said goodbye: its process may live.
+        """True if a rank has said goodbye: its process may live.
 
         Args:
-            rank: Of this group.
+            rank: Rank in this group.
 
         Returns:
             Whether it left in order.
@@ -91,9 +91,9 @@ class Extensions:
     ) -> Callable[[], None]:
         """Has more brought back of what is lost from now on.
 
-        What the group was given goes first: ``repair`` counts unless that was set, ``max_missing``
-        unless that, ``repair`` or ``fec`` was. All ranks must call this, and what it returns,
-        between the same calls.
+        The group's own options take precedence: ``repair`` counts unless that was set,
+        ``max_missing`` unless that, ``repair`` or ``fec`` was. All ranks must call this, and its
+        result, between the same calls.
 
         Args:
             repair: At least so many rounds of resending, 0 to 255; None: as they are.
@@ -141,7 +141,7 @@ class Extensions:
         All ranks must run the same ones in the same order.
 
         Args:
-            description: What is read and written, and by which kind of collective.
+            description: The call: its buffers and its kind of collective.
             opts: torch's options of the call, for ``timeout`` and ``asyncOp``.
 
         Returns:
@@ -163,7 +163,7 @@ class Extensions:
         """The float32 elements that one block (packet) carries.
 
         Args:
-            encoding: How packets carry them, as the calls below take it.
+            encoding: Encoding of packets, as the calls below take it.
 
         Returns:
             Their number.
@@ -175,7 +175,7 @@ class Extensions:
 
         Args:
             nbytes: The chunk's bytes.
-            encoding: How packets carry them.
+            encoding: Encoding of packets.
 
         Returns:
             Their number.
@@ -194,8 +194,8 @@ class Extensions:
             output: Shape (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``.
             needed: bool (world, blocks), those that are asked for until they come, by owner; the
                 own row is ignored. None: none is.
-            encoding: How packets carry float32, as ``lossycoll.plan.codec.named`` returns it. The
-                own chunk stays as it is.
+            encoding: Encoding of float32 in packets, as ``lossycoll.plan.codec.named`` returns it.
+                The own chunk stays as it is.
 
         Returns:
             A work whose ``arrived`` waits for it and is bool (world, blocks), own row True. A
@@ -229,8 +229,8 @@ class Extensions:
 
         Returns:
             A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
-            (packets) of ``input``, as it is then, that were lost. What a link lost that was silent
-            for ``deadline_max`` isn't known, and not in it. ``sent`` is bool (world,): the owners
+            (packets) of ``input``, as it is then, that were lost. Losses of a link that was silent
+            for ``deadline_max`` are unknown, and not in it. ``sent`` is bool (world,): the owners
             whose chunk of ``input`` this rank has sent, encoded.
 
         Raises:

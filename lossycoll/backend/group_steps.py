@@ -417,7 +417,7 @@ def fault_group(name: str) -> int:
 
 
 def _is_mixed(addresses: Sequence[str]) -> bool:
-    """Whether some of the addresses are loopback's or of IPv6, and others not."""
+    """True if some of the addresses are loopback's or of IPv6, and others not."""
     found = [Interface("", address, 0) for address in addresses]
     return len({(one.loopback, one.version) for one in found}) > 1
 

@@ -96,7 +96,7 @@ class OnDevice:
         return Staged(bounce.source, bounce.target)
 
     def _fills(self) -> bool:
-        """Whether the call fills tensors of this rank."""
+        """True if the call fills tensors of this rank."""
         is_root, filled = self._root == self._endpoint.rank, self._kind.filled
         return filled is Filled.ALL or is_root == (filled is Filled.ROOT)
 

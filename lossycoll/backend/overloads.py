@@ -59,7 +59,7 @@ FORMS: Final[Mapping[str, Forms]] = {
     "all_to_all_single": _SPLIT,
     "barrier": Forms(_c10d.BarrierOptions, ("timeout",)),
 }
-"""By method."""
+"""Forms of each method."""
 
 
 def overloaded(kind: type) -> None:

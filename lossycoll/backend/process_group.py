@@ -52,12 +52,12 @@ _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValue
 class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
-    torch.distributed calls its methods; docs/backend.md says which call takes which route. What
-    torch's interface doesn't have is in :class:`Extensions`, and how members change in
-    :class:`Reconfigurable`. Every collective returns a work that owns its tensors until it is done.
+    torch.distributed calls its methods; docs/backend.md says which call takes which route.
+    :class:`Extensions` has the methods that torch's interface lacks, :class:`Reconfigurable` the
+    change of members. Every collective returns a work that owns its tensors until it is done.
     It raises UnsupportedError for what can't be served, before the call gets a number, and
-    LossyError where the group has failed, or fails by this call. What fails after that, the work's
-    ``wait`` raises. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
+    LossyError where the group has failed, or fails by this call. The work's ``wait`` raises later
+    failures. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
     call have one dtype; ranks agree on it and on the number of elements. The methods also take
     torch's short forms, such as ``allreduce(tensor, op)``.
 
@@ -428,8 +428,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Sends each rank some rows of ``input``, and fills ``output`` with theirs.
 
         Args:
-            output: What comes from the ranks, in their order.
-            input: What goes to the ranks, in their order.
+            output: Tensors from the ranks, in their order.
+            input: Tensors for the ranks, in their order.
             output_split_sizes: Rows from each rank; empty for equal parts.
             input_split_sizes: Rows to each rank; empty for equal parts.
             opts: torch's AllToAllOptions.
@@ -607,7 +607,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Sets how long calls wait for ranks that never take part.
 
         Args:
-            timeout: How long; nothing or less: without a limit.
+            timeout: Longest wait; zero or less: without a limit.
         """
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()

@@ -253,7 +253,7 @@ class Reconfigurable:
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Whether the group's members can change: it was made with ``enable_reconfigure=True``."""
+        """True if the group's members can change: it was made with ``enable_reconfigure=True``."""
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:

@@ -79,7 +79,7 @@ def stop_replacing() -> None:
 
 
 def replaced(backend: str) -> str:
-    """What a group is made of.
+    """Return the backend that a group is made with.
 
     Args:
         backend: What torch was asked for, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.

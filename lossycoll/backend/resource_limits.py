@@ -52,7 +52,7 @@ def refused(rank: int, size: int, cause: Exception) -> EngineError:
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that there is not enough memory: Python's, torch's or the engine's."""
+    """True if ``error`` says that there is not enough memory: Python's, torch's or the engine's."""
     if isinstance(error, LossyError):
         return isinstance(error, EngineError) and error.code == Code.MEMORY
     lacks = "allocate memory", "out of memory", "pinned memory can't be had"

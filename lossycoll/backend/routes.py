@@ -33,9 +33,9 @@ class Route(Enum):
     """Route of a call: how it is served."""
 
     LOSSY = auto()
-    """By the engine; packets may be lost."""
+    """Engine, where packets may be lost."""
     RELIABLE = auto()
-    """By the engine; nothing is lost."""
+    """Engine, without loss."""
     GATHERED = auto()
     """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
 
@@ -87,7 +87,7 @@ def choose(
 
 
 def adds_activations() -> bool:
-    """Whether the present call adds activations up, by where it comes from.
+    """True if the present call adds activations up, by where it comes from.
 
     An operator of ``torch.ops`` is a functional collective, which DTensor calls. Sums in a module's
     forward are activations as well, those in a backward pass within it are not: DDP's, FSDP's and
@@ -126,7 +126,7 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
-    """Whether lossy delivery is meant for this call."""
+    """True if lossy delivery is meant for this call."""
     loss = kind.loss
     if loss is Loss.REDUCTION:
         return call.nbytes >= options.lossy_min_bytes

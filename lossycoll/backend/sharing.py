@@ -198,7 +198,7 @@ def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
 
 
 def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
-    """Whether more ranks run on this one's machine than there are cores for them."""
+    """True if more ranks run on this one's machine than there are cores for them."""
     mine = offers[rank].machine
     here = [offer for offer in offers if mine is not None and offer.machine == mine]
     cores = 0
@@ -208,7 +208,7 @@ def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
 
 
 def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:
-    """By rank the number of its host, of which each rank has every other one's memory."""
+    """Host number of each rank. All ranks of a host have each other's memory."""
     has = [frozenset(ranks) for ranks in taken]
     hosts: list[list[int]] = []
     for ranks in sets:

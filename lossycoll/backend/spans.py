@@ -50,7 +50,7 @@ _numbers: Final = itertools.count(1)
 
 
 def are_wanted() -> bool:
-    """Whether a profiler runs in this process."""
+    """True if a profiler runs in this process."""
     return bool(profiler._is_profiler_enabled)
 
 

@@ -32,7 +32,7 @@ def _keep(thing: object) -> None:
 
 @cache
 def _steals() -> bool:
-    """Whether torch gives back a reference to what is stashed that it has never taken (2.11 does):
+    """True if torch gives back a reference to what is stashed that it has never taken (2.11 does):
     then objects are freed while they are in use."""
     thing = object()
     before = sys.getrefcount(thing)

@@ -38,12 +38,12 @@ def wire_allreduce_(
 
     Args:
         tensor: float32, float16 or bfloat16 of any shape; all ranks' have the same.
-        wire: How packets carry it: the option of this name.
+        wire: Encoding of packets: the option of this name.
         group: A group of this backend; None for the default group.
         average: Whether the sum is divided by the number of ranks.
         wire_group: Elements that share a grid, with few bits: the option of this name.
         wire_spikes: Whether the ends of groups travel as floats: the option of this name.
-        wire_rounding: How indices of few bits are rounded: the option of this name.
+        wire_rounding: Rounding mode of few bits: the option of this name.
 
     Returns:
         ``tensor``, the same bits on all ranks.

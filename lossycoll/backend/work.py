@@ -43,7 +43,7 @@ def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 
 def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
-    """Whether the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
+    """True if the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
     the tensors are what ``FP16_COMPRESS`` sends."""
     if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
         return False
@@ -84,7 +84,7 @@ class OnStreams(Protocol):
 
     @property
     def ahead(self) -> bool:
-        """Whether the streams can be ordered before the call is done."""
+        """True if the streams can be ordered before the call is done."""
 
     def order_current(self) -> None:
         """Orders whatever the caller queues from now on after the result."""
@@ -132,7 +132,7 @@ class LossyWork(dist.Work):
         self.wait()
 
     def is_success(self) -> bool:
-        """Whether the call is done, without an error."""
+        """True if the call is done, without an error."""
         return self.is_completed() and self.exception() is None
 
     def _wait_if_in_order(self, endpoint: Endpoint) -> None:
@@ -232,7 +232,7 @@ class EngineWork(LossyWork):
         return self._future
 
     def is_completed(self) -> bool:
-        """Whether the call is done, well or not."""
+        """True if the call is done, well or not."""
         if not self._operation.poll():
             return False
         end = None if self.streams is None else self.streams.end
@@ -322,7 +322,7 @@ class ManyWork(LossyWork):
         return found
 
     def is_completed(self) -> bool:
-        """Whether all are done."""
+        """True if all are done."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> Any:

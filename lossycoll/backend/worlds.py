@@ -57,7 +57,7 @@ class World:
     network: Attachment
 
     def holds(self, global_ranks: Sequence[int]) -> bool:
-        """Whether all of these are here, as far as this process knows."""
+        """True if all of these are here, as far as this process knows."""
         numbers = {other: number for number, other in enumerate(self.global_ranks)}
         return (
             self.plane.is_sound

@@ -89,7 +89,7 @@ class Rank:
         return [(at, float(value)) for at, value in found if value is not None]
 
     def increases(self, *names: str) -> list[tuple[float, tuple[float, ...]]]:
-        """By how much counters rose between two lines, with the time of the later one."""
+        """Increases of counters between two lines, with the time of the later one."""
         rows = [tuple(float(one["counters"][name]) for name in names) for one in self.told]
         return [
             (at, tuple(b - a for a, b in zip(before, after, strict=True)))
@@ -98,7 +98,7 @@ class Rank:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What it told last."""
+        """The rank's latest line."""
         return self.told[-1]
 
 
@@ -243,7 +243,7 @@ def _worst(series: Series) -> Series:
 
 
 def findings(job: Job) -> list[str]:
-    """What to look at first."""
+    """Return the findings to look at first."""
     found = []
     for number, rank in job.ranks.items():
         if rank.last["state"] != ALIVE:

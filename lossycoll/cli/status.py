@@ -99,7 +99,7 @@ def find_jobs(place: str | None) -> list[Job]:
 
 
 def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
-    """What ranks tell, as :func:`find_jobs` finds them; with their latest calls, if asked for."""
+    """Records of ranks, found as :func:`find_jobs` does; with their latest calls on request."""
     if place is None:
         try:
             return status_page.pages(calls=calls)
@@ -158,5 +158,5 @@ def _add_stacks(job: Job) -> None:
 
 
 def living(jobs: Sequence[Job]) -> list[Job]:
-    """Those that aren't over."""
+    """The jobs that aren't over."""
     return [job for job in jobs if not job_status.is_over(job)]

@@ -64,7 +64,7 @@ def swarm_as_text(swarm: Mapping[str, Any]) -> str:
 
 
 def culprits(job: Mapping[str, Any]) -> list[str]:
-    """What to look at first: ranks that others wait for or that aren't well, and bad links."""
+    """Findings to look at first: ranks that others wait for, unhealthy ranks, and bad links."""
     by_rank = {rank["rank"]: rank for rank in job["ranks"]}
     found = []
     waited: dict[int, list[Mapping[str, Any]]] = {}

@@ -29,10 +29,10 @@ DEFAULT_LOSSES: Final = "0,0.01,0.05"
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
 ENDS: Final = r"(?!\w|\.\w|,\d)"
-"""What follows a number; without it 0.53s would be 0.5."""
+"""End of a number; without it 0.53s would be 0.5."""
 QUOTE: Final = r"\\?[\"']?"
 WRAPPED: Final = rf"(?:(?:tensor|np\.\w+)\()?{QUOTE}"
-"""What may stand before a number: tensor(0.5), np.float64(0.5), '0.5'."""
+"""Wrappers of a number: tensor(0.5), np.float64(0.5), '0.5'."""
 SHOWN: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x08")
 """Colours and movements of a terminal's cursor."""
 
@@ -121,7 +121,7 @@ def data(one: Trial) -> dict[str, Any]:
 
 
 def lossless(one: Trial) -> bool:
-    """Whether a run that was to lose packets lost none."""
+    """True if a run that was to lose packets lost none."""
     return one.loss > 0 and one.dropped == 0 and not one.failure
 
 

@@ -187,7 +187,7 @@ class Bounce:
         self._filled[-1].wait()
 
     def is_over(self, operations: Sequence[Operation]) -> bool:
-        """Whether nothing of the call is under way."""
+        """True if nothing of the call is under way."""
         over = True
         gate_of = iter(self.pieces)
         for operation in operations:
@@ -202,7 +202,7 @@ class Bounce:
 
     @property
     def is_released(self) -> bool:
-        """Whether its memory was given back."""
+        """True if its memory was given back."""
         return not self._memory
 
     def release(self) -> None:
@@ -217,7 +217,7 @@ class Bounce:
 def _cut(
     pairs: list[tuple[Tensor, Tensor]], cuts: Sequence[int]
 ) -> list[list[tuple[Tensor, Tensor]]]:
-    """By piece, the parts of pairs of contiguous tensors that have as many elements each."""
+    """Cut pairs of contiguous tensors, with as many elements each, into pieces."""
     if not cuts:
         return [pairs]
     parts: list[list[tuple[Tensor, Tensor]]] = []

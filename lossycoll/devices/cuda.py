@@ -131,7 +131,7 @@ class Driver:
         self._call("call a function of the host", call, stream, function, argument)
 
     def has_happened(self, event: int) -> bool:
-        """Whether the event has."""
+        """True if the event has completed."""
         code = int(self._lib.cuEventQuery(event))
         if code not in (0, NOT_READY):
             raise _error(code, "ask for an event")

@@ -32,7 +32,7 @@ class Event(Protocol):
         """Waits until the stream has come to it."""
 
     def is_done(self) -> bool:
-        """Whether the stream has."""
+        """True if the stream has completed its work."""
 
 
 class Stream(Protocol):

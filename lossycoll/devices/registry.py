@@ -99,7 +99,7 @@ def abandon(bounce: Bounce) -> None:
 
 
 def _ended(bounce: Bounce, operations: Sequence[Operation]) -> bool:
-    """Whether the call is over; its memory is given back then."""
+    """True if the call is over; its memory is given back then."""
     try:
         if not bounce.is_over(operations):
             return False
@@ -118,7 +118,7 @@ def _cuda(device: torch.device) -> Layer:
 
 
 factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
-"""By type of device: what makes the layer of one. Host memory has none."""
+"""Factory of each device type's layer. Host memory has none."""
 
 
 class Device:
@@ -156,7 +156,7 @@ _lock: Final = threading.Lock()
 
 
 def is_served(tensor: Tensor) -> bool:
-    """Whether the tensor lies on a device that has a layer."""
+    """True if the tensor lies on a device that has a layer."""
     # The short way is that of every call on the CPU.
     return not (tensor.is_cpu and "cpu" not in factories) and tensor.device.type in factories
 

@@ -136,5 +136,5 @@ def examine() -> list[Capability]:
 
 
 def can_run(findings: list[Capability]) -> bool:
-    """Whether a laboratory of any network can be made."""
+    """True if a laboratory of any network can be made."""
     return any(one.good for one in findings if one.name in ("backend netem", "backend switch"))

@@ -19,7 +19,7 @@ from .spawn import spawn
 from .switch_memory import address_of
 
 INTERFACE: Final = "eth0"
-"""Of every host."""
+"""Interface of every host."""
 
 
 class Lab:

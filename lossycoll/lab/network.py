@@ -75,7 +75,7 @@ class Shape:
 
     @property
     def has_levels(self) -> bool:
-        """Whether there are several sites, or hosts with several ranks."""
+        """True if there are several sites, or hosts with several ranks."""
         return self.sites > 1 or self.world > self.total_hosts
 
     def site_of(self, host: int) -> int:
@@ -96,9 +96,9 @@ class Shape:
 
 
 MTU_MIN: Final = 576
-"""What every IPv4 host has to take (RFC 791)."""
+"""Smallest MTU that every IPv4 host must accept (RFC 791)."""
 MTU_MAX: Final = 65521
-"""What Linux allows a TAP device."""
+"""Largest MTU of a TAP device in Linux."""
 ETHERNET_BYTES: Final = 14
 QUEUE_MS: Final = 25.0
 """A queue's length where nothing is said, but QUEUE_PACKETS at least: long enough that TCP and
@@ -109,9 +109,9 @@ SEED_MAX: Final = (1 << 63) - 1
 
 
 QUEUES: Final = ("queue_packets", "queue_ms", "policer_ms")
-"""What stands before a rate: one of these, or the default queue."""
+"""Queues before a rate: one of these, or the default queue."""
 CONGESTION_CHARACTERS: Final = 15
-"""Of a name of a congestion control, in Linux."""
+"""Longest name of a congestion control in Linux."""
 
 
 def check_congestion(name: object) -> None:
@@ -201,7 +201,7 @@ class Link:
 
     @property
     def only_loses(self) -> bool:
-        """Whether loss is all that is asked for, so that the kernel's packet filter will do."""
+        """True if loss is all that is asked for, so that the kernel's packet filter will do."""
         return replace(self, loss=0.0, burst=1.0) == Link()
 
 
@@ -282,7 +282,7 @@ class Network:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def is_far(self, sender: int, receiver: int) -> bool:
-        """Whether two hosts are at different sites."""
+        """True if two hosts are at different sites."""
         return self.shape.site_of(sender) != self.shape.site_of(receiver)
 
     def link_of(self, sender: int, receiver: int) -> Link:
@@ -365,7 +365,7 @@ class Network:
 
     @property
     def only_loses(self) -> bool:
-        """Whether loss is all that is asked for, of any link."""
+        """True if loss is all that is asked for, of any link."""
         return all(link.only_loses for link in self.all_links) and all(
             port == Port() for port in self.all_ports
         )

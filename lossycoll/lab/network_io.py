@@ -28,7 +28,7 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "mbit": {"k": 1e-3, "m": 1.0, "g": 1e3},
     "": {"%": 1e-2},
 }
-"""What a number is multiplied by, by the end of a field's name, and the unit behind it."""
+"""Factor of each unit, by the end of a field's name."""
 LINK_RATE: Final = ("rate_mbit",)
 PORT_RATE: Final = ("up_mbit", "down_mbit")
 

@@ -15,7 +15,7 @@ from .network import ETHERNET_BYTES, Link, Network
 from .switch_memory import address_of, chances
 
 RUNS: Final = 2000
-"""Of lost packets, before the sequence repeats."""
+"""Runs of lost packets before the sequence repeats."""
 PERIOD_MAX: Final = 1 << 31
 
 

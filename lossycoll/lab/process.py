@@ -33,7 +33,7 @@ CHUNK_BYTES = 1 << 16
 CYCLE_S = 1.0
 """In each of these a source sends for its share of it, and is silent for the rest."""
 TCP_INFO_RESENT = 100
-"""Where tcpi_total_retrans stands in Linux's tcp_info."""
+"""Offset of tcpi_total_retrans in Linux's tcp_info."""
 
 
 def switch(lab: Any, memory: str, lifeline: str, ready: str) -> None:

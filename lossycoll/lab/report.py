@@ -11,7 +11,7 @@ from .network import QUEUE_MS, QUEUE_PACKETS, Link, Network, Port, queue_bytes
 from .tcp import Took
 
 ROWS_MAX = 16
-"""Of a printed table."""
+"""Most rows of a printed table."""
 DEFAULT_QUEUE = f"{QUEUE_MS:g} ms of the rate, and {QUEUE_PACKETS} packets at least"
 
 

@@ -21,7 +21,7 @@ from .network import Network, check_congestion, check_whole, wrong
 from .spawn import own_process
 
 PORT: Final = 29100
-"""Of the first flow; the others' follow it. The port before it is that of the round trips."""
+"""Port of the first flow; the others' follow it. The port before it is that of the round trips."""
 FLOWS_MAX: Final = 64
 PING_MS: Final = 10
 START_SECONDS: Final = 20.0

@@ -23,13 +23,13 @@ from .spawn import own_process
 
 PORT: Final = 29399
 UDP_BYTES: Final = 28
-"""Of the IPv4 and UDP headers."""
+"""Bytes of the IPv4 and UDP headers."""
 SECONDS: Final = 2.0
 """For which each link is loaded, about."""
 PACKETS: Final = 40_000
 PACKETS_MIN: Final = 400
 SHARE: Final = 0.5
-"""Of a link's rate, so that its queues stay short: what is lost is then what was drawn."""
+"""Share of a link's rate that keeps its queues short: all loss is then drawn."""
 MBIT: Final = 400.0
 """At most, if nothing else is said."""
 SEGMENTS: Final = 40
@@ -39,14 +39,14 @@ PINGS: Final = 20
 SIGMAS: Final = 4.0
 ANSWER_SECONDS: Final = 300.0
 OVERLOAD: Final = 1.25
-"""Of a gateway's rate, offered to see how much gets through."""
+"""Multiple of a gateway's rate that is offered to measure its throughput."""
 OVERLOAD_SECONDS: Final = 1.0
 OVERLOAD_PACKETS: Final = 400_000
 """At most."""
 FASTER: Final = 0.05
-"""By which a rate may seem higher: a gateway lets the first packets pass at once."""
+"""Share by which a rate may seem higher: a gateway lets the first packets pass at once."""
 QUEUED_SHARE: Final = 0.02
-"""Of the packets; a busy machine sends in bursts, which queues may drop."""
+"""Share of packets that queues may drop, since a busy machine sends in bursts."""
 
 
 @dataclass(frozen=True)

@@ -507,7 +507,7 @@ class Options:
         """Options of a group.
 
         Args:
-            pg_options: What the user passed under this name: None, Options or a dict.
+            pg_options: The user's argument of this name: None, Options or a dict.
             environ: As for :meth:`from_env`.
 
         Returns:
@@ -534,7 +534,7 @@ class Options:
         return frozenset(one for one in names if not isinstance(getattr(self, one), Default))
 
     def is_given(self, name: str) -> bool:
-        """Whether an option was written, or set by the environment.
+        """True if an option was written, or set by the environment.
 
         Args:
             name: The option's name.
@@ -546,7 +546,7 @@ class Options:
 
     @property
     def continues(self) -> bool:
-        """Whether the group continues with the survivors when ranks are lost."""
+        """True if the group continues with the survivors when ranks are lost."""
         return self.on_peer_loss == "continue"
 
     @property
@@ -558,9 +558,9 @@ class Options:
 
     @property
     def parity(self) -> tuple[sets.Code, int, float]:
-        """(code, most, max_missing): the code of parity, or how many packets of it there are at
-        most for 64, as measured loss decides (else 0); and which share may then be missing (-1
-        where no share is asked for)."""
+        """(code, most, max_missing) of parity. Without a fixed code, measured loss decides, and
+        ``most`` bounds the parity packets for 64 packets (else 0). ``max_missing`` is -1 where no
+        share is asked for."""
         missing = -1.0 if isinstance(self.max_missing, str) else self.max_missing
         if isinstance(self.fec, str):
             return sets.NO_PARITY, MOST_PARITY, missing
@@ -575,12 +575,12 @@ class Options:
 
     @property
     def chooses_rounds(self) -> bool:
-        """Whether measured loss decides on the rounds of resending too."""
+        """True if measured loss decides on the rounds of resending too."""
         return not isinstance(self.max_missing, str) and not self.is_given("repair")
 
     @property
     def by_parity_alone(self) -> bool:
-        """Whether a share may be missing, and nothing is resent to get there."""
+        """True if a share may be missing, and nothing is resent to get there."""
         return not isinstance(self.max_missing, str) and self.is_given("repair") and not self.repair
 
     @property

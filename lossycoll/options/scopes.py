@@ -21,7 +21,7 @@ class Scope:
     lossy_copies: bool
 
     def sets(self, name: str) -> bool:
-        """Whether a scope has set this option."""
+        """True if a scope has set this option."""
         return any(name == changed for changed, _ in self.changes)
 
 

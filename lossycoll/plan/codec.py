@@ -55,7 +55,7 @@ WIRE_TYPES: Final = {
     "bf16": WireType("bf16", np.dtype(np.uint16), _F32),
     "bytes": WireType("bytes", np.dtype(np.uint8), None),
 }
-"""By the names that the reference executor takes."""
+"""Wire types, by the reference executor's names."""
 
 
 def wire_type(name: str) -> WireType:
@@ -104,16 +104,16 @@ class Codec:
 
     @property
     def same(self) -> bool:
-        """Whether elements travel as they are."""
+        """True if elements travel as they are."""
         return self.encoding == "same"
 
     @property
     def divides(self) -> bool:
-        """Whether partial sums are divided by :meth:`divisor` on their way."""
+        """True if partial sums are divided by :meth:`divisor` on their way."""
         return self.wire.name == "f16"
 
     def divisor(self, weight: NDArray[np.int64]) -> NDArray[np.float64]:
-        """By what partial sums of so many contributions are divided: powers of two, which round
+        """Divisor of partial sums of so many contributions: powers of two, which round
         nothing. A sum may exceed what float16 holds although each contribution fits."""
         if not self.divides:
             return np.ones(len(weight))

@@ -264,7 +264,7 @@ class _Rank:
         self.path = [next(u for u in units if rank in u.unit.ranks) for units in tiers]
         """The rank's units, from its lowest to that of all."""
         self.part = [unit.unit.part_of(rank) for unit in self.path]
-        """By tier: which part of the unit it is in."""
+        """Part of the unit that it is in, by tier."""
         sizes = [max(len(unit.pieces) for unit in units) for units in tiers]
         sizes += [len(root.pieces)] * len(tiers)
         *starts, end = accumulate(sizes, initial=0)

@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 PLANES: Final = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
-"""By bits of an index: the widths that it is split into, those of the low bits first."""
+"""Widths that an index is split into, low bits first, by its bits."""
 GROUPS: Final = (128, 32)
 """Numbers of elements that may share a grid."""
 CONSTANT: Final = 255

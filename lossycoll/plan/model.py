@@ -225,7 +225,7 @@ class Plan:
 
     @property
     def all_levels(self) -> tuple[Level, ...]:
-        """By the numbers that slots name them by; MAX_LEVELS at most."""
+        """All levels, indexed by the slots' level numbers; MAX_LEVELS at most."""
         return (Level(self.elements_per_packet), *self.levels)
 
 

@@ -59,9 +59,9 @@ class Algorithm:
 
     Attributes:
         collective: The collective it does, one of ``COLLECTIVES``.
-        name: What the option ``algorithm`` calls it: lower-case letters, digits and underscores.
+        name: Name for the option ``algorithm``: lower-case letters, digits and underscores.
         build: Pure function from the collective's arguments to one rank's plan.
-        summary: What it does, and why one would choose it; one line.
+        summary: Its purpose and when to choose it; one line.
         steps: World -> packets on the longest chain of packets that wait for one another.
         traffic: World -> elements that the busiest rank sends, divided by the elements of the
             largest buffer that any rank has.
@@ -99,9 +99,9 @@ class Algorithm:
 
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
-"""By collective and name."""
+"""Algorithms, by collective and name."""
 _defaults: dict[str, Algorithm] = {}
-"""By collective."""
+"""Default algorithm of each collective."""
 _unloaded: list[str] = [ENTRY_POINTS]
 """Groups of entry points that nobody has asked for yet."""
 

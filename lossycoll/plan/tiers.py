@@ -31,7 +31,7 @@ class Unit:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """By rank, its place in ``ranks``."""
+        """Place of each rank in ``ranks``."""
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     @cached_property
@@ -155,7 +155,7 @@ def crossing(tree: Tree, rank: int, other: int) -> int:
 
 
 def within(tree: Tree, tier: int, number: int) -> list[Within]:
-    """By tier below ``tier``: of the rank's units, if the highest holds chunk ``number``."""
+    """Holders in the rank's units, by tier below ``tier``; the highest holds chunk ``number``."""
     found: list[Within] = []
     for t in range(tier - 1, -1, -1):
         unit = tree.path[t]

@@ -23,7 +23,7 @@ class Topology:
         hosts: Number of each rank's host, by rank. Hosts are numbered by first appearance, as
             sites are.
         sites: Number of each rank's site. The ranks of a host are of one site.
-        host_packets: How many packets of the network one packet within a host stands for; 1: it is
+        host_packets: Number of network packets that one packet within a host stands for; 1: it is
             as large.
         sum_packets: The same of what is added up within a host, where that travels as it is while
             what leaves the host is encoded; 0: it travels like the rest.
@@ -156,24 +156,24 @@ class Topology:
 
     @cached_property
     def shares_hosts(self) -> bool:
-        """Whether some host has several ranks."""
+        """True if some host has several ranks."""
         return self.n_hosts < self.world
 
     @cached_property
     def has_sites(self) -> bool:
-        """Whether sites are a level of their own: there are several, one of them of several
+        """True if sites are a level of their own: there are several, one of them of several
         hosts."""
         return 1 < self.n_sites < self.n_hosts
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether no level lies below that between all ranks: every rank is a host of its own, and
+        """True if no level lies below that between all ranks: every rank is a host of its own, and
         sites tell nothing."""
         return not self.shares_hosts and not self.has_sites
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks share a host, and are several."""
+        """True if all ranks share a host, and are several."""
         return self.n_hosts == 1 and self.world > 1
 
     @property
@@ -306,7 +306,7 @@ def _widest_gap(values: list[float]) -> tuple[float, float] | None:
 
 
 def _linked(hosts: int, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
-    """By host the number of its set, of which each is linked with another one by a pair."""
+    """Number of each host's set. A chain of pairs links the hosts of a set."""
     least = list(range(hosts))
     for a, b in pairs:
         one, other = sorted((least[a], least[b]))

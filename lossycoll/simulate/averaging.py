@@ -94,7 +94,7 @@ METHODS: Final[dict[str, Method]] = {
     "sgp": push_sum,
     "gossip": gossip,
 }
-"""By name, in the order of tables."""
+"""Methods by name, in the order of tables."""
 
 
 def variances(

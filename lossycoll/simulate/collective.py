@@ -1,4 +1,4 @@
-"""What a collective takes on a network, by the engine itself in virtual time (docs/simulate.md)."""
+"""Time of a collective on a network, by the engine itself in virtual time (docs/simulate.md)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ of these."""
 
 
 def usual_whole(hosts: int, ranks_per_host: int) -> int | None:
-    """How many hosts to simulate; None: all of them."""
+    """Number of hosts to simulate; None: all of them."""
     if hosts * ranks_per_host <= USUALLY_SIMULATED or hosts <= FOLDED_HOSTS:
         return None
     dividing = [n for n in range(2, FOLDED_HOSTS + 1) if hosts % n == 0]
@@ -208,7 +208,7 @@ def _plans(
     submit: Callable[[Endpoint], None],
     whole: int | None,
 ) -> tuple[Callable[[int], Plan], Fold | None]:
-    """What makes any rank's plan of the first call, and the fold if some hosts stand for all."""
+    """Function of a rank's first plan, and the fold if some hosts stand for all."""
 
     def plan_of(rank: int) -> Plan:
         return planned(network, topology, options, submit, rank, folds=whole is not None)[0]
@@ -431,5 +431,5 @@ COLLECTIVES: Final[dict[str, Submit]] = {
     "scatter": _scatter,
     "barrier": _barrier,
 }
-"""By name: submits one at a rank."""
+"""Function of each collective that submits it at a rank."""
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "barrier")

@@ -23,7 +23,7 @@ class NotAlikeError(OptionError):
 
 @dataclass(frozen=True)
 class Fold:
-    """Who is simulated, and how slot numbers change when all ranks are moved along.
+    """The simulated hosts, and how slot numbers change when all ranks are moved along.
 
     The first ``fixed`` numbers stay. The others are blocks of ``block`` numbers, and in each of
     them all go around: by ``step`` for each host where hosts own segments in the order of their
@@ -37,11 +37,11 @@ class Fold:
     step: int
 
     def step_of(self, stride: int) -> int:
-        """By how much numbers are larger ``real`` ranks later; ``stride``: of :func:`alike`."""
+        """Increase of slot numbers over ``real`` ranks; ``stride``: of :func:`alike`."""
         return self.hosts * self.step * pow(stride, -1, self.block) % self.block
 
     def before(self, slot: int, images: int, stride: int) -> int:
-        """What the rank ``images * real`` ranks before calls the slot."""
+        """The slot's number at the rank ``images * real`` ranks before."""
         if slot < self.fixed:
             return slot
         inside = (slot - self.fixed) % self.block
@@ -62,7 +62,7 @@ def alike(topology: Topology, stride: int) -> tuple[int, ...]:
 
 
 def fold_of(plan_of: Callable[[int], Plan], topology: Topology, hosts: int, stride: int) -> Fold:
-    """Of the first ``hosts`` hosts; NotAlikeError if plans are not alike.
+    """Return the fold to the first ``hosts`` hosts; NotAlikeError if plans are not alike.
 
     ``plan_of`` is any rank's plan in the first operation, ``stride`` what its order has. Of these,
     that of each rank of the first host is compared with those of two ranks that it would stand for.
@@ -95,7 +95,7 @@ def _candidates(hosts: int, all_hosts: int, per_host: int) -> Iterator[Fold]:
 
 
 def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> bool:
-    """Whether ``image`` becomes ``plan`` when its ranks are moved back."""
+    """True if ``image`` becomes ``plan`` when its ranks are moved back."""
 
     def rank_before(rank: int) -> int:
         return (rank - images * fold.real) % plan.world

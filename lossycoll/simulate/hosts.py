@@ -32,12 +32,12 @@ from .fold import Fold, alike, stride_of
 GROUP: Final = 1
 SESSION: Final = 9
 MEMORY_BYTES_PER_S: Final = 10e9
-"""What a host's memory carries between its ranks: of the order that docs/shared-memory.md has."""
+"""Rate of a host's memory between its ranks, of the order that docs/shared-memory.md has."""
 MEMORY_NS: Final = 1000
 MOST_KNOWN: Final = 256
 """Ranks that can all know one another: each takes 85 KB for each that it knows."""
 LONGEST_SECONDS: Final = 3600.0
-"""Of virtual time, for one call: then it is said to hang."""
+"""Virtual time after which a call counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Counts:
     turns: int  # that the engine took
 
     def since(self, before: Counts, times: int = 1) -> Counts:
-        """What was counted since ``before``, so many times."""
+        """Counts since ``before``, multiplied by ``times``."""
         mine, others = vars(self), vars(before)
         return Counts(**{name: times * (value - others[name]) for name, value in mine.items()})
 
@@ -159,14 +159,14 @@ def _nothing(error: LossyError) -> None:
 
 
 class _Planner:
-    """What an endpoint takes for its group, and that only remembers the plan."""
+    """Stand-in for an endpoint's group that only remembers the plan."""
 
     def __init__(self, payload: int) -> None:
         self._link = LinkInfo(0, 0, (), 0, payload)
         self.plan: Plan | None = None
 
     def link(self) -> LinkInfo:
-        """As of a group."""
+        """Link figures, as a group has them."""
         return self._link
 
     def submit_ready(self, ready: Any, *rest: Any) -> int:
@@ -343,12 +343,12 @@ class Hosts:
         return at, code[0]
 
     def report(self, rank: int) -> Report:
-        """Of a rank's last operation; before :meth:`Rank.finish`."""
+        """Report of a rank's last operation; before :meth:`Rank.finish`."""
         group = self.ranks[rank].group
         return group.result(group.ticket)[0]
 
     def counts(self) -> Counts:
-        """What was counted until now."""
+        """Counts until now."""
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
         ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]

@@ -1,4 +1,4 @@
-"""What steps of training take, by the engine itself in virtual time (docs/simulate.md).
+"""Time of training steps, by the engine itself in virtual time (docs/simulate.md).
 
 A rank computes for a while that is given, and submits what a method of training submits, when it
 does. Then :mod:`.hosts` says when that has ended. Nothing is computed.
@@ -24,9 +24,9 @@ from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
 FORWARD: Final = 1 / 3
-"""Of a micro-batch's time: a backward pass takes twice as long."""
+"""Share of a micro-batch's time: a backward pass takes twice as long."""
 FIRST_BUCKET: Final = 1 << 20
-"""Of DistributedDataParallel, as the next are of 25 MiB: the last layers' gradients go first."""
+"""DDP's first bucket; the next have 25 MiB, so the last layers' gradients go first."""
 PERIOD: Final = 64
 """Slices of the parameters that DriftBound sends, one after each step."""
 
@@ -84,7 +84,7 @@ class Trained:
 
     @property
     def bound(self) -> str:
-        """What takes most of a step."""
+        """The larger part of a step: network or computing."""
         exposed = self.seconds - self.computing
         return "network" if exposed > self.computing else "computing"
 
@@ -157,7 +157,7 @@ def simulate_training(
 
 
 def _computed(mine: NDArray[np.float64], threshold: float | None) -> int:
-    """How many micro-batches a rank computes."""
+    """Number of micro-batches that a rank computes."""
     if threshold is None:
         return len(mine)
     before = np.cumsum(mine) - mine

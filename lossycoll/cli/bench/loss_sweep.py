@@ -21,11 +21,11 @@ from lossycoll.lab.backends import missing
 
 DEFAULT = "0,0.001,0.01,0.05"
 MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
-"""Of the laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
+"""The laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
 MOST_BYTES = 1 << 20
-"""What gloo carries over such a path within a second or two at 1%."""
+"""Bytes that gloo carries over such a path within a second or two at 1%."""
 LOSS_TIME, STEP_TIME = 3, 10
-"""How much longer than a size a loss is measured, and steps."""
+"""Factor of time for a loss and for steps, relative to a size."""
 RANK_SECONDS = 900.0
 
 

@@ -66,7 +66,7 @@ def in_turns(
 
 
 LAYERS, WIDTH, CONTEXT, BATCH = 2, 128, 64, 4
-"""Of the model (0.43 million parameters) and of what a rank draws for a step."""
+"""Sizes of the model (0.43 million parameters) and of a rank's batch."""
 
 
 def measure_steps(

@@ -53,7 +53,7 @@ def mtu() -> list[Finding]:
 
 
 def port_range() -> list[Finding]:
-    """Whether the range holds this machine's ranks, and what it doesn't cover."""
+    """Check that the range holds this machine's ranks, and name its gaps."""
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []

@@ -28,7 +28,7 @@ class Admitted:
     text: str
 
     def admits(self, version: str) -> bool:
-        """Whether ``version`` (2.13.0+cpu, say) is in the range.
+        """True if ``version`` (2.13.0+cpu, say) is in the range.
 
         A pre-release or development version (2.13.0rc1) comes before its release. It isn't in
         ``<2.13`` either, as in PEP 440. Post-releases and local versions count as their release.

@@ -37,7 +37,7 @@ from lossycoll.simulate.fold import NotAlikeError
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
-"""What can be swept besides the numbers of a network, and what its values are."""
+"""Names that can be swept besides a network's numbers, and their types."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +250,7 @@ def figures(found: Simulated) -> dict[str, Any]:
 
 
 def title(options: argparse.Namespace) -> str:
-    """What was simulated, in a line."""
+    """The simulated collective, size and network, in a line."""
     return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
 
 

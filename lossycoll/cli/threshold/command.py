@@ -88,7 +88,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
 
 
 ROWS: Final = 14
-"""Of the table; the curve has more points."""
+"""Rows of the table; the curve has more points."""
 BAR: Final = 12
 """Characters of the longest bar."""
 

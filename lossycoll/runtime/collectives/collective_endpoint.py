@@ -32,10 +32,10 @@ SINGLE_PAYLOAD: Final = 1408
 class CollectiveEndpoint:
     """One method for each collective. Buffers are addresses, and the calls have been issued.
 
-    Whoever calls keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
-    method raises ClosedError once the group is over, the group's failure if it has one,
-    PeerLostError for what needs the data of a rank that is lost, and what a plan's builder raises
-    for sizes that it can't serve.
+    The caller keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
+    method raises ClosedError once the group is over, or the group's failure if it has one. Calls
+    that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for sizes
+    that it can't serve, pass through.
 
     Args:
         context: The rank's context of the group.
@@ -76,10 +76,10 @@ class CollectiveEndpoint:
 
         Args:
             call: The call, which has been issued.
-            address: Of the elements, which are replaced by the result.
-            elements: How many.
-            dtype: Of the elements.
-            call_options: How it is to be done.
+            address: Address of the elements, which the result replaces.
+            elements: Number of elements.
+            dtype: Type of the elements.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -120,9 +120,9 @@ class CollectiveEndpoint:
             call: The call, which has been issued.
             buffers: Addresses of the input (a chunk for each rank, in rank order) and of the output
                 (one chunk).
-            elements: Of each chunk; the same for all, or one number per rank.
-            dtype: Of the elements.
-            call_options: How it is to be done.
+            elements: Elements of each chunk; the same for all, or one number per rank.
+            dtype: Type of the elements.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -151,9 +151,9 @@ class CollectiveEndpoint:
         Args:
             call: The call, which has been issued.
             buffers: As in :meth:`reduce_scatter`.
-            elements: Of each chunk.
-            dtype: Of the elements.
-            call_options: How it is to be done.
+            elements: Elements of each chunk.
+            dtype: Type of the elements.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -192,10 +192,10 @@ class CollectiveEndpoint:
 
         Args:
             call: The call, which has been issued.
-            address: Of the bytes.
-            nbytes: How many.
+            address: Address of the bytes.
+            nbytes: Number of bytes.
             root: The rank that has them.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -218,8 +218,8 @@ class CollectiveEndpoint:
         Args:
             call: The call, which has been issued.
             buffers: Addresses of this rank's bytes, and of room for those of all.
-            nbytes: Of each rank; the same for all, or one number per rank.
-            call_options: How it is to be done.
+            nbytes: Bytes of each rank; the same for all, or one number per rank.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -241,10 +241,10 @@ class CollectiveEndpoint:
         Args:
             call: The call, which has been issued.
             buffers: As in :meth:`all_gather`.
-            nbytes: Of each chunk.
+            nbytes: Bytes of each chunk.
             needed: bool (world, packets), by owner: those that are asked for until they come. None:
                 none.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -267,7 +267,7 @@ class CollectiveEndpoint:
             call: The call, which has been issued.
             buffers: Addresses of input and output, both in rank order.
             nbytes: To each rank.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -291,7 +291,7 @@ class CollectiveEndpoint:
             buffers: Addresses of input and output, both in rank order.
             send: Bytes to each rank.
             receive: Bytes from each rank.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -312,9 +312,9 @@ class CollectiveEndpoint:
         Args:
             call: The call, which has been issued.
             buffers: Addresses of this rank's bytes and, at the root, of room for those of all.
-            nbytes: Of each rank.
+            nbytes: Bytes of each rank.
             root: The rank that gets them.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -334,9 +334,9 @@ class CollectiveEndpoint:
         Args:
             call: The call, which has been issued.
             buffers: Addresses of the chunks of all ranks, at the root, and of room for one.
-            nbytes: Of each chunk.
+            nbytes: Bytes of each chunk.
             root: The rank that has them.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.
@@ -348,7 +348,7 @@ class CollectiveEndpoint:
 
         Args:
             call: The call, which has been issued.
-            call_options: How it is to be done.
+            call_options: Options of this call.
 
         Returns:
             The operation, submitted.

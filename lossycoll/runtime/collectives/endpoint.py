@@ -189,12 +189,12 @@ class Endpoint(CollectiveEndpoint):
 
     @property
     def one_host(self) -> bool:
-        """Whether nothing that the ranks send leaves a host."""
+        """True if nothing that the ranks send leaves a host."""
         return self._topology.one_host
 
     @property
     def host_each(self) -> bool:
-        """Whether each rank counts as a host of its own."""
+        """True if each rank counts as a host of its own."""
         return len(set(self._topology.hosts)) == self.world
 
     @property

@@ -129,7 +129,7 @@ class GroupStats:
             log.warning("%s: %s", self._where, text)
 
     def _speaks(self) -> bool:
-        """Whether no lower rank of the group is on this machine, by its address."""
+        """True if no lower rank of the group is on this machine, by its address."""
         machines = [address.rpartition(":")[0] for address in self._where.addresses]
         own = self._where.rank
         return not machines or machines[own] not in machines[:own]
@@ -218,7 +218,7 @@ class GroupStats:
 
 
 def _differs(options: Options) -> bool:
-    """Whether what is missing, or what it does, differs between runs: it isn't a seed's alone."""
+    """True if what is missing, or what it does, differs between runs: it isn't a seed's alone."""
     measured = options.parity[1] > 0 or options.chooses_rounds
     return not options.inject or measured or options.estimator == "inverse_probability"
 

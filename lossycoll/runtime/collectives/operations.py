@@ -202,7 +202,7 @@ class Operations:
         self._watched = True
 
     def await_noted(self, ticket: int) -> Operation:
-        """By its ticket; it may be done before the thread that submits it has noted it."""
+        """Wait for a ticket's operation: it may end before the submitting thread has noted it."""
         while (found := self.unfinished.get(ticket)) is None:
             time.sleep(0.0001)
         return found
@@ -249,7 +249,7 @@ class Operations:
         return self._explain(operation.call, operation.timeout, failure)
 
     def _needs_report(self, operation: Operation) -> bool:
-        """Whether more is to be known of one that ended well. Only a rank's death leaves out what
+        """True if more is to be known of one that ended well. Only a rank's death leaves out what
         is exact."""
         died = operation.exact and bool(self._health.lost)
         seen = self._tracing or operation.observe is not None
@@ -328,7 +328,7 @@ class Operations:
 
 
 def _is_traced() -> bool:
-    """Whether anybody reads it."""
+    """True if anybody reads it."""
     return log.isEnabledFor(logging.DEBUG)
 
 

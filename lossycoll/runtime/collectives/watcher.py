@@ -38,7 +38,7 @@ class Watcher:
         """Held while the thread works for this group; callbacks may close the group."""
         self._ended = False
         self._asked_for: dict[int, Operation] = {}
-        """By their tickets: messages are among them."""
+        """Operations, messages included, by ticket."""
 
     def complete(self, operation: Operation) -> None:
         """Completes ``operation`` when it ends, whether anybody waits or not."""
@@ -146,7 +146,7 @@ class Watching:
 
 
 _of_process: Final[dict[int, Watching]] = {}
-"""By process: threads don't survive a fork."""
+"""Watcher of each process: threads don't survive a fork."""
 
 
 def watching() -> Watching:

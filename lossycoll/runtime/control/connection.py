@@ -11,7 +11,7 @@ from .events import Peer
 from .schema import Address
 
 NUMBER_BYTES: Final = 8
-"""Of the number that a sealed message of a connection begins with, from 0."""
+"""Bytes of the number, from 0, at the start of a sealed message."""
 NEVER: Final = float("inf")
 
 
@@ -49,12 +49,12 @@ class Connection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was made here."""
+        """True if it was made here."""
         return bool(self.endpoint)
 
     @property
     def heard(self) -> bool:
-        """Whether a message has come."""
+        """True if a message has come."""
         return self.taken > 0
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import zmq
 
 DESCRIPTORS: Final = 12
-"""As many as a context and its first transport take."""
+"""Descriptors of a context and its first transport."""
 
 
 class SharedContext:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import zmq
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-"""Where libzmq asks, as RFC 27 has it."""
+"""Endpoint that libzmq asks (RFC 27)."""
 
 
 @dataclass(frozen=True)

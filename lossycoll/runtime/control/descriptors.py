@@ -73,7 +73,7 @@ def shut_down(fd: int, ends: Ends) -> None:
 
 
 def _is_of(fd: int, here: Collection[Address], there: Collection[Address]) -> bool:
-    """Whether a descriptor listens at one of the places ``here``, has come to one, or has been made
+    """True if a descriptor listens at one of the places ``here``, has come to one, or has been made
     to one of those ``there``."""
     try:
         end = _looked_at(fd)

@@ -82,7 +82,7 @@ UNHEARD: Final = 128
 HANDSHAKE_SECONDS: Final = 5.0
 STRANGERS: Final = 64
 FINISH_SECONDS: Final = 1.0
-"""How long the other end has to close after :meth:`Transport.finish`."""
+"""Time for the other end to close after :meth:`Transport.finish`."""
 DRAIN_SECONDS: Final = 0.1
 """A connection that is over is told of within it, though messages of others keep coming."""
 MOST_AT_ONCE: Final = 1024
@@ -142,14 +142,14 @@ class Transport:
         self._by_endpoint: dict[str, Connection] = {}
         self._endpoints_over: list[str] = []
         self._waiting: dict[Peer, Connection] = {}
-        """Those that have come and aren't admitted, the oldest first."""
+        """Connections that have come and aren't admitted, the oldest first."""
         self._over: list[Connection] = []
-        """Those that are over, but what came over them may not be read yet."""
+        """Ended connections with messages that may be unread."""
         self._over_since = NEVER
         self._unheard: set[int] = set()
         """Descriptors of connections that ended before their first message was read."""
         self._outcome = _DONE
-        """How the handshake went that the monitor's last event is of."""
+        """Outcome of the handshake of the monitor's last event."""
         self._events: list[Event] = []
         self._listens_at: Address = ("", 0)
         self._timers_at = NEVER

@@ -229,7 +229,7 @@ class Operation:
             raise self.error.again(self.call.numbered)
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Whether it is done, after at most ``seconds`` (and a tenth)."""
+        """True if it is done, after at most ``seconds`` (and a tenth)."""
         with self._lock:
             if self.done:
                 return True
@@ -271,7 +271,7 @@ class Operation:
         return not later and (self.blocks is None or self.blocks.with_result)
 
     def _poll_result(self, seconds: float) -> bool:
-        """Whether the result is there, or the operation done, after at most ``seconds``."""
+        """True if the result is there, or the operation done, after at most ``seconds``."""
         with self._lock:
             if self.shown or self.done:
                 return True

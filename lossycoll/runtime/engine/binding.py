@@ -248,7 +248,7 @@ class EngineGroup:
         host.hold()
 
     def is_interrupted(self) -> bool:
-        """Whether a call of this very thread waits here, of which a signal's handler asks."""
+        """True if a call of this very thread waits here, of which a signal's handler asks."""
         return self._use.has_me()
 
     def close(self) -> None:

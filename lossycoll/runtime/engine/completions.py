@@ -38,7 +38,7 @@ class Completions:
 
 
 _of_process: Final[dict[int, Completions]] = {}
-"""By process: a forked child has its own."""
+"""Completions of each process: a forked child has its own."""
 
 
 def completions() -> Completions:

@@ -339,7 +339,7 @@ class Host:
 
     @property
     def is_open(self) -> bool:
-        """Whether groups can be made on it."""
+        """True if groups can be made on it."""
         return self._users > 0
 
     def close(self) -> None:

@@ -229,7 +229,7 @@ def recovery_sentence(peer: PeerStats, where: Where) -> str:
 
 
 def is_missed(peer: PeerStats) -> bool:
-    """Whether more is expected to be missing than may be."""
+    """True if more is expected to be missing than may be."""
     return peer.expected_missing > SLACK * peer.max_missing
 
 
@@ -251,7 +251,7 @@ class RecoveryLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[int, tuple[tuple[int, int, bool], float, float]] = {}
-        """By peer: means, when a line is due at the earliest, and how long the next one then is."""
+        """By peer: the choice, the earliest time of the next line, and the wait after it."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
         """Logs what has changed; nothing of a peer for which nothing has to be done."""

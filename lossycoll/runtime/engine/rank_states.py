@@ -66,7 +66,7 @@ class RankStates:
         return self._states[rank] == RankState.PRESENT
 
     def is_lost(self, rank: int) -> bool:
-        """Whether a rank was given up, for whichever reason."""
+        """True if a rank was given up, for whichever reason."""
         return self._states[rank] in LOST_STATES
 
     def ranks(self, states: Iterable[RankState]) -> set[int]:

@@ -31,13 +31,13 @@ class Report:
         op: The operation's number in the group.
         cause: Why it ended.
         packets_sent: Packets sent, resent ones and parity included.
-        packets_resent: Those of them that were sent again.
-        resent_reliable: Those of these that reliable delivery sent again: of a lossy operation,
-            those within hosts and sites.
-        parity_sent: Those of them that were parity.
+        packets_resent: Packets that were sent again.
+        resent_reliable: Packets that reliable delivery sent again: of a lossy operation,
+            packets within hosts and sites.
+        parity_sent: Parity packets that were sent.
         parity_received: Parity packets that arrived.
         packets_received: Packets that arrived or were recovered.
-        packets_recovered: Those of them that parity restored.
+        packets_recovered: Packets that parity restored.
         nan_groups: Groups of elements with a NaN or an infinity that this rank encoded in few bits
             (option ``wire``), and that are NaN as a whole wherever they arrived.
         packets_missing: Packets that were given up.
@@ -100,7 +100,7 @@ class Report:
 
     @property
     def beyond_max_missing(self) -> float:
-        """By how much more was missing than ``max_missing``: 0 where that was kept, or not set."""
+        """Share missing beyond ``max_missing``: 0 where that was kept, or not set."""
         return max(0.0, self.missing_share - self.max_missing) if self.max_missing >= 0 else 0.0
 
     @property
@@ -163,23 +163,23 @@ class PeerStats:
         delivery_rate: Received over received plus missing, after recovery by repair, parity or
             reliable delivery; 1 while unknown.
         offered: Packets to be added up that might be lost.
-        delivered: Those of them that arrived.
+        delivered: Packets of ``offered`` that arrived.
         rate: Bytes per second that the path delivers; 0 while unknown.
         queue_ns: Delay in nanoseconds of the queue that stands on the path (docs/congestion.md).
-        window: How many packets may be in flight.
+        window: Number of packets that may be in flight.
         link_loss: The share of packets to the peer that the link loses at present, before recovery;
             0 while unknown, 1 for a link that is dead.
-        link_burst: How many of those are lost in a row, in the mean: 1 to 64.
+        link_burst: Mean number of packets lost in a row: 1 to 64.
         max_missing: The share that may be missing of what was last sent to the peer, where means
             were chosen for that; below 0: none were.
-        expected_missing: The share that those means were to leave missing.
-        code: Those means: of parity (plan.sets.code_of); 0 for none,
-        rounds: and how often what is lost is sent again.
-        silence: Whether the link is dead, though both ranks live: 0 if it isn't; 1 if nothing
-            comes from the peer; 2 if the peer says that it hears nothing of this rank; 3 if the
-            peer's control comes and its data doesn't.
-        silences: How often calls have found it dead.
-        silent_ns: For how many nanoseconds it has been dead.
+        expected_missing: The share expected to stay missing with the chosen code and rounds.
+        code: Code of parity that was chosen (plan.sets.code_of); 0 for none.
+        rounds: Rounds of resending that were chosen.
+        silence: Direction in which the link is dead, though both ranks live. 0: none. 1: nothing
+            comes from the peer. 2: the peer hears nothing of this rank. 3: the peer's control
+            arrives and its data doesn't.
+        silences: Number of times that calls have found it dead.
+        silent_ns: Nanoseconds for which it has been dead.
         silent_packets: Datagrams that were sent to the peer meanwhile without an answer; for 3,
             packets of data that the peer has sent.
     """
@@ -210,7 +210,7 @@ class PeerStats:
 
     @property
     def link_is_dead(self) -> bool:
-        """Whether nothing passes in a direction between this rank and the peer."""
+        """True if nothing passes in a direction between this rank and the peer."""
         return self.silence in (1, 2)
 
 
@@ -221,7 +221,7 @@ class EngineStats:
     Attributes:
         operations: Operations that ended.
         packets_sent: Packets sent, resent ones and parity included.
-        packets_resent: Those of them that were sent again.
+        packets_resent: Packets that were sent again.
         resent_reliable: Those of these that reliable delivery sent again. The others are of lossy
             calls: none, with ``repair=0``.
         bytes_sent: Bytes sent, headers included.
@@ -319,7 +319,7 @@ class Stats(EngineStats):
         rank: This rank in the group.
         world: The group's world size.
         group: The group's name in torch; empty for all groups.
-        description: What torch says the group is for, such as ``mesh_tp``.
+        description: Purpose of the group by torch, such as ``mesh_tp``.
         calls: Collectives issued in the group, without point to point.
         control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
@@ -339,8 +339,8 @@ class Stats(EngineStats):
 
     @property
     def loss_rate(self) -> float:
-        """Packets given up, of those expected here; 0 before the first. What repair, parity or
-        reliable delivery has brought back isn't among them: see :attr:`resent_rate`."""
+        """Packets given up, of those expected here; 0 before the first. It excludes packets that
+        repair, parity or reliable delivery restored: see :attr:`resent_rate`."""
         expected = self.packets_received + self.packets_missing
         return self.packets_missing / expected if expected else 0.0
 

@@ -249,7 +249,7 @@ def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
 
 
 def _is_old(record: Record) -> bool:
-    """Whether the engine's last word is of long ago, or of before the machine was started."""
+    """True if the engine's last word is of long ago, or of before the machine was started."""
     return not 0 <= record.written <= KEPT_SECONDS
 
 

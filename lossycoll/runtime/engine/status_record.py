@@ -231,7 +231,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "tuple[PeerRecord, ...]": lambda v: tuple(_read(PeerRecord, one) for one in _entries(v)),
     "Mapping[str, int]": lambda v: {_text(k): _whole(n) for k, n in _mapping(v).items()},
 }
-"""By the type of the field."""
+"""Check of each field's type."""
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:

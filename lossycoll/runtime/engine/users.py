@@ -54,7 +54,7 @@ class Users:
         self._leave(threading.get_ident())
 
     def has_me(self) -> bool:
-        """Whether this thread is inside: a signal's handler asks, on top of the frame that is."""
+        """True if this thread is inside: a signal's handler asks, on top of the frame that is."""
         return threading.get_ident() in self._inside
 
     def close(self, end: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ def _find_pythons_own() -> None:
 
 
 def has_cipher(cipher: str) -> bool:
-    """Whether the library has it, and it seals and opens as it must."""
+    """True if the library has it, and it seals and opens as it must."""
     return bool(lib.lc_crypto_has(CIPHERS[cipher]))
 
 

@@ -25,7 +25,7 @@ from .means import rates, shares
 from .protocol import Member
 
 MEDIAN_OF: Final = 3
-"""Of fewer, one liar decides what the median is."""
+"""Fewest values for a median: of fewer, one liar decides it."""
 
 
 def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> float:

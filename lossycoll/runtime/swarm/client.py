@@ -63,7 +63,7 @@ NEXT_SECONDS: Final = 2.0
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory, on average: thousands don't come at the same time."""
 MOST_DOUBLED: Final = 2
-"""How often the time for an answer doubles, while there is none."""
+"""Number of times that the wait for an answer doubles."""
 MOST_UNREACHABLE: Final = 32
 """Reports of peers to whom there is no route that wait to be told."""
 log: Final = logging.getLogger("lossycoll")
@@ -133,16 +133,16 @@ class DirectoryClient:
         """It was told to turn to the first of them, and isn't there yet."""
         self._in_round = False
         self._standing: list[Message] = []
-        """What each directory is to hear of this peer, in this order."""
+        """Messages that each directory must get from this peer, in order."""
         self._unreachable: deque[Unreachable] = deque(maxlen=MOST_UNREACHABLE)
         self._ready: tuple[int, Ready] | None = None
         """Which of its rounds this peer is ready for."""
         self._rounds = 0
         self._question = 0
-        """How often somebody has asked who is there."""
+        """Number of questions for the peers that are present."""
         self._asks_agreed = False
         self._says_anew = False
-        """What this peer averages is to be said, even if it has been."""
+        """True if the averaged tensors must be announced again."""
         self._agreed: Agreed | None = None
         self._names: tuple[str, ...] | None = None
         self._sought: tuple[int, Seek] | None = None
@@ -157,7 +157,7 @@ class DirectoryClient:
         self._changed = threading.Condition()
         self._closed = self._over = False
         self.malformed = 0
-        """What came and was no message."""
+        """Number of malformed messages."""
         self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
 
     # ---- by callers ----
@@ -339,7 +339,7 @@ class DirectoryClient:
             self._transport.wait(left)
 
     def _run_session(self, place: Address) -> bool:
-        """Until the connection ends. Returns whether this peer was in the swarm by it."""
+        """Run a session until its connection ends. Return True if this peer joined the swarm."""
         number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
             number, swarm = self.joined.number, self.joined.session

@@ -98,21 +98,21 @@ class Directory:
         self.epoch = 0
         """One more than the latest of another directory whose peers this one has taken over."""
         self._joins_until = clock()
-        """Until then peers of a directory that has yielded say how far they were."""
+        """Time until which peers of a yielded directory report their progress."""
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
         self._rounds = Rounds()
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
-        """Those that have said what they average, or a draft of it, all the same."""
+        """Peers that have announced their tensors, or a draft, of one schema."""
         self._able: dict[int, Peer] = {}
-        """Those of them that have said all of it."""
+        """Peers of these that have announced all of it."""
         self._waiting: dict[int, Averages] = {}
-        """Who is answered when more have said the same."""
+        """Peers to answer once more have announced the same."""
         self._progress = Progress()
         self._too_late: dict[int, Peer] = {}
-        """Those that are ready for a round by samples that has begun without them."""
+        """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()
         """Numbers of those that have been in a group."""
         self._standby_directories = StandbyDirectories()
@@ -132,7 +132,7 @@ class Directory:
     # ---- who is there ----
 
     def is_again(self, wanted: Join) -> bool:
-        """Whether a peer that is here still has come anew: the same process, by the same number."""
+        """True if a connected peer has reconnected: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         same = here is not None and here.name == wanted.name
         same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
@@ -206,7 +206,7 @@ class Directory:
         return self._settled is not None and self._clock() < self._settled
 
     def settles(self) -> bool:
-        """Whether all have just come whose directory this one has taken over, or had the time to.
+        """True if all have just come whose directory this one has taken over, or had the time to.
         Once; of those that turn here meanwhile, some may still be with the directory before."""
         if self._has_settled or not self._took_over or self._settled is None:
             return False
@@ -453,14 +453,14 @@ class Directory:
         return []
 
     def _may_be_in(self, peer: Peer, schema: str) -> bool:
-        """Whether a peer may be in a round of a schema. One that hasn't said what it averages may,
+        """True if a peer may be in a round of a schema. One that hasn't said what it averages may,
         as long as others wait for it. By samples nobody waits for one that hasn't been told."""
         if peer.behind or (self._progress.target and not peer.due and not peer.is_ready):
             return False
         return (peer.schema or ("" if peer.skipped else schema)) == schema
 
     def is_needed(self, name: str) -> bool:
-        """Whether peers haven't had all the rounds yet that this one has, who is about to leave
+        """True if peers haven't had all the rounds yet that this one has, who is about to leave
         with the directory: by another one they wouldn't meet as they would by this."""
         own = self.holder(name)
         if own is None or own.told or self._progress.target:
@@ -569,7 +569,7 @@ class Directory:
     # ---- states ----
 
     def offers(self, number: int, said: Offers) -> None:
-        """Whether a peer has a state for newcomers, and how far it is."""
+        """Note that a peer offers a state for newcomers, or none, and its progress."""
         peer = self.peers[number]
         self._donors.offers(peer, bool(said.has))
         self._progress.report(peer, said, self._averaging.values())

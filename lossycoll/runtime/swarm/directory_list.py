@@ -11,10 +11,10 @@ from typing import Final
 from lossycoll.runtime.control.schema import Address
 
 STANDING_TRIES: Final = 20
-"""Of half a second, for which one that stands by is waited for: a lease."""
+"""Tries of half a second for a standby directory: its lease."""
 BEGIN_TRIES: Final = 16
-"""Of half a second, before a swarm is begun: one that continues elsewhere asks former directories
-more often (:data:`partition_merge.ASK_SECONDS`)."""
+"""Tries of half a second before a swarm is begun: one that continues elsewhere asks former
+directories more often (:data:`partition_merge.ASK_SECONDS`)."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
@@ -49,17 +49,17 @@ class DirectoryList:
         self._first = list(first)
         self.places = list(first)
         self._heard: dict[Address, None] = {}
-        """Where directories are, were or may be; the latest that were heard of last."""
+        """Addresses of present, past or possible directories, latest news last."""
         self._served: dict[Address, None] = {}
-        """Those that this peer was with."""
+        """Directories that this peer was with."""
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
         self._begin = begin
         """None: it has been in a swarm, or doesn't listen."""
         self._stood_by: dict[Address, int] = {}
-        """At which try a directory has last said that it stands by."""
+        """Try at which each directory last said that it stands by."""
         self.tries = 0
-        """How often all have been tried since this peer was with one."""
+        """Number of passes over all since this peer was with one."""
 
     @property
     def heard(self) -> tuple[Address, ...]:
@@ -95,14 +95,14 @@ class DirectoryList:
         self._stood_by[place] = self.tries
 
     def _may_begin(self, begin: Begin) -> bool:
-        """Whether this peer is the first, of those that listen and are alive, to begin a swarm."""
+        """True if this peer is the first, of those that listen and are alive, to begin a swarm."""
         own = _rank(begin.known_as)
         alive = [one for one, tried in self._stood_by.items() if tried >= self.tries - 1]
         earlier = [one for one in self._first if one in alive and _rank(one) < own]
         return self.tries >= BEGIN_TRIES and not earlier
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
-        """Whether a place may be tried. This peer's own, which that opens, is when the others have
+        """True if a place may be tried. This peer's own, which that opens, is when the others have
         had their time: so as few directories as possible open at once.
 
         ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands

@@ -55,7 +55,7 @@ class DirtyQueue:
 
     @property
     def is_due(self) -> bool:
-        """Whether something has changed since the rows were looked at."""
+        """True if something has changed since the rows were looked at."""
         return bool(self._now)
 
     def wakes(self) -> float | None:
@@ -106,7 +106,7 @@ class StandbyDirectories:
 
     def __init__(self) -> None:
         self._serve: list[tuple[int, int, Peer]] = []
-        """Those that listen, in the order in which they came."""
+        """Peers that listen, in the order of their arrival."""
         self._spare: list[tuple[int, int, Peer]] = []
         """Peers that would open one, in order of their numbers."""
 
@@ -150,7 +150,7 @@ class Donors:
         self._seek: dict[int, tuple[Peer, int]] = {}
 
     def offers(self, peer: Peer, has: bool) -> None:
-        """Whether a peer has a state for newcomers."""
+        """Note that a peer offers a state for newcomers, or no longer does."""
         if has:
             self._offer[peer.number] = peer
         else:

@@ -16,7 +16,7 @@ CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 30.0
 """Thousands may come at once, when their directory has ended: the last waits for the others."""
 FINISH_SECONDS: Final = 0.5
-"""How long the end of a transport waits for the last messages to be read."""
+"""Time that the end of a transport waits for the last messages to be read."""
 
 
 class Connection(Protocol):
@@ -28,7 +28,7 @@ class Connection(Protocol):
 
     @property
     def reached(self) -> bool:
-        """Whether the other end is there; it may not have said anything yet."""
+        """True if the other end is there; it may not have said anything yet."""
 
     def read(self) -> list[bytes]:
         """The messages that have come."""
@@ -51,7 +51,7 @@ class DirectoryTransport(Protocol):
         yet). OSError: there is none."""
 
     def wait(self, seconds: float) -> None:
-        """Until something has come, :meth:`wake` is called, or so many seconds have passed."""
+        """Wait for a message, a call of :meth:`wake`, or so many seconds."""
 
     def wake(self) -> None:
         """Ends a wait; by any thread, until :meth:`end`."""

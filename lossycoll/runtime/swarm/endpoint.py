@@ -67,9 +67,9 @@ class Endpoints:
         """No two are opened at once, nor one for a number that is another's by then."""
         self.number = -1
         self.now: Endpoint | None = None
-        """By the number that the peer has now; None: it isn't open yet, or not any more."""
+        """Endpoint of the peer's present number; None: closed or not yet open."""
         self._former: list[Endpoint] = []
-        """By numbers that it had before: others may still ask for packets."""
+        """Endpoints of its former numbers: others may still ask for packets."""
 
     def all(self) -> list[Endpoint]:
         """The endpoints that are open, the present one last."""

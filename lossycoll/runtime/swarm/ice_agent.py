@@ -113,7 +113,7 @@ class IceAgent:
         return route if self.clock() - route.heard <= QUIET * self.interval else None
 
     def is_trying(self, member: Member) -> bool:
-        """Whether a route to a peer is still looked for."""
+        """True if a route to a peer is still looked for."""
         one = self._attempts.get(member.number)
         return one is not None and one.incarnation == member.incarnation
 

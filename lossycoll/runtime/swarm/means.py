@@ -21,7 +21,7 @@ from lossycoll.runtime.engine.codecs import rounded
 from .protocol import Member
 
 LEAST_WEIGHT: Final = 1e-9
-"""Of the greatest of a group: what weighs less can't be told from 0 in a sum of float32."""
+"""Share of a group's greatest weight; in float32 sums, less is like 0."""
 UNBOUNDED: Final = np.full(1, np.inf, np.float32)
 MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
@@ -61,7 +61,7 @@ class MeanEncoding:
         self.first, self.second = phases(encoding)
         self.remembers = encoding != "same" and STOCHASTIC not in encoding
         self.owed: Floats = np.zeros(0, np.float32)
-        """Of each value, what the others have too little of it."""
+        """Amount of each value that the others lack."""
 
     @property
     def numbers(self) -> tuple[int, ...]:

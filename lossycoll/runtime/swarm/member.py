@@ -57,7 +57,7 @@ from .state import Snapshot
 from .state_transfer import TransferredState
 
 MTU: Final = 1500
-"""Of all swarms: peers may be anywhere."""
+"""MTU of all swarms: peers may be anywhere."""
 ASK_SECONDS: Final = 2.0
 """For the directory to say who is there, when no round has begun."""
 NO_ROUND: Final = -1
@@ -73,8 +73,8 @@ class RoundReport:
         round: Its number; -1: none began.
         members: Numbers of the peers that began it together, this one's among them, in order of the
             parts of the values that they owned.
-        missing: Those of them that were lost meanwhile, or to whom there is no route.
-        contributions: Of how many peers a value is the mean, on average; 0: nobody had a weight.
+        missing: Members that were lost meanwhile, or to whom there is no route.
+        contributions: Number of peers in the mean of a value, on average; 0: nobody had a weight.
         kept: The share of values that stayed as they were, since no mean of them came, or one that
             can't be.
         waited: Seconds until the group had formed.
@@ -82,7 +82,7 @@ class RoundReport:
         failure: Why nothing was averaged; "": something was.
         absent: Peers that were there for this round and not in it: the name of each, and why.
         left_out: Why this peer's values didn't count, whatever its weight; "": they did.
-        samples: What the swarm had had when the round began, by peers' reports.
+        samples: Samples of the swarm when the round began, by peers' reports.
         refused: Numbers of the members of whose values some weren't believed, with ``max_norm``.
         newer: Samples of another peer's state, which this one is to take before it averages again;
             0: none.
@@ -135,13 +135,13 @@ class SwarmMember:
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
-        """Of the round that is on, and the incarnations of its members."""
+        """Group of the running round, and its members' incarnations."""
         self._unreachable: frozenset[str] = frozenset()
         """Incarnations of those that are in the round, and out of reach."""
         self._schema = ""
         self._max_norm = 0.0
         self._said: Averages | None = None
-        """What it averages, as the directory has agreed to."""
+        """Averaged tensors, as accepted by the directory."""
         self._offer = Offers(0)
         calls = self._lost, self._donate, self._came, self._on_members
         self._client = DirectoryClient(
@@ -316,12 +316,12 @@ class SwarmMember:
 
     @property
     def averages_now(self) -> bool:
-        """Whether a thread is in a round, or waits for one."""
+        """True if a thread is in a round, or waits for one."""
         return self._rounds.locked()
 
     @property
     def has_said(self) -> bool:
-        """Whether it has said what it averages, or a draft of it."""
+        """True if it has said what it averages, or a draft of it."""
         return self._said is not None
 
     def wait_for(self, peers: int, timeout: float) -> None:
@@ -355,7 +355,7 @@ class SwarmMember:
 
     @property
     def is_due(self) -> bool:
-        """Whether a round is due by the samples of all peers."""
+        """True if a round is due by the samples of all peers."""
         return self._client.due
 
     @property

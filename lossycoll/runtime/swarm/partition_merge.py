@@ -45,7 +45,7 @@ def yields(own: DirectoryStatus, other: DirectoryStatus) -> bool:
 
 
 def takes(own: DirectoryStatus, other: DirectoryStatus) -> bool:
-    """Whether a directory of this status can have another's peers. ``own``: of the one that is
+    """True if a directory of this status can have another's peers. ``own``: of the one that is
     asked."""
     same = own.session == other.session and own.id != other.id
     alike = (own.schema, own.wire) == (other.schema, other.wire)
@@ -185,7 +185,7 @@ class PartitionMerge:
         return place if is_of_it and self._clock() - heard < LEASE else None
 
     def ends(self) -> bool:
-        """Whether all have gone that were told to, and none has come back. If some have, the
+        """True if all have gone that were told to, and none has come back. If some have, the
         directory is open again, and yields no more for some time."""
         if self._to is None:
             return False
@@ -210,7 +210,7 @@ class _Query:
     connection: TransportConnection
     until: float
     asked: DirectoryStatus | None = None
-    """What was said; None: the connection isn't there yet."""
+    """The answer's status; None: the connection isn't there yet."""
 
 
 class DirectoryProbe:
@@ -232,7 +232,7 @@ class DirectoryProbe:
         return own.partition("%")[0] or self._host, self._port
 
     def asks(self, peer: Peer) -> bool:
-        """Whether a connection is a question's."""
+        """True if a connection is a question's."""
         return peer in self._queries
 
     def wakes(self) -> float:

@@ -25,7 +25,7 @@ from .protocol import MOST_PEERS, Member
 
 MOST_GONE: Final = 4 * MOST_PEERS
 LINGER_SECONDS: Final = 5.0
-"""How long packets of a round that is over here are there for the others."""
+"""Time that packets of an ended round stay available to the others."""
 MOST_OVER: Final = 8
 """Rounds of which such packets are there."""
 FLUSH_SECONDS: Final = 1.0
@@ -44,7 +44,7 @@ class _Over:
 
     @property
     def lingers(self) -> bool:
-        """Whether others may still ask."""
+        """True if others may still ask."""
         try:
             return self.engine.lingering()[0] > 0
         except ClosedError:
@@ -80,7 +80,7 @@ class Paths:
         self._on_unreachable = on_unreachable
         self._lock = threading.RLock()
         self._known: dict[int, tuple[str, bytes]] = {}
-        """Of the path to each peer: its incarnation, and the salt of the route."""
+        """Incarnation of each peer, and the salt of its route."""
         self._over: list[_Over] = []
         self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: dict[str, None] = {}
@@ -148,7 +148,7 @@ class Paths:
                 self._gone.pop(incarnation, None)
 
     def has_gone(self, incarnation: str) -> bool:
-        """Whether a peer was said to be lost."""
+        """True if a peer was said to be lost."""
         with self._lock:
             return incarnation in self._gone
 

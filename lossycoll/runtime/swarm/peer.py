@@ -17,7 +17,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self._peers: Counter[int] = Counter()
-        """How many have each round next."""
+        """Number of peers with each next round."""
 
     def move(self, before: int | None, after: int | None) -> None:
         """A peer has another round next; None: it isn't here, before or from then on."""
@@ -47,26 +47,26 @@ class Peer:
     name: str
     incarnation: str
     rounds: Rounds
-    """Of its directory."""
+    """Round counts of its directory."""
     seen: float
     came: int
-    """How many came before it."""
+    """Number of peers that came before it."""
     cell: int = -1
     said: Averages | None = None
-    """What it averages, maybe a draft of it."""
+    """Tensors that it averages, or a draft."""
     schema: str = ""
-    """Of what it averages; "": it hasn't said all of it."""
+    """Schema of its tensors; "": not all are announced."""
     wire: str = "same"
     rate: int = 0
     serves: tuple[str, int] | None = None
-    """Where its own directory is, for the time after this one."""
+    """Address of its own directory, for the time after this one."""
     spare: tuple[str, int] | None = None
-    """Where it opens one if all others have gone."""
+    """Address of a directory that it opens if all others have gone."""
     told: bool = False
     """It is to turn to another directory: no round begins with it here."""
     place: Here | None = None
     weight: float | None = None
-    """Of what is ready; None: nothing is."""
+    """Weight of its ready tensors; None: none are ready."""
     ready_at: float = 0.0
     began: float = 0.0
     """When its latest round began, or it said what it averages."""

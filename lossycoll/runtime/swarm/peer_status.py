@@ -20,7 +20,7 @@ from lossycoll.runtime.world.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
 KEPT_SECONDS: Final = 60.0
-"""How long the file of a dead peer is kept."""
+"""Time that a dead peer's file is kept."""
 SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""

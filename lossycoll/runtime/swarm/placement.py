@@ -14,7 +14,7 @@ from .protocol import MOST_MEMBERS
 
 MOST_CELLS: Final = 1 << 16
 DRAWS: Final = 16
-"""Of a cell for a newcomer, before the next one is taken that is free."""
+"""Draws of a newcomer's cell before it gets the next free one."""
 
 
 class GridRow(NamedTuple):

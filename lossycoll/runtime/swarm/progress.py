@@ -23,7 +23,7 @@ class Progress:
         self.samples = 0
         self.target = 0
         self._since = 0
-        """What peers have reported since their latest rounds."""
+        """Samples that peers have reported since their latest rounds."""
         self._due_at = 0
         """All samples when a round was due last."""
         self._behind: dict[int, Peer] = {}
@@ -76,7 +76,7 @@ class Progress:
         return [one for one in self._behind.values() if one.is_ready and not one.told]
 
     def falls_due(self) -> bool:
-        """Whether peers have seen the target since a round was due last. True once each time."""
+        """True if peers have seen the target since a round was due last. True once each time."""
         if not self.target or self.total - self._due_at < self.target:
             return False
         self._due_at = self.total

@@ -26,11 +26,11 @@ VERSION: Final = 8
 MOST_PEERS: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
 MOST_MEMBERS: Final = 128
-"""Of a group."""
+"""Most members of a group."""
 MOST_NAMES: Final = 1024
 """In one message: whatever they are, it is no longer than a connection takes."""
 START: Final = 16
-"""Of an incarnation: the digits that all connections of a process have in common."""
+"""Leading digits of an incarnation, equal for all connections of a process."""
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
 MOST_DIRECTORIES: Final = 16

@@ -35,7 +35,7 @@ class Sealing:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the other end's nonce is there."""
+        """True if the other end's nonce is there."""
         return self._keys is not None
 
     def accept_nonce(self, nonce: bytes) -> bool:
@@ -89,7 +89,7 @@ class RelayedConnection:
         self._sealing = None if key is None else Sealing(key, connects=connects)
         self._said = False
         self._waiting: list[bytes] = []
-        """What is to be said when the other end's nonce has come."""
+        """Messages to send once the other end's nonce has come."""
         self._came: deque[bytes] = deque()
 
     def put(self, frame: bytes) -> None:

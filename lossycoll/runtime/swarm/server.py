@@ -61,7 +61,7 @@ class DirectoryServer:
             time.monotonic, shape=shape, most=most, patience=patience, session=session
         )
         self._connectivity_key = "", b""
-        """Of which session it is."""
+        """Session of the key, and the key."""
         ports = bound or bound_to(host, port)
         try:
             # For whoever listens here next, while connections of this one are on their way out.

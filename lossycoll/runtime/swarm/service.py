@@ -136,14 +136,14 @@ class DirectoryService:
         self._strangers: dict[int, PeerSession] = {}
         """In the order in which they came."""
         self._claims: dict[int, PeerSession] = {}
-        """Those of them that want the name of a peer."""
+        """Sessions that claim a peer's name."""
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
         self._present = Present(())
         self._unaware: list[int] = []
-        """Who hasn't been told yet who is present."""
+        """Peers that don't have the list of peers yet."""
 
     # ---- by what carries the connections ----
 

@@ -144,7 +144,7 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is there."""
+        """True if every chunk is there."""
         with self._changed:
             return not self._open and not self._flying
 

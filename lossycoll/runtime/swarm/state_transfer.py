@@ -36,12 +36,12 @@ WINDOW: Final = 4
 REASON: Final = 256
 """Bytes of a refusal's reason."""
 SILENCE_SECONDS: Final = 60.0
-"""How long one end waits for the other's next step, and for the chunks on their way."""
+"""Time that one end waits for the other's next step, and for the chunks on their way."""
 MOST_MANIFEST: Final = 1 << 25
 ENDING_SECONDS: Final = 1.0
-"""How long donors are told that nothing more is wanted."""
+"""Time for telling donors that nothing more is wanted."""
 LATE_SECONDS: Final = 1.0
-"""How long other donors' manifests are waited for, after the first."""
+"""Time to wait for other donors' manifests, after the first."""
 MOST_DONATIONS: Final = 4
 """Newcomers that are served at a time."""
 log: Final = logging.getLogger("lossycoll")
@@ -223,7 +223,7 @@ class _Receiving:
                 self._changed.notify_all()
 
     def wait(self, threads: Sequence[threading.Thread], deadline: float) -> None:
-        """Until all has come, or can't. A donor that has nothing more isn't waited for."""
+        """Wait until the state is complete, or can't be. Exhausted donors aren't waited for."""
         if self.is_newest:
             return
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
@@ -313,7 +313,7 @@ class StateTransfers:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.schema = ""
-        """Of what the peer averages."""
+        """Schema of the peer's tensors."""
         self.state: Callable[[], Snapshot] | None = None
         """Makes the state that joiners get; None: there is none."""
 

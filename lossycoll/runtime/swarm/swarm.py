@@ -51,16 +51,16 @@ class Swarm:
         listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
         join: ``host:port`` of the directories to ask, the first that answers is; or the one
             ``valkey://user:password@host:port/prefix`` by which the swarm of this prefix meets.
-        secret: What all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
+        secret: Secret that all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
             ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
         name: This peer's; no two that live have the same. Empty: made of host and process.
-        options: Those of the engine; None: as the environment says.
+        options: Options of the engine; None: as the environment says.
         bandwidth: Bytes/s that this peer's link carries, in the direction that carries less. If all
             of a group say theirs, those with slower links own less of what is averaged. 0: the
             option ``pace``, if there is one.
         timeout: Seconds to join in.
         may_serve: A peer that doesn't listen may all the same open a directory, at a port that it
-            reserves, if all others have gone. Those that meet by a valkey server reserve none.
+            reserves, if all others have gone. Peers that meet by a valkey server reserve none.
 
     Raises:
         OptionError: An address, the secret or an option can't be, or the package of a valkey
@@ -92,8 +92,6 @@ class Swarm:
             check_library(options.libcrypto, options.cipher)
         places = [place_of(one) for one in join if address is None]
         host, port = place_of(listen or "127.0.0.1:0")
-        begin: Begin | None = None
-        self._has_begun = False
         is_any = host in ANY_ADDRESS
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
@@ -101,21 +99,15 @@ class Swarm:
         self._relay: ValkeyRelay | None = None
         self._secret = found
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        if address is not None:
-            places = [place_of(joined_text(address.host, address.port))]
-            self._relay = ValkeyRelay(address, found)
-        elif listen or not join:
-            owner = self._owner(standby=bool(join))
-            self._server = DirectoryServer(host, port, found, owner=owner)
-            # One that comes back hears from its own whom the swarm has turned to meanwhile.
-            own = LOOPBACK[":" in host] if is_any else host
-            if join:
-                known_as = _known_as(host, self._server.port, places, options.interface)
-                begin = Begin((own, self._server.port), known_as, self._begin)
-                places = [one for one in places if one not in (begin.at, known_as)]
-            places.append((own, self._server.port))
+        self._has_begun = False
         close_at_exit(self.close)
         try:
+            begin: Begin | None = None
+            if address is not None:
+                places = [place_of(joined_text(address.host, address.port))]
+                self._relay = ValkeyRelay(address, found)
+            elif listen or not join:
+                places, begin = self._listen(host, port, places, options.interface)
             self._member = SwarmMember(
                 places,
                 name=self.name,
@@ -135,6 +127,20 @@ class Swarm:
         except BaseException:
             self.close()
             raise
+
+    def _listen(
+        self, host: str, port: int, others: list[Address], interface: str
+    ) -> tuple[list[Address], Begin | None]:
+        """Open a directory. Returns the directories to ask, and the right to begin a swarm."""
+        owner = self._owner(standby=bool(others))
+        self._server = DirectoryServer(host, port, self._secret, owner=owner)
+        # One that comes back hears from its own whom the swarm has turned to meanwhile.
+        own = LOOPBACK[":" in host] if host in ANY_ADDRESS else host, self._server.port
+        if not others:
+            return [own], None
+        known_as = _known_as(host, self._server.port, others, interface)
+        rest = [one for one in others if one not in (own, known_as)]
+        return [*rest, own], Begin(own, known_as, self._begin)
 
     def _serve(self, host: str, *, joins: bool) -> None:
         """Others hear of this peer's directory; one that has joined another's stands by."""
@@ -230,9 +236,9 @@ class Swarm:
         """Counts of messages to this peer and its directory that weren't believed.
 
         Returns:
-            ``malformed``: no messages; ``forged``: they don't open with the secret; ``foreign``: of
-            a connection that isn't there. The latter two come by a valkey server alone: over TCP
-            nothing after a message that doesn't open is taken.
+            Bytes that are no messages (``malformed``), messages that don't open with the secret
+            (``forged``), and those of an unknown connection (``foreign``). The latter two come by a
+            valkey server alone: over TCP nothing is taken after a message that doesn't open.
         """
         found = Counter(malformed=0, forged=0, foreign=0)
         if self._member is not None:

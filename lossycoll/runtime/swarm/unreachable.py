@@ -45,7 +45,7 @@ class UnreachablePairs:
 
     clock: Callable[[], float]
     _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """Until when each is unreachable, and for how long it was set."""
+    """End of each pair's unreachable time, and its length."""
     _others: dict[int, set[int]] = field(default_factory=dict)
     """With whom each is in a pair."""
 
@@ -61,7 +61,7 @@ class UnreachablePairs:
             self._others.setdefault(other, set()).add(one)
 
     def concerns(self, members: Sequence[int]) -> bool:
-        """Whether any of them may be in an unreachable pair. Most groups have none."""
+        """True if any of them may be in an unreachable pair. Most groups have none."""
         return any(one in self._others for one in members)
 
     def forget(self, number: int) -> None:

@@ -63,7 +63,7 @@ class RelayedDirectory:
         self._session = claimed.notice.session
         self._key = key_of(secret, notices)
         self.counts: Counter[str] = Counter()
-        """What came and isn't believed, by why."""
+        """Number of rejected messages, by reason."""
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
             self._directory.adopt(self._session)

@@ -96,7 +96,7 @@ class Notices:
         self.news = self.channel("news")
         """A channel: somebody's directory has taken the place."""
         self.counts: Counter[str] = Counter()
-        """What stood there and wasn't believed, by why."""
+        """Number of rejected entries, by reason."""
 
     def channel(self, name: str) -> str:
         """The channel of an inbox, or of a peer's connection."""

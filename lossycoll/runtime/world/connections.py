@@ -134,9 +134,9 @@ class Connections:
         self.states = RankStates(world)
         """The world's table of its ranks; who is lost gets no answer."""
         self.trouble: dict[int, str] = {}
-        """What became of the last attempt to reach a rank, where that failed."""
+        """Reason why the last attempt to reach a rank failed."""
         self.answers = Answers("0" * 16, (), lambda _: ())
-        """What those are told that ask for the job's status."""
+        """Answers to questions for the job's status."""
         self.sources: dict[int, str] = {}
         """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Link] = {}

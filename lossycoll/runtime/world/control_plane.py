@@ -24,7 +24,7 @@ from .status_answer import Answers
 from .world_protocol import WorldProtocol
 
 LINGER_SECONDS: Final = 0.5
-"""How long the end of a plane may take for what is under way."""
+"""Time for messages under way when a plane ends."""
 LEAVING_SECONDS: Final = 0.02
 """Between two looks, while what is to be said waits for a coordinator."""
 
@@ -73,7 +73,7 @@ class ControlPlane:
         )
         """The thread's, apart from plain reads."""
         self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
-        """What seals in this process, and takes new keys when anybody asks for them."""
+        """Users of keys in this process; a rekey gives them new ones."""
         self._lock = threading.RLock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
@@ -90,11 +90,11 @@ class ControlPlane:
 
     @property
     def is_sound(self) -> bool:
-        """Whether groups can still be made on it."""
+        """True if groups can still be made on it."""
         return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the world is neither lost nor gone, as far as this one knows."""
+        """True if a rank of the world is neither lost nor gone, as far as this one knows."""
         return self.protocol.is_here(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
@@ -124,16 +124,16 @@ class ControlPlane:
 
     @property
     def has_met(self) -> bool:
-        """Whether the coordinator and every other rank have heard each other."""
+        """True if the coordinator and every other rank have heard each other."""
         return self.protocol.ready
 
     @property
     def has_met_or_failed(self) -> bool:
-        """Whether all have met, or that has failed."""
+        """True if all have met, or that has failed."""
         return self._met_or_failed.is_set()
 
     def meet(self, timeout: float) -> bool:
-        """Whether the coordinator and every other rank have heard each other, within ``timeout``
+        """True if the coordinator and every other rank have heard each other, within ``timeout``
         seconds.
 
         Before, what is told may not reach all. False at once when a rank died meanwhile: the

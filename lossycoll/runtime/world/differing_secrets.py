@@ -17,7 +17,7 @@ from .polled_store import PolledStore
 SESSION: Final = re.compile("[0-9a-f]{16}")
 """The session as a rank reads it."""
 PATIENCE_SECONDS: Final = 2.0
-"""How long a process of the right secret may come after one of another, with the same rank."""
+"""Time for a process of the right secret after one of another, with the same rank."""
 
 
 class DifferingSecrets:

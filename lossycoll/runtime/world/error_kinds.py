@@ -30,7 +30,7 @@ KINDS: Final[Mapping[str, type[errors.LossyError]]] = {
     "ClosedError": errors.ClosedError,
     "LossyError": errors.LossyError,
 }
-"""By the name on the wire."""
+"""Error types, by their name on the wire."""
 SHARED: Final = frozenset(
     {
         errors.LinkError,
@@ -42,7 +42,7 @@ SHARED: Final = frozenset(
 )
 """Errors that are of the same type on all ranks, whoever finds them."""
 UNMAKEABLE: Final = (errors.OptionError, errors.InterfaceError)
-"""What keeps one rank from making a group: the others can't meet it."""
+"""Errors that keep one rank from making a group: the others can't meet it."""
 OTHER: Final = "Exception"
 """Errors that aren't of lossycoll."""
 

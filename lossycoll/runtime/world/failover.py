@@ -40,7 +40,7 @@ class Succession:
         return sorted(self.states.ranks([RankState.LEFT]))
 
     def is_gone(self, rank: int) -> bool:
-        """Whether another rank is lost or has left."""
+        """True if another rank is lost or has left."""
         return rank != self._rank and not self.states.is_present(rank)
 
     @property
@@ -61,7 +61,7 @@ class Succession:
         return rank != self._rank and self.states.move(rank, RankState.LEFT)
 
     def succeed(self) -> bool:
-        """Whether the coordinator is another one from now on, since the last one is gone."""
+        """True if the coordinator is another one from now on, since the last one is gone."""
         before, self.coordinator = self.coordinator, min([*self.others, self._rank])
         return before != self.coordinator
 

@@ -14,12 +14,12 @@ from typing import Final
 
 HEARTBEATS_PER_LIVENESS: Final = 8
 SILENT_SHARE: Final = 0.7
-"""Of the liveness time; the rest is for the verdict to reach every rank."""
+"""Share of the liveness time; the rest is for the verdict to reach every rank."""
 PROBE_SECONDS: Final = (0.002, 1.0)
 """A rank whose connection broke is looked for at once, again after the first of these, then ever
 less often; and for how long. Its port may be open for a moment longer than its connections."""
 ARRIVAL_SECONDS: Final = 0.02
-"""How long a rank has to connect with a new coordinator before it is looked for."""
+"""Time for a rank to connect with a new coordinator before it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class FailureDetector:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether this rank has slept so long that the others may have gone on without it.
+        """True if this rank has slept so long that the others may have gone on without it.
 
         Until it hears of one again, an ended process proves nothing.
         """

@@ -16,9 +16,9 @@ from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Reco
 from .job_status import latest
 
 VERSION: Final = "2.10"
-"""Of the format, as torch 2.13 to 2.15 write it."""
+"""Version of the format, as torch 2.13 to 2.15 write it."""
 PREFIX: Final = "lossycoll_rank_"
-"""What the name of a file begins with; the rank follows."""
+"""Prefix of a file's name; the rank follows."""
 BACKEND: Final = "gloo"
 """The reader refuses names of backends that it doesn't know."""
 NAMES: Final = {

@@ -1,4 +1,4 @@
-"""Whether a group is sound, and if not, why.
+"""Health of a group, with the reason of its failure.
 
 A failure belongs to the group: the first one wins, ends all that is pending, and every later call
 is refused with it at once.

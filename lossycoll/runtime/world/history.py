@@ -41,7 +41,7 @@ LINK: Final = (
 )  # fmt: skip
 
 measured: Final[dict[str, float]] = {}
-"""What this process has measured last, by name, and is equal on all ranks."""
+"""Latest measurements of this process, equal on all ranks, by name."""
 
 
 def line_of(records: Sequence[Record], now: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _KERNEL: Final = {
 _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
 SILENT_SHARE: Final = 0.25
-"""Of liveness: a rank that tells nothing, and wasn't heard for so long, counts as silent."""
+"""Share of liveness after which an unheard rank without a record counts as silent."""
 
 
 def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def job_of(session: str, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Whether no rank of a job is left."""
+    """True if no rank of a job is left."""
     return all(rank["state"] in (DEAD, LEFT) for rank in job["ranks"])
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("lossycoll")
 FILE_SECONDS: Final = 10.0
-"""How often a file is written."""
+"""Time between two writes of a file."""
 LOOK_SECONDS: Final = 0.5
-"""How often it is looked whether the job is over."""
+"""Time between two checks whether the job is over."""
 MOST_LINKS: Final = 32
 """Links of each rank that have series of their own: those that lose most."""
 COUNTERS: Final = {
@@ -152,7 +152,7 @@ def tell(
     ended = threading.Event()
 
     def wait(seconds: float) -> bool:
-        """Whether the job goes on, after so long."""
+        """True if the job goes on, after so long."""
         left = seconds
         while left > 0 and not (ended.is_set() or is_over()):
             ended.wait(min(left, LOOK_SECONDS))

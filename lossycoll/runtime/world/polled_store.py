@@ -30,7 +30,7 @@ which every path of IPv6 carries."""
 KEY_BYTES: Final = 64
 """Bytes that a key takes in a question beside its name: torch's prefixes."""
 ANSWER_SECONDS: Final = 30.0
-"""How long an answer may take. The store waits for nobody before it answers."""
+"""Longest time for an answer. The store waits for nobody before it answers."""
 _MOST_PIECES: Final = 1 << 12
 _LONGEST: Final = 1 << 24
 """Characters of a value that is in pieces."""
@@ -111,7 +111,7 @@ class PolledStore:
         self._try(lambda: self._store.set(key, short))
 
     def is_marked(self, key: str) -> bool:
-        """Whether anything stands under ``key``."""
+        """True if anything stands under ``key``."""
         return self._try(lambda: self._store.check([key]))
 
     def _found(self, key: str) -> str | None:
@@ -184,7 +184,7 @@ class Pause:
 
     @property
     def is_long(self) -> bool:
-        """Whether somebody is late."""
+        """True if somebody is late."""
         return self._seconds == POLL_SECONDS[1]
 
     def __call__(self) -> None:
@@ -208,7 +208,7 @@ def overwritten(key: str, value: object) -> str:
 
 
 def is_form(value: Any, **kinds: type) -> bool:
-    """Whether ``value`` is a mapping that has these fields, of these types."""
+    """True if ``value`` is a mapping that has these fields, of these types."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), kind) for name, kind in kinds.items()
     )

@@ -30,7 +30,7 @@ def answers(
     seconds: float = ANSWER_SECONDS,
     secret: Secret | None = None,
 ) -> bool:
-    """Whether ``rank`` of the world with this ``token`` still listens there, not another by now.
+    """True if ``rank`` of the world with this ``token`` still listens there, not another by now.
 
     The asker is no rank of that world. Blocks for up to ``seconds`` where what listens is silent.
     """

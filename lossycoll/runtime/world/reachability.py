@@ -1,4 +1,4 @@
-"""Whether ranks that have met in the store can reach one another, and what to say where not.
+"""Reachability of ranks that have met in the store, and the error text where it fails.
 
 Pure functions of what ranks have told: the same text on every rank, but for who speaks.
 """

@@ -23,9 +23,9 @@ from .differing_secrets import SESSION, DifferingSecrets
 from .polled_store import PIECE_BYTES, Pause, PolledStore, Store, is_form, overwritten, parsed
 
 GRACE_SECONDS: Final = 5.0
-"""How long rank 0 of a group that is refused tells those that come late."""
+"""Time for which rank 0 of a refused group tells late ranks."""
 MOST_CLAIMS: Final = 64
-"""Of one rank that are looked at."""
+"""Most claims of one rank that are read."""
 
 
 _ENTRY: Final = {"nonce": str, "who": str, "hello": dict, "error": str}
@@ -247,7 +247,7 @@ class Rendezvous:
         return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
 
     def _doubled(self) -> RendezvousError | None:
-        """Whether more than one process claims some rank. All ranks have come."""
+        """Error if several processes claim a rank, once all ranks have come."""
         claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self._size)])
         for rank, claimed in enumerate(claims, 1):
             if claimed > 1:
@@ -357,7 +357,7 @@ class Rendezvous:
             pause()
 
     def _is_of_all(self, roster: Mapping[str, Any]) -> bool:
-        """Whether a roster has an entry and a nonce of each rank."""
+        """True if a roster has an entry and a nonce of each rank."""
         return len(roster["ranks"]) == len(roster["nonces"]) == self._size and all(
             is_form(entry, **_ENTRY) for entry in roster["ranks"]
         )
@@ -393,7 +393,7 @@ class Rendezvous:
         return found if SESSION.fullmatch(found) else ""
 
     def _is_anothers(self, session: str) -> bool:
-        """Whether another process has this rank's place in a session that has met: its rank 0 runs.
+        """True if another process has this rank's place in a session that has met: its rank 0 runs.
 
         Not where this very process has met before: rank 0 may just be slower to leave, or listen at
         the same port again.

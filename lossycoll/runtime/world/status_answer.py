@@ -26,7 +26,7 @@ from lossycoll.runtime.engine.status_record import MOST_ENTRIES
 
 VERSION: Final = 1
 STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
-"""What a hello may ask for. CALLS is STATUS with the latest calls of each group."""
+"""Questions that a hello may ask. CALLS is STATUS with the latest calls of each group."""
 FRESH_SECONDS: Final = 0.05
 """An answer is given again for so long: whoever asks in a loop costs the rank little."""
 

@@ -19,7 +19,7 @@ from .messages import View
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
-    """Whether ``here`` is the one part of ``of`` that may form the next group.
+    """True if ``here`` is the one part of ``of`` that may form the next group.
 
     It holds more than half of ``of``, or half with the lowest. Members of ``here`` outside ``of``
     don't count. Of two parts without a common member at most one has a quorum.
@@ -59,7 +59,7 @@ class Survivors:
 
     @property
     def agreed(self) -> bool:
-        """Whether the latest view knows of all that are lost."""
+        """True if the latest view knows of all that are lost."""
         return self.left == self.views[-1].members
 
     @property
@@ -112,12 +112,12 @@ class Survivors:
         return view
 
     def must_stop(self, now: float) -> bool:
-        """Whether this rank must not go on: too few are left, or they took too long to agree."""
+        """True if this rank must not go on: too few are left, or they took too long to agree."""
         late = not self.agreed and now - self._stopped_at > self._patience
         return late or not self.may_go_on()
 
     def may_go_on(self) -> bool:
-        """Whether the ranks that are left can't be the smaller part of a network that fell apart.
+        """True if the ranks that are left can't be the smaller part of a network that fell apart.
 
         Ranks whose processes have ended don't count.
         """

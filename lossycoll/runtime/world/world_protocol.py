@@ -94,7 +94,7 @@ class WorldProtocol:
         self._welcomed: set[int] = set()
         """At the coordinator its followers; at others the coordinator, once it has said so."""
         self._unsent: deque[Addressed] = deque()
-        """What waits for the next coordinator and isn't kept in ``_replay_log``."""
+        """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
         self._heard_coordinator = 0.0
         """When anything last came over the connection with the coordinator."""
         self._renew_at = NEVER
@@ -115,7 +115,7 @@ class WorldProtocol:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the others have given this rank up."""
+        """True if the others have given this rank up."""
         return self._states.is_lost(self.rank)
 
     @property
@@ -130,12 +130,12 @@ class WorldProtocol:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether nobody hears this one."""
+        """True if nobody hears this one."""
         return self.is_lost or not self._welcomed
 
     @property
     def seeks_coordinator(self) -> bool:
-        """Whether what this rank says has to wait for a coordinator that answers."""
+        """True if what this rank says has to wait for a coordinator that answers."""
         waits = (
             not self._succession.is_coordinator
             and self._succession.coordinator not in self._welcomed
@@ -143,7 +143,7 @@ class WorldProtocol:
         return waits and self.ready and not self.is_lost
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the world is neither lost nor gone, as far as this one knows."""
+        """True if a rank of the world is neither lost nor gone, as far as this one knows."""
         return not self._succession.is_gone(rank)
 
     def begin(self) -> None:

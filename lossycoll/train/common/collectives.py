@@ -105,7 +105,7 @@ class Collectives:
         return self.world - len(self.agreed_lost())
 
     def continues_after(self, error: PeerLostError) -> bool:
-        """Whether the group continues with the survivors of a loss.
+        """True if the group continues with the survivors of a loss.
 
         False: the error is the group's end.
         """
@@ -115,7 +115,7 @@ class Collectives:
 
     @property
     def may_lose(self) -> bool:
-        """Whether a collective that starts now may lose packets; the same on all ranks."""
+        """True if a collective that starts now may lose packets; the same on all ranks."""
         found = self.lossy
         return found is not None and self.world > 1 and not self._reliable_now(found)
 
@@ -149,7 +149,7 @@ class Collectives:
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
-        """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported.
+        """Like :meth:`reduce_scatter_mean`, but lost packets count as zero and are reported.
 
         The work knows what was lost or rounded off of ``source``, as it is then.
         """
@@ -218,11 +218,11 @@ class Collectives:
 
     @property
     def rounds_parameters(self) -> bool:
-        """Whether parameters may travel encoded now: not in a scope such as ``reliable()``."""
+        """True if parameters may travel encoded now: not in a scope such as ``reliable()``."""
         return self._wire.asked_of_parameters != "same"
 
     def difference_encoding(self, flat: Tensor) -> str:
-        """As :meth:`parameter_encoding`, whatever the scope around."""
+        """Like :meth:`parameter_encoding`, whatever the scope around."""
         return self._encoding(flat, self._wire.parameters)
 
     def parameter_encoding(self, flat: Tensor) -> str:
@@ -263,7 +263,7 @@ class Collectives:
         return out.view(self.world, -1)
 
     def all_gather_parameters(self, row: Tensor) -> Tensor:
-        """As :meth:`all_gather`, but as parameters travel.
+        """Like :meth:`all_gather`, with the encoding of parameters.
 
         For the same bits on all ranks, :meth:`round_parameters` comes before.
         """

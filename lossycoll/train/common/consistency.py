@@ -28,7 +28,7 @@ class Agreement:
     lines: Sequence[str]
     """One for each tensor or argument, in order."""
     device: torch.device
-    """Where the tensors of the group's collectives are."""
+    """Device of the tensors of the group's collectives."""
 
 
 def as_line(name: str, tensor: Tensor) -> str:

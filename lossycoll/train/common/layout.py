@@ -17,10 +17,10 @@ ALIGNMENT: Final = 64
 """Bytes: where each parameter and each chunk begins. A cache line, a vector of AVX-512, and what
 torch aligns its own tensors to, so kernels compiled for those take the views as they are."""
 BUCKET_BYTES: Final = 25 << 20
-"""As DDP's: large enough that what a collective costs besides its bytes is small, small enough that
+"""DDP's size: large enough to make the fixed cost of a collective small, and small enough that
 several are under way while the backward pass still computes."""
 FIRST_BUCKET_BYTES: Final = 1 << 20
-"""As DDP's: the sooner the first bucket is full, the sooner anything travels."""
+"""DDP's size: the sooner the first bucket is full, the sooner anything travels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,4 +61,4 @@ class Recovery:
 
 
 NOTHING_ASKED: Final = Recovery()
-"""As the group has it."""
+"""Recovery by the group's options."""

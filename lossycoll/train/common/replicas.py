@@ -65,7 +65,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is one of several ranks."""
+    """True if a tensor is one of several ranks."""
     # Importing it takes seconds, and whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

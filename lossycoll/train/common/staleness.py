@@ -21,7 +21,7 @@ loss, one in 16 at 40%. Less repairs so much that little is left of a lossy step
 old value weigh: with p^K shrinking so fast, what is gained from waiting longer soon is nothing."""
 
 PROBE_EVERY: Final = 16
-"""Of an owner all of whose blocks must arrive, one in so many needn't, another one each step."""
+"""Share of an owner's blocks that needn't arrive: one in so many, another each step."""
 
 Mask = NDArray[np.bool_]
 

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from lossycoll.errors import UnsupportedError
 
 LAYERS: Final = ("_orig_mod", "_forward_module", "module")
-"""Where a wrapper has its module: torch.compile's, Lightning Fabric's, and DDP's and its likes'."""
+"""Attributes with a wrapper's module: torch.compile's, Lightning Fabric's, and DDP's."""
 PLAIN_NAMES: Final = LAYERS[:2]
-"""Of these the names of parameters never tell."""
+"""Layers that never appear in the names of parameters."""
 INNER: Final = ("optimizer", "optim")
-"""Where a wrapper has its optimizer: most, and torchft's."""
+"""Attributes with a wrapper's optimizer: most, and torchft's."""
 MOST_LAYERS: Final = 16
 
 

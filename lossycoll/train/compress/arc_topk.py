@@ -87,17 +87,17 @@ class ARCTopKState:
         momentum: eta of "ef21m", the weight of the new gradient in the average that is sent.
         method: "arc"; to compare with it, "randk" (random rows) or "topk" (each rank's own largest
             elements).
-        sketch_dtype: Of the sketch as it travels; None: the gradient's, at least float32.
-        dense: What else is sent whole: names, or a function of (name, gradient).
+        sketch_dtype: Type of the sketch as it travels; None: the gradient's, at least float32.
+        dense: Other gradients that are sent whole: names, or a function of (name, gradient).
         dense_below: Elements below which a gradient is sent whole.
         named_parameters: ``model.named_parameters()``, for ``dense``, errors and checkpoints.
         on_nonfinite: If a matrix holds NaN or infinity on any rank, "pass" makes it NaN on all, and
             "raise" raises NonFiniteError. Neither changes the memory.
-        seed: Of sketches and random rows. torch's generators are not used.
-        wire: How float32 rows, and gradients that are sent whole, travel between hosts, as the
-            option: "int8" to their owners and back, "int4/int8" for each of these ways. What
-            rounding takes away is remembered like what is lost. None: contributions as the group
-            has it, means as they are.
+        seed: Seed of sketches and random rows. torch's generators are not used.
+        wire: Encoding of float32 rows, and of gradients sent whole, between hosts, as the
+            option: "int8" to their owners and back, "int4/int8" for each of these ways.
+            Rounding error is remembered like loss. None: contributions as the group has it, means
+            as they are.
 
     Raises:
         OptionError: An argument has a value it cannot have.
@@ -184,7 +184,7 @@ class ARCTopKState:
 
         Args:
             gradients: Dense floats without gaps, in the same order on all ranks.
-            keys: What they are known by from one step to the next; None: their positions.
+            keys: Their keys from one step to the next; None: their positions.
 
         Raises:
             UnsupportedError: A gradient is sparse, not floating-point, or has gaps.
@@ -318,7 +318,7 @@ class ARCTopKState:
         backward passes do meanwhile.
 
         Args:
-            work: What to run.
+            work: The function to run.
 
         Returns:
             Done when the work is.
@@ -330,12 +330,12 @@ class ARCTopKState:
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
-        """What this rank has handed to collectives so far.
+        """Return the numbers that this rank has given to collectives so far.
 
         Returns:
             Numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as ``flags``
-            (of NaN); how many of those in ``whole`` and ``rows`` were ``lost``, or rounded
-            (``wire``); and the ``bytes`` of all.
+            (of NaN). ``lost`` and ``wire`` count the lost and the rounded numbers of ``whole`` and
+            ``rows``. ``bytes`` is the size of all.
         """
         return asdict(self._counts)
 
@@ -364,7 +364,7 @@ class ARCTopKState:
         """Continues from what :meth:`state_dict` returned on this rank.
 
         Args:
-            state_dict: What was returned.
+            state_dict: The state that was returned.
 
         Raises:
             CheckpointError: It is of another rule, method or number of ranks; nothing changes.

@@ -47,7 +47,7 @@ class ErrorMemory:
     """
 
     names: ClassVar[tuple[str, ...]] = ()
-    """What is remembered, each a matrix as large as the gradient."""
+    """Names of the memories, each a matrix as large as the gradient."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -189,11 +189,11 @@ class RankMemory:
     rule: str  # that of error feedback
     momentum: float  # that of the rule ``ef21m``
     matrices: dict[str, ErrorMemory] = field(default_factory=dict)
-    """Of gradients whose rows are chosen."""
+    """Memories of gradients whose rows are chosen."""
     residuals: dict[str, Tensor] = field(default_factory=dict)
-    """What was lost of gradients that are sent whole, to be added to the next ones."""
+    """Lost parts of gradients that are sent whole, for the next ones."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of all gradients so far."""
+    """Shapes of all gradients so far."""
 
     def of(self, key: str) -> ErrorMemory:
         """The memory of a gradient, by its key; an empty one if there is none yet."""

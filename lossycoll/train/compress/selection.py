@@ -18,7 +18,7 @@ from torch import Tensor
 from lossycoll.train.common.layout import is_dense
 
 ROUNDING: Final = 1e-9
-"""Of a ratio times a number of rows: 0.1 * 30 rows are 3, not the 3.0000000000000004 of floats."""
+"""Rounding error of a ratio of rows: 0.1 * 30 is 3, not the 3.0000000000000004 of floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def kept_rows(rows: int, ratio: float) -> int:
 
 
 def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
-    """Whether sketch and rows, m r + K n numbers, are fewer than all, m n."""
+    """True if sketch and rows, m r + K n numbers, are fewer than all, m n."""
     sent = matrix.rows * sketch_dim + kept_rows(matrix.rows, ratio) * matrix.columns
     return sent < matrix.numel
 

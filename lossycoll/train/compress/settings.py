@@ -67,5 +67,5 @@ class ARCTopKSettings:
 
     @property
     def own_rows(self) -> bool:
-        """Whether each rank sends rows of its own choice."""
+        """True if each rank sends rows of its own choice."""
         return self.method == "topk"

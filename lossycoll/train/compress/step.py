@@ -46,12 +46,12 @@ class BucketGradient:
 
     key: str  # by which it is known from one step to the next
     name: str
-    """As errors call it."""
+    """Name in errors."""
     tensor: Tensor  # this rank's; replaced by what is to be used
     shape: MatrixShape | None
     """The matrix whose rows are chosen; None to send the gradient whole."""
     memory: ErrorMemory | None
-    """Of that matrix."""
+    """Error memory of that matrix."""
     matrix: Tensor = field(init=False)
     """The gradient as (m, n), of at least 32 bits; shares its memory where that has them."""
     index: Tensor = field(init=False)
@@ -66,7 +66,7 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
-        """Whether rows of it are chosen, rather than all of it sent."""
+        """True if rows of it are chosen, rather than all of it sent."""
         return self.memory is not None and self.memory.ready
 
     @property

@@ -42,7 +42,7 @@ KNOWN_STEPS: Final = 2
 
 
 class SilentOwners:
-    """By owner, the steps and blocks since one of its blocks last arrived at this rank.
+    """The steps and blocks, by owner, since one of its blocks last arrived at this rank.
 
     In ``period`` steps, a sweep, each owner sends its share of everything.
     """
@@ -114,7 +114,7 @@ class _UnderWay:
 
     gather: BlockGather
     theirs: list[_Span]
-    """What other ranks own of it."""
+    """Spans of it that other ranks own."""
 
 
 class DriftBound:
@@ -132,9 +132,8 @@ class DriftBound:
         model: Plain, wrapped by DistributedDataParallel, torch.compile or a framework, or sharded
             by fully_shard on a mesh with a replicated dimension (HSDP).
         optimizer: Steps parameters of the model; or a wrapper that has such a one as ``optimizer``
-            (accelerate's, Transformers', Lightning's) or ``optim`` (torchft's). Those that require
-            gradients are kept together, and those that are added or unfrozen later from the next
-            sweep on.
+            (accelerate's, Transformers', Lightning's) or ``optim`` (torchft's). Parameters that
+            require gradients are kept together. Later additions join at the next sweep.
         period: The number of slices, from 1 on.
         group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
         max_missing: The share of the packets of slices that may be missing, and of gradients too
@@ -299,7 +298,7 @@ class DriftBound:
         return tensor
 
     def _changed(self, number: int) -> bool:
-        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
+        """True if slice ``number`` differs from the layout. Additions are seen by the first one."""
         if number == 0:
             now = [source.identity for source in self._sources()]
             if now != [each.source.identity for each in self._laid_out]:

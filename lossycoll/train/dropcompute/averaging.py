@@ -63,7 +63,7 @@ class GradientAveraging:
     """Averages the gradients of one model once this rank has stopped computing."""
 
     collectives: Collectives
-    """Of the ranks that average."""
+    """Collectives of the ranks that average."""
     optimizer: ShardedOptimizer | None = None
     """The optimizer that averages the gradients itself, if one does."""
 

@@ -139,7 +139,7 @@ class MicroBatches(Generic[T]):
 
     @property
     def late(self) -> bool:
-        """Whether the threshold has passed by now; False within a step's first micro-batch.
+        """True if the threshold has passed by now; False within a step's first micro-batch.
 
         A micro-batch that you leave for being late, before its backward pass, is dropped and comes
         again::

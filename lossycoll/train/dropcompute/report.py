@@ -88,7 +88,7 @@ class StepSums:
         return cls(*(packed[:FIELDS] * share).tolist())
 
     def warm_up_differs(self, ranks: int) -> bool:
-        """Whether the ``ranks`` that added up have different numbers of warm-up steps left.
+        """True if the ``ranks`` that added up have different numbers of warm-up steps left.
 
         Their variance isn't 0 then.
         """
@@ -106,7 +106,7 @@ class StepOutcome:
 
     sums: StepSums  # over the ranks
     ranks: int
-    """How many took part."""
+    """Number of ranks that took part."""
     factor: float
     """Between the mean over the ranks and the mean over the completed micro-batches."""
 
@@ -121,7 +121,7 @@ class DropStep:
         seconds: This rank's compute, the loading of data included.
         total_completed: ``completed`` over all ranks.
         total_dropped: ``dropped`` over all ranks.
-        factor: What the mean of the gradients over the ranks was multiplied by.
+        factor: Factor of the gradients' mean over the ranks.
     """
 
     completed: int
@@ -145,7 +145,7 @@ class DropReport:
         seconds: Compute, the loading of data included.
         saved: Seconds that the dropped micro-batches would have taken, at the median of their step.
         threshold: Seconds; inf while nothing is dropped.
-        choices: How often the threshold was measured.
+        choices: Number of times that the threshold was measured.
         clock_jumps: Readings of the clock that went back, or were not finite.
         total_completed: ``completed`` over all ranks.
         total_dropped: ``dropped`` over all ranks.

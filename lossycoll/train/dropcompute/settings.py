@@ -72,7 +72,7 @@ class DropSettings:
 
     @property
     def fixed_divisor(self) -> bool:
-        """Whether gradients are divided by what was wanted, rather than by what was completed."""
+        """True if gradients are divided by what was wanted, rather than by what was completed."""
         return self.divisor == "fixed"
 
     def shared(self) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ class RequeueSampler(Sampler[Batch]):
         self._rest: Iterator[Batch] = iter(())
         """Batches of this epoch that were not drawn."""
         self._returned = 0
-        """How many of this epoch's batches the one before has left."""
+        """Number of this epoch's batches that the previous step left."""
         self._fresh = False
         """Whether an epoch has begun of which nothing was drawn."""
 
@@ -85,7 +85,7 @@ class PeekingIterator(Generic[T]):
         return self._next.pop() if self._next else next(self._source)
 
     def has_more(self) -> bool:
-        """Whether there is more; draws the next one for that."""
+        """True if there is more; draws the next one for that."""
         if not self._next:
             self._next.extend(_first(self._source))
         return bool(self._next)
@@ -162,7 +162,7 @@ class BatchSource:
             self.dropped = self._listed[record.used :]
 
     def has_more(self) -> bool:
-        """Whether the iterator of the last step has more; False for all but a PeekingIterator."""
+        """True if the iterator of the last step has more; False for all but a PeekingIterator."""
         if self._peeking is None:
             return False
         return bool(self._returned) or self._peeking.has_more()

@@ -39,7 +39,7 @@ class Threshold:
         self.choice: Choice | None = None
         """The last measured threshold, with its prediction."""
         self.choices = 0
-        """How often it was measured."""
+        """Number of times that it was measured."""
         self.warm_up_left = settings.skip + settings.warm_up if self.measured else 0
         """Steps until the warm-up is over; the same on all ranks."""
         self._laps: list[Sequence[float]] = []

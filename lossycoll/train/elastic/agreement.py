@@ -101,7 +101,7 @@ class LastGeneration:
         return {one.slot for one in members if one.start not in self.refused} - self.lost
 
     def is_enough(self, here: Collection[int], silent: Collection[int]) -> bool:
-        """Whether the slots ``here`` may continue without ``silent``, of whom nothing is known."""
+        """True if the slots ``here`` may continue without ``silent``, of whom nothing is known."""
         return has_quorum(here, self.expected - {*silent})
 
 

@@ -19,7 +19,7 @@ def torchft_process_group(timeout: float = 60.0, options: Mapping[str, Any] | No
 
     Args:
         timeout: Seconds that replicas have to meet, and that calls wait.
-        options: Of the groups, as ``pg_options``.
+        options: Options of the groups, as ``pg_options``.
 
     Returns:
         A ``torchft.process_group.ProcessGroupWrapper``.

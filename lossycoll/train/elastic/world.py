@@ -54,9 +54,9 @@ class WorldChange:
 
     Attributes:
         generation: The new group's number.
-        slots: Of its ranks.
-        came: Those that weren't in the last one.
-        lost: Those of the last one that aren't in this one.
+        slots: Slots of its ranks.
+        came: Slots that weren't in the last group.
+        lost: Slots of the last group that aren't in this one.
         seconds: From the end of the last group until the new one was there.
     """
 
@@ -68,13 +68,13 @@ class WorldChange:
 
 
 class ElasticWorld:
-    """Makes torch's default group, and makes it anew at a boundary when ranks have come back.
+    """Makes torch's default group, and remakes it at a boundary when ranks have come back.
 
     Args:
         store: A store of torch that outlives the ranks, the same for all.
-        slot: This process's number, from 0 on; whoever is started in its place has the same.
-        slots: How many there are.
-        options: Of the groups, as ``pg_options``; ``on_peer_loss`` is "continue" unless given.
+        slot: This process's number, from 0 on; a process started in its place has the same.
+        slots: Number of slots.
+        options: Options of the groups, as ``pg_options``; ``on_peer_loss`` defaults to "continue".
         grace: Seconds that a member of the last group is waited for when a new one is made, and
             that making it takes at most: some times what a step takes.
         timeout: Seconds until a group is there, and that its calls wait.
@@ -127,7 +127,7 @@ class ElasticWorld:
 
     @property
     def generation(self) -> int:
-        """The group's number: how often it was made anew, by whomever."""
+        """The group's number: how often it was remade, by any rank."""
         return self._now.number
 
     @property
@@ -141,13 +141,13 @@ class ElasticWorld:
         return self._generation
 
     def boundary(self, steps: int) -> WorldChange | None:
-        """Between two steps, on all ranks: makes the group anew if somebody has come back.
+        """Remake the group if a rank has come back. All ranks call it between two steps.
 
         Args:
-            steps: That this rank's state has had; who has the most gives its own.
+            steps: Steps of this rank's state. The rank with the most gives its state to the others.
 
         Returns:
-            What has changed; None: nothing, as nearly always.
+            The change, or None if the group is the same, as nearly always.
 
         Raises:
             OptionError: ``steps`` can't be.
@@ -162,11 +162,11 @@ class ElasticWorld:
         """After a lost rank: leaves the group, and meets with whoever is there.
 
         Args:
-            error: What was raised; it is logged.
-            steps: That this rank's state has had; None: what it has is of no use to others.
+            error: The exception that was raised; it is logged.
+            steps: Steps of this rank's state; None: its state is of no use to others.
 
         Returns:
-            What has changed.
+            The change of the group.
 
         Raises:
             OptionError: ``steps`` can't be.

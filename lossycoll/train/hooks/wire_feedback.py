@@ -30,10 +30,10 @@ DOMAIN: Final = 0x66656564
 class WireFeedbackState:
     """The arguments of :func:`wire_feedback_hook`, and what each parameter's gradient has lost.
 
-    It takes a float32 tensor for each parameter. What is remembered is this rank's own, and not
+    It takes a float32 tensor for each parameter. The rounding error is this rank's own, and not
     part of a checkpoint or a copy: without it a few steps are rounded as without feedback. It is in
     the unit of the gradients: when a GradScaler changes its scale, the next step's is off by as
-    much. Of a parameter that no rank uses in a step (``find_unused_parameters``) it is forgotten.
+    much. It is dropped for a parameter that no rank uses in a step (``find_unused_parameters``).
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class WireFeedbackState:
         """State of the hook, for one model.
 
         Args:
-            wire: How gradients travel: an encoding of few bits, or two, of which the first is that
+            wire: Encoding of gradients in few bits, or two, of which the first is that
                 of contributions. Feedback is of these: what means lose is not remembered, so they
                 should have more bits.
             wire_group: Elements that share a grid, as the option.
             wire_spikes: Whether the ends of groups travel as floats, as the option.
-            wire_rounding: How indices are rounded, as the option.
+            wire_rounding: Rounding mode of the encoding, as the option.
             group: The group to average over; None is the default group.
 
         Raises:

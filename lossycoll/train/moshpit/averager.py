@@ -44,10 +44,10 @@ class MoshpitAverager:
             Means are taken in float32. Parameters that are frozen (``requires_grad=False``) are
             left out. A module: its parameters and its floating-point buffers.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
-        max_missing: What share of packets may be missing in a round: the option of this name,
+        max_missing: Share of packets that may be missing in a round: the option of this name,
             unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
             brought back.
-        wire: How packets carry values: the option of this name, as in ``"int8"`` or
+        wire: Encoding of values in packets: the option of this name, as in ``"int8"`` or
             ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
             bf16 or fp16, what rounding takes from a value is made up for in later rounds
             (docs/swarm-reference.md).
@@ -115,9 +115,9 @@ class MoshpitAverager:
             flat[end - tensor.numel() : end].view(tensor.shape)
             for end, tensor in zip(ends, self._tensors, strict=True)
         ]
-        """Of the values, one for each tensor."""
+        """Views of the values, one for each tensor."""
         self._reference: Floats | None = None
-        """Where the latest round ended, if it matters."""
+        """Values at the end of the latest round, if needed."""
         if max_norm is not None:
             with torch.no_grad():
                 self._fill(self._tensors)
@@ -155,8 +155,8 @@ class MoshpitAverager:
         """Says how far this peer's training is.
 
         Args:
-            samples: Of the swarm, as of this peer's latest round or the state that it has taken.
-            since: Its own since then.
+            samples: The swarm's samples, as of this peer's latest round or the state that it took.
+            since: This peer's own samples since then.
             claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
         """
         self._member.progress(samples, since, claims=claims)
@@ -174,15 +174,15 @@ class MoshpitAverager:
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.
 
-        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean. What
-        no mean comes of stays as it was: ``report.kept``, or all of it with ``report.failure``.
+        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean.
+        Values without a mean stay as they were: ``report.kept``, or all with ``report.failure``.
 
         Args:
-            weight: What this peer's tensors count, 0 to 1e6: its samples, say.
+            weight: Weight of this peer's tensors, 0 to 1e6: its samples, say.
             timeout: Seconds for the whole of it.
 
         Returns:
-            What the round did. If none began within ``timeout``, ``failure`` says why. If the
+            The round's report. If none began within ``timeout``, ``failure`` says why. If the
             tensors have values that aren't finite, they count nothing in it (``left_out``), and
             become the mean of the others.
 
@@ -212,7 +212,7 @@ class MoshpitAverager:
                 measures them from 0.
 
         Returns:
-            What the round did.
+            The round's report.
 
         Raises:
             OptionError: The weight can't be.
@@ -253,7 +253,7 @@ class MoshpitAverager:
         """Lends a state to peers that come.
 
         Args:
-            state: What this peer has: called by a thread, whenever somebody asks.
+            state: Function that returns this peer's state; a thread calls it on request.
         """
         self._member.offers(state)
 
@@ -263,8 +263,8 @@ class MoshpitAverager:
         """Takes the state of other peers.
 
         Args:
-            own: What this peer has already; None: nothing.
-            donors: Of so many peers at once, at most.
+            own: This peer's state so far; None: nothing.
+            donors: Most peers to take a state from at once.
             most: Bytes that a state may have.
             timeout: Seconds for all of it.
 
@@ -286,7 +286,7 @@ class MoshpitAverager:
         """Check that :meth:`step_on` takes the tensors.
 
         Args:
-            tensors: What is to be averaged.
+            tensors: Tensors to average.
 
         Raises:
             OptionError: They don't have the shapes and types of those that this averages.

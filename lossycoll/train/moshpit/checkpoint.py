@@ -71,7 +71,7 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 PathLike: TypeAlias = str | os.PathLike[str]
 PART: Final = ".part"
-"""Of the name of a file that isn't whole yet."""
+"""Suffix of a file that isn't whole yet."""
 
 
 def write(path: PathLike, state: Any) -> int:

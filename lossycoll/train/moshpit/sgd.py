@@ -52,7 +52,7 @@ MOST_KEPT: Final = 0.5
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
 REPORTS: Final = 16
-"""Of a peer's samples, from round to round, where all are equally fast."""
+"""Reports of a peer's samples between rounds, if all are equally fast."""
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2
 """After donors that have failed."""
@@ -68,9 +68,9 @@ class CatchUpReport:
         round: The round that it took part in with weight 0.
         in_step: It has what the others have in common. False: its outer optimizer is of a round
             before theirs.
-        tries: How often it took a state.
-        donors: Of how many peers parts of it came, the last time.
-        bytes: What came, in all.
+        tries: Number of states that it took.
+        donors: Number of peers that sent parts of the last state.
+        bytes: Bytes received, in all.
         seconds: For all of it, the wait for the others' round included.
     """
 
@@ -90,7 +90,7 @@ class MoshpitSGD(Optimizer):
 
     Args:
         model: Whose parameters are trained; compiled or not. Frozen ones stay out of all of it.
-        optimizer: Of these parameters; any of torch's, or several.
+        optimizer: Optimizer of these parameters; any of torch's, or several.
         averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
             or ``MoshpitAverager(swarm, model.parameters())``.
         every: Steps from round to round.
@@ -161,16 +161,16 @@ class MoshpitSGD(Optimizer):
         self._has_warned = False
         """That no round begins."""
         self._calls = 0
-        """Of :meth:`step` whose gradients have added up."""
+        """Calls of :meth:`step` whose gradients have added up."""
         self._samples = self._since = self._reported = 0
-        """Of the swarm at the latest round; this peer's since then; of these, told."""
+        """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
-        """What parameters of 16 bits can't hold of the latest mean."""
+        """Rest of the latest mean that parameters of 16 bits can't hold."""
         self._of_gradients = average == "gradients"
         self._timeout = timeout
         self._steps = 0
         self._anchor = [p.detach().clone().float() for p in self._parameters] if outer else []
-        """Where the outer optimizer is: where the latest round ended."""
+        """Parameters of the outer optimizer, as the latest round ended."""
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
@@ -181,7 +181,7 @@ class MoshpitSGD(Optimizer):
         """After how many steps it began."""
         self._offers = False
         self._changing = threading.Lock()
-        """Whoever lends the state takes it between two changes."""
+        """Lock that a donor of the state takes between two changes."""
         averager.settle(
             {
                 AVERAGE: average,
@@ -243,7 +243,7 @@ class MoshpitSGD(Optimizer):
     ) -> RoundReport | None:
         """One step, and a round of averaging if one is due.
 
-        A round that fails changes nothing: training goes on from what this peer has. If the report
+        A round that fails changes nothing: training continues from this peer's state. If the report
         says that another peer's state is ``newer``, this peer has taken it.
 
         Args:
@@ -252,7 +252,7 @@ class MoshpitSGD(Optimizer):
                 now; with ``target_samples``, by all its samples since its latest round.
 
         Returns:
-            What a round did that has ended in this step; None: none has. If none began within
+            The report of a round that ended in this step, or None. If none began within
             ``timeout``, ``failure`` says why.
 
         Raises:
@@ -290,7 +290,7 @@ class MoshpitSGD(Optimizer):
         be called after the last step.
 
         Returns:
-            What the round did; None: none was running.
+            The round's report, or None if none was running.
 
         Raises:
             RendezvousError: The directory refuses this peer.
@@ -320,7 +320,7 @@ class MoshpitSGD(Optimizer):
         return True
 
     def _is_due_by_samples(self) -> bool:
-        """Whether all peers' samples make a round; tells this one's as often as a round needs."""
+        """True if all peers' samples make a round; tells this one's as often as a round needs."""
         now = time.monotonic()
         if self._averager.is_due:
             self._began = now
@@ -436,17 +436,17 @@ class MoshpitSGD(Optimizer):
         round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
         is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
 
-        Long because each way in which a try ends is told.
+        Long because it explains each way in which a try ends.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
-            donors: Of so many peers at once, at most 127.
-            tries: How often, at most, it takes a state because a round has passed. With the last
+            donors: Most peers to take a state from at once, up to 127.
+            tries: Most states that it takes because a round has passed. With the last
                 one it begins all the same (``in_step`` is False), where parameters are averaged:
                 an outer optimizer stays behind.
 
         Returns:
-            How it went; None: nobody has a state that is newer, so this peer begins with its own.
+            The report; None: nobody has a state that is newer, so this peer begins with its own.
 
         Raises:
             OptionError: An argument can't be.
@@ -594,13 +594,13 @@ class MoshpitSGD(Optimizer):
         peer may, and any go on from it. Until all of it is on the disk, the former file stays.
 
         Args:
-            path: Of the file; its folder is there.
+            path: Path of the file, in a folder that exists.
 
         Returns:
             Bytes of the file.
 
         Raises:
-            CheckpointError: It can't be written: the disk is full, say. This peer goes on as if
+            CheckpointError: It can't be written: the disk is full, say. This peer continues as if
                 nothing had been tried, and so do the others.
         """
         return checkpoint.write(path, self._state())
@@ -611,7 +611,7 @@ class MoshpitSGD(Optimizer):
         what has changed since.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
 
         Raises:
             CheckpointError: The file isn't there, isn't whole, or isn't one of this model and these

@@ -27,7 +27,7 @@ class GradStamp:
         self._version = 0 if grad is None else grad._version
 
     def fits(self, grad: Tensor | None) -> bool:
-        """Whether a gradient is the same tensor, not written to since, or None as it was then."""
+        """True if a gradient is the same tensor, not written to since, or None as it was then."""
         if grad is None or self._grad is None:
             return grad is None and self._grad is None
         return grad is self._grad() and grad._version == self._version
@@ -60,7 +60,7 @@ class PassStatus:
 
     @property
     def used(self) -> list[bool]:
-        """By parameter, whether any rank had a gradient of it."""
+        """Flag of each parameter: True if any rank had a gradient of it."""
         return [bool(flag) for flag in self.flags[self._world : -1].tolist()]
 
     def note_written(self) -> None:
@@ -69,7 +69,7 @@ class PassStatus:
 
     @property
     def written(self) -> bool:
-        """Whether parameters were written to since the last step, at any rank."""
+        """True if parameters were written to since the last step, at any rank."""
         return bool(self.flags[-1])
 
 
@@ -85,7 +85,7 @@ def at_end(callback: Callable[[], None]) -> None:
 
 
 def is_nested() -> bool:
-    """Whether the running backward pass is inside another one, as with a reentrant checkpoint.
+    """True if the running backward pass is inside another one, as with a reentrant checkpoint.
 
     The stack of this thread is the only place that shows it. Autograd counts the depth, but doesn't
     expose it; the number of a pass says nothing of an outer one; in a hook the current node is the
@@ -106,11 +106,11 @@ class OrderedReducer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a pass has touched it that it hasn't sent."""
+        """True if a pass has touched it that it hasn't sent."""
 
     @property
     def is_used(self) -> bool:
-        """Whether it still has any of its parameters."""
+        """True if it still has any of its parameters."""
 
     def send(self) -> None:
         """Sends all buckets."""
@@ -130,7 +130,7 @@ class ReducerOrder:
 
     @property
     def is_single(self) -> bool:
-        """Whether there are no others to wait for."""
+        """True if there are no others to wait for."""
         return len(self._reducers) < 2
 
     def join(self, reducer: OrderedReducer, collectives: Collectives) -> None:

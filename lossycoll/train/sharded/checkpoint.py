@@ -31,14 +31,14 @@ class FragmentState:
     """The optimizer's state of one fragment, as one rank sends it to another."""
 
     index: int
-    """Of the model's parameter."""
+    """Index of the model's parameter."""
     begin: int
     """The first of its elements, in the order of memory."""
     end: int  # after the last of its elements
     state: State  # by name, tensors on the CPU
 
     def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """Whether a state has an entry for each element, and is cut like the parameter.
+        """True if a state has an entry for each element, and is cut like the parameter.
 
         Of a single element the shape can't tell, and ``elementwise`` must.
         """
@@ -235,13 +235,13 @@ class Checkpoint:
     """Contents of a checkpoint, checked against the parameters that it is loaded for."""
 
     states: Mapping[Tensor, State]
-    """By the model's parameter."""
+    """States by the model's parameter."""
     groups: Sequence[Mapping[str, Any]]
     """With the options that were in force."""
     elementwise: Collection[str]
     """Names of the state that has an entry for each element."""
     residuals: Mapping[int, Tensor]
-    """By the index of the parameter."""
+    """Residuals by the index of the parameter."""
 
 
 def read(
@@ -404,7 +404,7 @@ def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[i
 
 
 def _numbers(groups: Sequence[Group]) -> dict[Tensor, int]:
-    """By parameter, as torch numbers them; one that comes twice has its first number."""
+    """Torch's number of each parameter; one that comes twice has its first number."""
     out: dict[Tensor, int] = {}
     start = 0
     for group in groups:

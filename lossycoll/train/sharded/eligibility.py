@@ -32,7 +32,7 @@ class NamedParameter:
 
     parameter: Parameter
     name: str
-    """As errors call it."""
+    """Name in errors."""
     group: int
     """The number of its parameter group."""
 
@@ -133,14 +133,14 @@ OptimizerClass = Callable[..., torch.optim.Optimizer]
 
 SHAPE: Final = (6, 8)
 CUTS: Final = (0, 5, 17, 33, 48)
-"""Where the matrix is cut, in elements: within rows and across them."""
+"""Cuts of the matrix, in elements: within rows and across them."""
 SCALES: Final = (1.0, 1e-3, 50.0, 1.0)
-"""Of the gradients of each step. A large one is for optimizers that clip."""
+"""Scale of each step's gradients. A large one is for optimizers that clip."""
 TOLERANCE: Final = 1e-4
 """Of how far an element is moved. Kernels round differently at the end of a vector; anything else
 differs by far more."""
 FLOOR: Final = 1e-2
-"""Of TOLERANCE, for elements that hardly move: this share of the largest move."""
+"""Factor of TOLERANCE for elements that hardly move, relative to the largest move."""
 STILL: Final = 1e-7
 """Moves up to this share of the largest value are too near the rounding of doubles."""
 TRIAL_RATE: Final = 1e-2

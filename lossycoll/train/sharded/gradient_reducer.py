@@ -248,12 +248,12 @@ class GradientReducer:
 
     @property
     def is_open(self) -> bool:
-        """Whether a pass has begun that isn't over."""
+        """True if a pass has begun that isn't over."""
         return self._open
 
     @property
     def is_used(self) -> bool:
-        """Whether some of its parameters haven't been given to another optimizer."""
+        """True if some of its parameters haven't been given to another optimizer."""
         members = [
             (bucket.shard, position, self._model[member.index])
             for bucket in self._buckets

@@ -59,7 +59,7 @@ class ModuleWaits:
         self._sync = weakref.ref(sync)
         self._called: set[nn.Module] = set()
         self._waits: dict[nn.Module, list[Parameter]] | None = None
-        """What each module waits for; None before the first training pass is over."""
+        """Parameters that each module waits for; None before the first training pass is over."""
         enter, finish, close = map(_Hook, (self._enter, self._finish_all, self._close))
         if (ddp := ddp_of(model)) is not None:
             raise UnsupportedError(

@@ -65,7 +65,7 @@ class ShardedOptimizer(Optimizer):
         compression: An ARCTopKState that compresses gradients, instead of a lossy mean.
         bucket_bytes: Size of a bucket in bytes; the first one has at most 1 MiB.
         on_nonfinite: Where a gradient holds NaN or infinity, "raise" or "skip" the step.
-        wire: How float32 travels between hosts, as the option: "int8" for gradients and parameters,
+        wire: Encoding of float32 between hosts, as the option: "int8" for gradients and parameters,
             "int4/int8" for each of them, "int8/same" for gradients alone. Parameters go as
             differences to what all replicas hold, for 8 bytes more of memory each. None: gradients
             as the group has it, parameters as they are.
@@ -124,9 +124,9 @@ class ShardedOptimizer(Optimizer):
         self._reduced: PassStatus | None = None
         """The status of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
-        """What :meth:`state_dict` returns."""
+        """Result of :meth:`state_dict`."""
         self.shard_era = 0
-        """How often shards were restored, by this optimizer and those before it."""
+        """Number of times that shards were restored, by this optimizer and those before it."""
         self._model_groups = ModelGroups(params)
         self._inner = optimizer_class(self._fragment_groups(), **defaults)
         # What schedulers, scalers and users see is the inner optimizer's own.
@@ -142,7 +142,7 @@ class ShardedOptimizer(Optimizer):
         """Adds parameters, in buckets of their own.
 
         All ranks must call this alike, and not during a backward pass. Gradients that have been
-        reduced stay as they are. Those of the new parameters must come from later passes, or be
+        reduced stay as they are. Gradients of the new parameters must come from later passes, or be
         sent by :meth:`reduce_gradients`. A parameter that was frozen when the optimizer was made,
         and requires gradients now, moves to the new group.
 
@@ -361,7 +361,7 @@ class ShardedOptimizer(Optimizer):
             closure: Computes the loss and calls ``backward()``.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
             NonFiniteError: A gradient holds NaN or infinity, and ``on_nonfinite`` is "raise".
@@ -465,8 +465,8 @@ class ShardedOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """As the plain optimizer's over the same parameters, so that it loads there, and at any
-        number of ranks.
+        """Return the state in the plain optimizer's form: it loads there, and at any number of
+        ranks.
 
         Returns:
             The state of all ranks.
@@ -505,7 +505,7 @@ class ShardedOptimizer(Optimizer):
         that were lost stay lost.
 
         Args:
-            backup: Of the optimizer that was, on ranks that had it; None on others.
+            backup: Backup of the last optimizer, on ranks that had it; None on others.
 
         Returns:
             Whether there was a state; if no rank had one, nothing changes.

@@ -76,7 +76,7 @@ class ParameterStore:
         """The parameters that are trained, in order of registration: elsewhere called by index."""
         self.names: list[str] = []
         self.frozen: dict[Parameter, dict[str, Any]] = {}
-        """Those that aren't, with the state that a checkpoint had of them."""
+        """Frozen parameters, with their state from a checkpoint."""
         self.shards: list[Shard] = []
         self.owned: list[OwnedFragment] = []
         self.elementwise: frozenset[str] = frozenset()
@@ -179,7 +179,7 @@ def _named(group: Group, place: int) -> list[NamedParameter]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether two processes write it alike."""
+    """True if two processes write it alike."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     return value is None or isinstance(value, bool | int | float | str)

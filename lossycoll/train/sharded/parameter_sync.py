@@ -42,9 +42,9 @@ class ShardedStats:
     blocks: int = 0
     """Blocks that other ranks sent here."""
     stale: int = 0
-    """Those of ``blocks`` that didn't arrive, so that the old values stayed."""
+    """Blocks of ``blocks`` that didn't arrive, so that the old values stayed."""
     repaired: int = 0
-    """Those of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
+    """Blocks of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
 
 
 TOO_MANY: Final = 0.02
@@ -112,7 +112,7 @@ class ParameterDifferences:
         self._own, self._own_anchor = shard.flat[chunk], self._anchor[chunk]
         self._own_values = self.values[chunk]
         self._owed = torch.zeros_like(self._own)
-        """What the owner's parameters are besides what replicas hold."""
+        """Owner's parameters minus the replicas'."""
 
     def settle_owed(self) -> None:
         """Makes this rank's part of the bucket exact, as its optimizer needs it."""
@@ -149,7 +149,7 @@ class _UnderWay:
     needed: Mask | None
     """Blocks that are asked for until they come; None: none."""
     due: Mask | None
-    """Those of them that are by ``max_age``."""
+    """Blocks of them that are due by ``max_age``."""
     strict: NDArray[np.bool_] | None
     """Owners of whom no block may be stale."""
     moves: bool = False
@@ -166,7 +166,7 @@ class _BucketCopies:
     parameters: list[Parameter]
     staleness: Staleness
     differences: ParameterDifferences | None
-    """What is sent instead of the parameters, where they travel in few bits."""
+    """Differences sent instead of parameters, where these travel in few bits."""
     versions: list[int]
     """Autograd's of the parameters, as this class has left them."""
     under_way: _UnderWay | None = None
@@ -176,7 +176,7 @@ class _BucketCopies:
     """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
 
     def was_written(self) -> bool:
-        """Whether somebody else has written to the parameters."""
+        """True if somebody else has written to the parameters."""
         return self.versions != _versions(self.parameters)
 
     def touch(self) -> None:
@@ -245,7 +245,7 @@ class ParameterSync:
     # ---- a step ----
 
     def was_written(self) -> bool:
-        """Whether replicas may hold something else than differences are to.
+        """True if replicas may hold something else than differences are to.
 
         Somebody else has written to parameters since the last step, as a checkpoint that was
         loaded, or what was sent in it didn't arrive.
@@ -367,7 +367,7 @@ class ParameterSync:
                 bucket.moves = False
 
     def settle(self) -> None:
-        """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
+        """Like :meth:`close`, and raise its failure; all ranks call it at the same place.
 
         LinkError: a block that was due didn't arrive. PeerLostError, on all ranks alike: its owner
         is lost.

@@ -25,7 +25,7 @@ class OwnedFragment:
     parameter: Parameter
     """A view of the bucket, float (n,)."""
     grad: Tensor
-    """Where its averaged gradient is, float (n,)."""
+    """Its averaged gradient, float (n,)."""
 
     @property
     def index(self) -> int:
@@ -42,14 +42,14 @@ class Shard:
         self.flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
         """All parameters, float (size,)."""
         self.grads = torch.zeros_like(self.flat)
-        """What this rank contributes, float (size,). Padding stays 0."""
+        """Contribution of this rank, float (size,). Padding stays 0."""
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean, float (chunk,)."""
         self.views = [
             self.grads.as_strided(member.shape, member.stride, member.begin)
             for member in bucket.members
         ]
-        """Where each parameter's gradient goes, in the order of members."""
+        """Place of each parameter's gradient, in the order of members."""
         with torch.no_grad():
             for member in bucket.members:
                 parameter = model[member.index]

@@ -258,6 +258,9 @@ def test_a_bad_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.in_clear
 def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback, "SLOW_GB_S", 1e6)
+    assert loopback.sealing()[0].status is Severity.WARN
+    monkeypatch.setattr(loopback, "SLOW_GB_S", 0.0)
     (found,) = loopback.sealing()
     assert found.status is Severity.OK, found
     for word in ("SSL", "aes-128-gcm", "aes-256-gcm", "chacha20-poly1305", "GB/s"):

@@ -61,7 +61,7 @@ class Method:
         module: Module that registers the method, ``__name__`` there. Ranks import it.
         wrap: Takes a model, the class of an optimizer and its settings; returns what is run forward
             and what is stepped. Called on every rank, after ``init_process_group``.
-        summary: What it does under loss, in a clause or two, for the notes below the demo's table.
+        summary: Its behaviour under loss, in a clause or two, for the notes below the demo's table.
         run: Name of its run in the demo, where that isn't ``name``.
         attach: Called with what ``wrap`` returned, before the first step.
         wait: Takes the optimizer; returns when its last step is over. For a step that returns
@@ -106,7 +106,7 @@ class Method:
             loss: Share of packets lost; with it, ``theory`` is prepared too.
 
         Returns:
-            What a training loop runs and steps.
+            The model and the optimizer for a training loop.
 
         Raises:
             TypeError: ``wrap`` returns something else than two things.

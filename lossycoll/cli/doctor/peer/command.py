@@ -97,7 +97,7 @@ def _tell(text: str) -> None:
 LOSSY: Final = 0.001
 """Share of lost packets that is worth a word."""
 PACE_SHARE: Final = 0.95
-"""Of a policer's rate: what a pace leaves to others."""
+"""Share of a policer's rate for the pace; the rest is for others."""
 
 
 def report(found: Found, host: str, port_range: str, own_mtu: int, peer: Peer) -> list[Finding]:

@@ -25,14 +25,14 @@ MAGIC: Final = "lossycoll doctor"
 VERSION: Final = 1
 LONGEST_LINE: Final = 1 << 16
 HELLO_SECONDS: Final = 5.0
-"""How long whoever listens there may take to say that it is a doctor."""
+"""Longest time for the listener to answer that it is a doctor."""
 PAUSE_SECONDS: Final = 0.5
 ATTEMPTS: Final = 3
-"""Of which all must fail alike, until that is believed."""
+"""Attempts that must all fail alike before a failure is believed."""
 ANSWER_SECONDS: Final = 30.0
 MOST_PENDING: Final = 16
 _TCP_RTT_AT: Final = 68
-"""Of tcpi_rtt in struct tcp_info."""
+"""Offset of tcpi_rtt in struct tcp_info."""
 
 
 class PeerError(Exception):
@@ -375,7 +375,7 @@ class Meeting:
 
 
 def _is_routed(family: int, place: Any) -> bool:
-    """Whether there is a route to a place."""
+    """True if there is a route to a place."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)

@@ -139,14 +139,14 @@ def _mbit(rate: float) -> float:
 SMALLEST: Final = 576
 LARGEST: Final = 9000
 STEPS: Final = (64, 8, 1)
-"""Of packet sizes, from pass to pass."""
+"""Steps of packet sizes, from pass to pass."""
 SIZE_RATE: Final = 2e6
 FLOW_PACKETS: Final = 1000
 FLOW_RATE: Final = 1.25e6
 FLOW_BYTES: Final = 1200
 BLAST_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = (5, 10, 20, 31, 61, 121, 181, 301)
-"""How long flows are left alone; Linux forgets one that nobody has answered after 30 s."""
+"""Idle times of flows; Linux forgets an unanswered flow after 30 s."""
 GRACE_SECONDS: Final = 1.0
 
 

@@ -20,7 +20,7 @@ PORT, SIZE, FLOW, BLAST, IDLE = range(1, 6)
 IP_BYTES: Final = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Headers of IP and UDP."""
 QUIET_SECONDS: Final = 0.4
-"""How long packets may still come after the last one was sent."""
+"""Time in which packets may still come after the last one was sent."""
 TRAIN_SECONDS: Final = 20.0
 BUFFER: Final = 8 << 20
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE = 10, 23, 3

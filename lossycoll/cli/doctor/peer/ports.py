@@ -19,9 +19,9 @@ from .control import Control, number, numbers
 from .packets import PORT, open_udp, packet, take
 
 MOST_PORTS: Final = 32
-"""Of a range, evenly spread."""
+"""Most ports of a range that are tried, evenly spread."""
 FREE_PORTS: Final = 14
-"""Where there is no range."""
+"""Ports to try if there is no range."""
 SECONDS: Final = 2.5
 SEND_PAUSE: Final = 0.3
 TOKEN_BYTES: Final = 16
@@ -63,7 +63,7 @@ class Reach:
     back: Reached
     seen: tuple[tuple[str, int], tuple[str, int]] | None
     targets: list[tuple[str, int]]
-    """Where packets to the other end's UDP ports go."""
+    """Addresses of the other end's UDP ports."""
 
 
 def open_ports(address: str, ports: tuple[int, int]) -> Ports:

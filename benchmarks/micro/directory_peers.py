@@ -25,7 +25,7 @@ from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
     VERSION,
     Averages,
-    Beat,
+    Heartbeat,
     Here,
     Join,
     Leave,
@@ -323,7 +323,7 @@ class Peers:
             if now - peer.heard > LEASE and self._are_in:
                 raise SystemExit(f"{self._name}: the directory says nothing to peer {number}")
             if peer.has_joined:
-                peer.say(Beat(0))
+                peer.say(Heartbeat(0))
             heapq.heappush(self._beats, (now + BEAT_SECONDS, number))
         return found
 

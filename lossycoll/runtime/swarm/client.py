@@ -30,12 +30,12 @@ from .protocol import (
     VERSION,
     Agreed,
     Averages,
-    Beat,
     Directories,
     Due,
     Found,
     Gone,
     Group,
+    Heartbeat,
     Here,
     Join,
     Joined,
@@ -72,8 +72,8 @@ log: Final = logging.getLogger("lossycoll")
 @dataclass(slots=True)
 class DirectorySession:
     """A peer's session with one directory. ``said``: messages that were sent over it; ``heard``,
-    ``beat``: when something last came, and this peer last gave a sign of life; ``names``: of peers,
-    of which more come."""
+    ``beat``: when something last came, and this peer last sent a heartbeat; ``names``: of peers, of
+    which more come. ``incarnation``: this peer's, of this connection alone."""
 
     connection: Connection
     place: Address
@@ -121,6 +121,7 @@ class DirectoryClient:
         self._on_members = on_members
         self._name = name
         self._start = secrets.token_hex(START // 2)
+        """The process's part of each incarnation; a connection adds its own."""
         self._broken = threading.Event()
         """The connection is to end, and another to be made."""
         self.joined: Joined | None = None
@@ -311,6 +312,8 @@ class DirectoryClient:
                 self._transport.wake()
 
     def _run(self) -> None:
+        """Failover: one directory after another, in the order of the directory list, this peer's
+        own among them, until the swarm is left."""
         while self._failure is None:
             before = self._directories.places
             for at, place in enumerate(before):
@@ -381,7 +384,7 @@ class DirectoryClient:
         for body in session.connection.read():
             session.heard = now
             self._take(session, body)
-        # A directory that is silent is none: it answers each beat.
+        # A directory that is silent is none: it answers each heartbeat.
         session.ended |= now - session.heard > lease
         if session.redirect is not None and not self._in_round and not session.ended:
             session.ended = self._redirected = True
@@ -391,7 +394,7 @@ class DirectoryClient:
             self._say(session)
             if now - session.beat > lease / 4:
                 session.beat = now
-                session.connection.write(pack(Beat(self.peers)))
+                session.connection.write(pack(Heartbeat(self.peers)))
 
     def _say(self, session: DirectorySession) -> None:
         """Send messages of callers that weren't sent over this connection yet."""
@@ -446,7 +449,7 @@ class DirectoryClient:
                     self._group, self._ready, self._in_round = message, None, True
                     # At once: another directory may be told before whoever waits has woken.
                     self._round = message.round + 1
-            elif isinstance(message, Beat):
+            elif isinstance(message, Heartbeat):
                 self.peers = message.peers
             elif isinstance(message, Probe):
                 session.beat = 0.0  # so that one is due

@@ -291,7 +291,7 @@ class Directory:
         return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
-        """A sign of life."""
+        """Note a heartbeat, or whatever else has come from a peer."""
         self.peers[number].seen = self._clock()
 
     def lost(self, number: int) -> list[tuple[int, str]]:
@@ -591,7 +591,7 @@ class Directory:
     def _transfers(self, joiner: Peer, most: int) -> list[Transfer]:
         self._formed += 1
         drawn = key_of(self._seed, self._formed)
-        chosen = self._donors.of(joiner, most, lambda number: mix(drawn ^ number))
+        chosen = self._donors.choose(joiner, most, lambda number: mix(drawn ^ number))
         return [Transfer(self._number_of_group(), (one.member, joiner.member)) for one in chosen]
 
 

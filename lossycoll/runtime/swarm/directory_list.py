@@ -1,5 +1,5 @@
-"""Directory list of a peer: the order in which it tries directories. All peers have it in common,
-so that they find the same one."""
+"""Directory list of a peer: the order in which it tries directories at failover. All peers have it
+in common, so that they find the same one."""
 
 from __future__ import annotations
 

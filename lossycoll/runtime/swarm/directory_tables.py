@@ -172,7 +172,7 @@ class Donors:
             del self._seek[peer.number]
         return [(peer, most) for peer, most in found if most]
 
-    def of(self, joiner: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
+    def choose(self, joiner: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
         """Choose the donors with the newest states, others each time, and note both ends as
         partners. ``draw``: of a number: who goes first of those that are equally far."""
         if joiner.place is None or not joiner.schema:

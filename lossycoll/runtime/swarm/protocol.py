@@ -22,7 +22,7 @@ from lossycoll.runtime.control.schema import (
     Version,
 )
 
-VERSION: Final = 8
+VERSION: Final = 9
 MOST_PEERS: Final = 4096
 """Peers that a swarm has room for: numbers are below it."""
 MOST_MEMBERS: Final = 128
@@ -336,7 +336,7 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Both ways: whoever says it lives. ``peers``: how many there are, as the directory knows."""
 
     peers: Count
@@ -344,7 +344,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """To a peer whose name another process wants: it answers by a beat at once, if it lives."""
+    """To a peer whose name another process wants: it answers by a heartbeat at once, if it
+    lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +377,7 @@ Message: TypeAlias = (
     | Found
     | Gone
     | Present
-    | Beat
+    | Heartbeat
     | Probe
     | Leave
 )

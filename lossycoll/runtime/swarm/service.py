@@ -21,12 +21,12 @@ from .protocol import (
     START,
     Agreed,
     Averages,
-    Beat,
     Directories,
     DirectoryStatus,
     Due,
     Found,
     Gone,
+    Heartbeat,
     Here,
     Join,
     Joined,
@@ -258,8 +258,8 @@ class DirectoryService:
             self._directory.offers(session.number, message)
         elif isinstance(message, Seek):
             self._directory.seeks(session.number, message.donors)
-        elif isinstance(message, Beat):
-            self._tell(session.number, Beat(len(self._directory.peers)))
+        elif isinstance(message, Heartbeat):
+            self._tell(session.number, Heartbeat(len(self._directory.peers)))
         elif isinstance(message, Leave):
             self._lose(session.number)
 

@@ -67,6 +67,7 @@ class Rendezvous:
         self._timeout = timeout
         self._end = time.monotonic() + timeout
         self._nonce = secrets.token_hex(16)
+        """Of this rank's incarnation and this meeting: no other has the same."""
         self._who = describe
         self._alive = alive
         self._met = False

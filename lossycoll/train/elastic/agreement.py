@@ -45,9 +45,9 @@ def _by_slot(members: tuple[Participant, ...], slots: int) -> tuple[Participant,
 class Participant:
     """One process in a generation, as it says in the store.
 
-    ``slot`` is the number that its launcher gave it, ``start`` its name, which no other process has
-    had. ``steps``: that its state has had; FRESH: it has none. ``before``: the generation that it
-    comes from, if no later one was agreed on; NONE: it comes from no such.
+    ``slot`` is the number that its launcher gave it, ``start`` its incarnation, which no other
+    process has had. ``steps``: that its state has had; FRESH: it has none. ``before``: the
+    generation that it comes from, if no later one was agreed on; NONE: it comes from no such.
     """
 
     slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]

@@ -27,7 +27,7 @@ def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def no_job() -> str:
-    """Where no job was found, and where else it may be: services have another folder than logins."""
+    """Where no job was found, and where else it may be: a service has another folder."""
     return (
         f"no job of this user has a page in {status_page.folder()}; one with another "
         "XDG_RUNTIME_DIR has it there (docs/operate.md), and with HOST:PORT of a rank, "

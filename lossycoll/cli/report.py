@@ -199,7 +199,7 @@ def charts_of(job: Job) -> list[Chart]:
         Chart("Loss of links, before recovery", "", _worst(loss), is_share=True),
         Chart("Missing after recovery", "", _worst(missing), is_share=True),
         Chart("Step time", "s", _worst(_by_rank(job, "step_seconds"))),
-        Chart("Wait in a call", "s", _worst(_by_rank(job, "call_seconds"))),
+        Chart("Wait in a call", "s", _worst(_waits(job))),
         Chart("Sent", "MB/s", _worst(_rates(job, "bytes_sent"))),
         Chart("Received", "MB/s", _worst(_rates(job, "bytes_received"))),
         Chart("Drift of replicas, relative", "", {"drift": job.drift} if job.drift else {}),
@@ -209,6 +209,17 @@ def charts_of(job: Job) -> list[Chart]:
 
 def _by_rank(job: Job, name: str) -> Series:
     return {f"rank {number}": rank.values(name) for number, rank in job.ranks.items()}
+
+
+def _waits(job: Job) -> Series:
+    """How long each rank has waited; 0 outside of calls, so no line falls from wait to wait."""
+    return {
+        f"rank {number}": [
+            (at, float(told["call_seconds"] or 0.0))
+            for at, told in zip(rank.times, rank.told, strict=True)
+        ]
+        for number, rank in job.ranks.items()
+    }
 
 
 def _shares(rank: Rank) -> list[tuple[float, float]]:

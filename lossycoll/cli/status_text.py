@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.world.job_status import (
     ALIVE,
@@ -20,12 +21,18 @@ from lossycoll.runtime.world.job_status import (
 def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
     """All jobs: those that run first."""
     if not jobs:
-        return (
-            "no job of this user runs on this machine; with HOST:PORT of a rank, "
-            "`lossycoll status` asks there"
-        )
+        return no_job()
     ordered = sorted(jobs, key=is_over)
     return "\n\n".join(_job(job) for job in ordered)
+
+
+def no_job() -> str:
+    """Where no job was found, and where else it may be: a service has another folder."""
+    return (
+        f"no job of this user has a page in {status_page.folder()}; one with another "
+        "XDG_RUNTIME_DIR has it there (docs/operate.md), and with HOST:PORT of a rank, "
+        "`lossycoll status` asks that rank"
+    )
 
 
 def _job(job: Mapping[str, Any]) -> str:
@@ -93,8 +100,16 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
             elif link["trouble"]:
                 found.append(f"link from rank {there} to rank {here}: {link['trouble']}")
             elif link["loss"] >= BAD_LOSS:
-                found.append(f"link from rank {here} to rank {there}: loses {link['loss']:.1%}")
+                lost = f"loses {link['loss']:.1%}{_unrestored(here, by_rank.get(there))}"
+                found.append(f"link from rank {here} to rank {there}: {lost}")
     return found
+
+
+def _unrestored(sender: int, receiver: Mapping[str, Any] | None) -> str:
+    """What recovery hasn't restored of a link's packets, if it is more than nothing."""
+    links = receiver["link"] if receiver is not None else ()
+    missing = max((link["missing"] for link in links if link["rank"] == sender), default=0.0)
+    return f", {missing:.1%} stay missing" if missing >= LEAST_MISSING else ""
 
 
 NOT_THERE: Final = DIRECTIONS[2]
@@ -103,3 +118,5 @@ BY_EAR: Final = (RankState.SILENT.word, RankState.LEFT.word)
 
 BAD_LOSS = 0.05
 """Loss of a link from which on it is told at once."""
+LEAST_MISSING = 0.0005
+"""Shares below are shown as 0.0%."""

@@ -18,7 +18,7 @@ from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
 from .argtypes import real
 from .launcher import EXIT_FAILED
 from .status import PLACE_HELP, Job, Unreachable, find_jobs
-from .status_text import culprits
+from .status_text import culprits, no_job
 
 Rank = Mapping[str, Any]
 MOST_TROUBLES: Final = 4
@@ -126,7 +126,7 @@ COLUMNS: Final = (
 def view(jobs: Sequence[Job], width: int, height: int | None) -> Group:
     """All jobs, those that run first, in so many columns and lines (None: as many as it takes)."""
     if not jobs:
-        return Group(Text("no job of this user runs on this machine"))
+        return Group(Text(no_job()))
     parts: list[Any] = []
     left = height
     for job in sorted(jobs, key=is_over):

@@ -94,6 +94,16 @@ def test_what_is_no_figure_is_left_out_or_refused(
     assert findings(chosen(read_files([written(file, line(0))]), "")) != []
 
 
+def test_a_wait_ends_at_once(tmp_path: Path) -> None:
+    """A rank in no call waits for nothing, also between two waits."""
+    lines = [line(step) for step in range(5)]
+    for one in lines[1:4]:
+        one["ranks"][0] |= {"call": None, "call_seconds": None, "waits_for": []}
+    job = chosen(read_files([written(tmp_path / "job.jsonl", *lines)]), "")
+    (waits,) = (one.series["rank 0"] for one in charts_of(job) if one.title.startswith("Wait"))
+    assert [value > 0 for _, value in waits] == [True, False, False, False, True]
+
+
 def test_names_of_ranks_cannot_change_the_page(tmp_path: Path) -> None:
     bad = line(1)
     bad["ranks"][0]["host"] = "<script>alert(1)</script>"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from lossycoll.cli.status_text import as_text, culprits
 from tests.cli.test_top import job, link, rank, waiting
 
@@ -26,6 +30,25 @@ def test_links_are_told_by_direction() -> None:
     assert culprits(job(rank(0, link=[link(1) | unheard]), rank(1))) == [
         "link from rank 0 to rank 1: nothing arrives"
     ]
+
+
+def test_what_recovery_does_not_restore_is_told_with_the_loss() -> None:
+    def told(missing: float) -> list[str]:
+        receiver = rank(1, link=[link(2) | {"missing": 0.5}, link(0) | {"missing": missing}])
+        return culprits(job(rank(0, link=[link(1, 0.2)]), receiver, rank(2)))
+
+    assert told(0.031) == ["link from rank 0 to rank 1: loses 20.0%, 3.1% stay missing"]
+    assert told(0.0001) == ["link from rank 0 to rank 1: loses 20.0%"]
+    silent = rank(1, link=[])  # it tells nothing
+    assert culprits(job(rank(0, link=[link(1, 0.2)]), silent))[0].endswith("loses 20.0%")
+
+
+def test_without_a_job_the_folder_is_named_in_which_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert as_text([]).startswith(f"no job of this user has a page in {tmp_path}/lossycoll;")
+    assert "XDG_RUNTIME_DIR" in as_text([])
 
 
 def test_a_link_to_a_rank_that_does_not_run_is_no_trouble_of_its_own() -> None:

@@ -114,6 +114,14 @@ def test_without_a_terminal_one_table_is_printed(
     assert main(["top", "nowhere"]) == EXIT_USAGE
 
 
+TOP = """
+import signal, sys
+from lossycoll.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+sys.exit(main(["top", "--every", "0.1"]))
+"""
+
+
 class Terminal:
     """``lossycoll top`` at a terminal of 40 columns and 12 lines."""
 
@@ -122,7 +130,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 40, 0, 0))
         env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lossycoll.cli", "top", "--every", "0.1"],
+            [sys.executable, "-c", TOP],
             stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm"},
         )  # fmt: skip
         os.close(theirs)

@@ -175,6 +175,8 @@ def silence_sentence(peer: PeerStats, where: Where) -> str:
             f"nothing comes from {who}, though it isn't lost: no packet for {seconds}, and no "
             f"answer to {peer.silent_packets} datagrams; {seen}"
         )
+        stopped = "is its process stopped (`lossycoll status` says so on its machine)? If not, "
+        remedy = stopped + remedy
     return (
         f"{where}: {what}. Lossy calls continue without what is missing, and reliable ones end "
         f"with LinkError. Repair the link: {remedy}"

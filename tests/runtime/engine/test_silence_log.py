@@ -31,7 +31,15 @@ SHARED = ("rank 0/2: ", "rank 1 (10.0.0.2:4711)", "30.5 s", "310 ", "LinkError")
 @pytest.mark.parametrize(
     ("peer", "parts"),
     [
-        (FROM, ("nothing comes from rank 1", "900 packets came", "LOSSYCOLL_PORT_RANGE")),
+        (
+            FROM,
+            (
+                "nothing comes from rank 1",
+                "900 packets came",
+                "is its process stopped (`lossycoll status`",
+                "LOSSYCOLL_PORT_RANGE",
+            ),
+        ),
         (TO, ("hears nothing of this rank", "LOSSYCOLL_PORT_RANGE")),
         (NO_DATA, ("only control comes from rank 1", "900 packets", "LOSSYCOLL_MTU")),
     ],

@@ -283,6 +283,48 @@ static void test_chance(int sealed, int times) {
     }
 }
 
+enum { WANT = LC_HEADER_BYTES + USUAL, SENT = 100 };
+
+/* A path that carries the size that is wanted, of which a dozen large ones have vanished. */
+static lc_packet_size doubted_size(uint64_t now) {
+    lc_packet_size s;
+    uint32_t sizes[LC_SIZE_PROBES];
+    lc_size_begin(&s, WANT, 1);
+    lc_size_sent(&s, 64, 1, 1, now);
+    CHECK(lc_size_probes(&s, now, 10 * MS, sizes) > 0);
+    lc_size_came(&s, WANT + 1, now);
+    CHECK(s.size == s.floor); /* more than was asked for is no answer */
+    lc_size_came(&s, WANT, now);
+    CHECK(s.size == WANT);
+    lc_size_sent(&s, WANT, 12, SENT, now);
+    lc_size_check(&s, now + 20 * MS, 10 * MS, now + 20 * MS, SENT);
+    CHECK(s.doubt_ns != 0);
+    return s;
+}
+
+/* A size is given up after the last probe of it, and no sooner; one that comes ends the doubt. */
+static void test_doubts(void) {
+    for (uint32_t comes = 0; comes <= LC_SIZE_DOUBTS; comes++) {
+        uint64_t now = 1000 * MS;
+        lc_packet_size s = doubted_size(now);
+        for (uint32_t probe = 1; probe <= LC_SIZE_DOUBTS; probe++) {
+            uint32_t sizes[LC_SIZE_PROBES];
+            now += 100 * MS;
+            lc_size_check(&s, now, 10 * MS, now, SENT);
+            CHECK_AT(s.size == WANT, "before probe %u: %u", probe, s.size);
+            CHECK(lc_size_is_due(&s, now) == (comes == 0 || probe <= comes));
+            if (!lc_size_is_due(&s, now))
+                break;
+            CHECK(lc_size_probes(&s, now, 10 * MS, sizes) == 2 && sizes[0] == WANT);
+            if (probe == comes)
+                lc_size_came(&s, WANT, now);
+        }
+        now += 100 * MS;
+        lc_size_check(&s, now, 10 * MS, now, SENT);
+        CHECK_AT((s.size == s.floor) == !comes, "%u: %u", comes, s.size);
+    }
+}
+
 /* Probes are answered and data doesn't come, whatever the size of the stream. */
 static void test_a_dead_link(int sample) {
     static const double bytes[] = {4096, 1048576, 65536, 33554432};
@@ -325,6 +367,7 @@ int main(int argc, char **argv) {
         test_forged_answers(sealed);
         test_chance(sealed, sample ? 8 : 24);
     }
+    test_doubts();
     test_a_dead_link(sample);
     test_without();
     return check_result("test_packet_size");

@@ -396,7 +396,7 @@ LINKS = (
         "native/completions.c",
         "    op->next = NULL;\n    *(c->last",
         "    *(c->last",
-        "native:test_sim",
+        "native:test_engine",
     ),
     # ---- senders, naps, and room that is left ----
     mutation(

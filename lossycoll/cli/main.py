@@ -7,8 +7,9 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from types import MappingProxyType
 from typing import NoReturn
 
 from lossycoll.errors import LabError, OptionError
@@ -54,6 +55,9 @@ try "lossycoll doctor" first, then "lossycoll demo"; "lossycoll --help" says wha
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest name, and one that points to help."""
 
+    commands: Mapping[str, Parser] = MappingProxyType({})
+    """The parsers of the subcommands, by name."""
+
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
@@ -64,9 +68,23 @@ class Parser(argparse.ArgumentParser):
     def unrecognized(self, unknown: Sequence[str], remedy: str = "") -> NoReturn:
         """Ends the program for arguments that it doesn't know."""
         known = [name for action in self._actions for name in action.option_strings]
-        options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        options = _options_in(unknown)
         hint = remedy or (_did_you_mean(options[0], known) if options else "")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+    def check_options(self, given: Sequence[str]) -> None:
+        """Ends the program for options that it doesn't know.
+
+        argparse would take the value of one for a word of its own and complain of that.
+        """
+        known = [name for action in self._actions for name in action.option_strings]
+        for option in _options_in(given):
+            if not any(name.startswith(option) for name in known):
+                self.unrecognized([option])
+
+
+def _options_in(words: Sequence[str]) -> list[str]:
+    return [word.partition("=")[0] for word in words if word.startswith("--")]
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -85,6 +103,7 @@ def parser() -> Parser:
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
         command.set_defaults(run=module.run, parser=command)
+    root.commands = commands.choices
     return root
 
 
@@ -96,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]
     root = parser()
+    if words is not None:
+        root.commands[given[0]].check_options(given)
     options, unknown = root.parse_known_args(given, argparse.Namespace(words=words, parser=root))
     chosen: Parser = options.parser
     del options.parser

@@ -205,6 +205,38 @@ static void test_a_path_that_flips(uint32_t seconds) {
     close_run(r);
 }
 
+/* Seconds of a first call, one at a time, of so many bytes. */
+static double first_seconds(double bytes, double payload, int routed, uint32_t carries) {
+    slow_scenario s = USUALLY;
+    s.bytes = bytes;
+    s.payload = payload;
+    s.routed = routed;
+    slow_run *r = open_run(&s);
+    carry(r, carries);
+    run_one(r);
+    CHECK(r->ops[0].code == LC_OK && !r->ops[0].missing);
+    CHECK(!routed || size_of(r, 0, 1)->attempts > 0);
+    CHECK((memory_counts_of(r->v.net).vanished > 0) == (carries > 0 && routed));
+    double seconds = slow_seconds(r, 0);
+    close_run(r);
+    return seconds;
+}
+
+/* To look for what a path carries adds at most a round trip to the first call. */
+static void test_a_first_call(int sample) {
+    static const double bytes[] = {1024, 262144, 16384, 65536, 1048576};
+    static const uint32_t carries[] = {0, LEAST_V6, TUNNEL};
+    for (int i = 0; i < (sample ? 2 : 5); i++)
+        for (int k = 0; k < 3; k++) {
+            uint32_t known = carries[k] ? (carries[k] - LC_HEADER_BYTES) / 64 * 64 : USUAL;
+            double plain = first_seconds(bytes[i], known, 0, carries[k]);
+            double added = first_seconds(bytes[i], USUAL, 1, carries[k]) - plain;
+            double trips = added / (1e-3 * USUALLY.rtt_ms);
+            CHECK_AT(trips <= 1, "%.0f bytes, %u carried: %.2f round trips more", bytes[i],
+                     carries[k], trips);
+        }
+}
+
 /* ---- what would mislead it ---- */
 
 static void forge(slow_run *r, uint16_t from, uint16_t to, uint16_t bytes) {
@@ -360,6 +392,7 @@ int main(int argc, char **argv) {
     int sample = check_samples(argc, argv);
     test_smaller_paths(sample);
     test_a_full_path();
+    test_a_first_call(sample);
     for (int delivery = sample ? SLOW_RELIABLE : SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++)
         test_a_path_that_falls(delivery);
     test_a_path_that_flips(sample ? 20 : 60);

@@ -10,7 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lossycoll.errors import InterfaceError
 
@@ -136,8 +136,7 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
         sources = {"127.0.0.1": mtu_of("lo")}
     if not sources:
         raise InterfaceError(
-            f"no route to the master {master!r}; check MASTER_ADDR and the routing table, or set "
-            f"LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+            f"{_why_unreached(str(master))}, or set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
     by_address = {one.address: one for one in reversed(have)}
     for local in sources:
@@ -164,17 +163,31 @@ def _one_of_each(found: list[Interface]) -> list[Interface]:
     return list(first.values())
 
 
-def _routes(host: str, source: str | None = None) -> dict[str, int]:
-    """The MTU of each route to ``host``, by the local address from which packets would go.
-    ``source``: the address from which they have to go. Empty without a route."""
+def _resolved(host: str) -> list[Any] | None:
+    """The addresses of a name, as ``getaddrinfo`` gives them; None for a name of nobody."""
     try:
         # A str would load the codec for other names, which takes longer than all else here.
         name = host.encode() if host.isascii() else host
-        targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+        return socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return {}
+        return None
+
+
+def _why_unreached(host: str) -> str:
+    """Why no local address leads to ``host``, and what to check."""
+    if _resolved(host) is None:
+        return (
+            f"{host!r} is no host that this one knows; check the name (MASTER_ADDR of a job) and "
+            f"the DNS"
+        )
+    return f"no route to {host!r}; check the address (MASTER_ADDR of a job) and the routing table"
+
+
+def _routes(host: str, source: str | None = None) -> dict[str, int]:
+    """The MTU of each route to ``host``, by the local address from which packets would go.
+    ``source``: the address from which they have to go. Empty without a route."""
     found: dict[str, int] = {}
-    for family, kind, protocol, _, address in targets:
+    for family, kind, protocol, _, address in _resolved(host) or ():
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             if source is not None:
                 probe.bind((source, 0))

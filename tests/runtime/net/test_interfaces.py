@@ -45,10 +45,16 @@ def test_an_interface_that_is_not_there_is_refused_with_those_that_are(wanted: s
 
 
 def test_a_master_without_a_route_is_refused() -> None:
-    with pytest.raises(InterfaceError, match=r"no route to the master 'no-such-host\.invalid'"):
+    with pytest.raises(InterfaceError, match=r"'no-such-host\.invalid' is no host that this one"):
         interfaces.choose("auto", "no-such-host.invalid")
     with pytest.raises(InterfaceError, match="nosuch0"):
         interfaces.mtu_of("nosuch0")
+
+
+def test_an_address_without_a_route_is_no_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "_routes", lambda host: {})
+    with pytest.raises(InterfaceError, match=r"no route to '192\.0\.2\.9'; check the address"):
+        interfaces.choose("auto", "192.0.2.9")
 
 
 def test_a_name_stands_for_the_address_of_the_masters_family(

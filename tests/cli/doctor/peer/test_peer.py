@@ -158,6 +158,9 @@ def test_nobody_there_ends_in_time_and_says_what_to_run(
     assert check["status"] == "fail"
     assert "run 'lossycoll doctor --peer' there as well" in check["found"]
     assert main(["doctor", "--peer", "no-such-host.invalid"]) == 1
+    assert "no-such-host.invalid' is no host that this one knows" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_the_other_end_that_lies_or_goes_is_an_error() -> None:

@@ -42,18 +42,22 @@ typedef struct {
     /* this epoch */
     uint64_t epoch_ns, heard_ns, rtt_ns;
     double moved, taken; /* bytes, */
-    double sent;         /* and those that left */
+    double sent;         /* and those that left, */
+    double spilled;      /* and those that were lost while a queue stood */
     double sent_before;  /* bytes/s, in the last epoch */
+    int began;           /* nothing was sent before it */
+    int rests;           /* less was sent than might be */
+    uint64_t told_ns;    /* when the latest packet was sent that is known to have come */
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
     uint32_t sudden;          /* epochs in a row that lost much more than usual */
     double lost;              /* share, in the last epoch */
     int fresh;                /* the rate is that of a start's end */
-    int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by
-                       a second in a second at most */
+    int64_t low_ns;  /* the queue of the latest packets, of whatever path: the least, which grows by
+                        a second in a second at most */
+    int64_t peak_ns; /* the most that it was in this epoch */
     uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
-    int64_t common_ns;           /* queue that all paths met throughout the last epoch */
     lc_rate gate;
 } lc_port;
 

@@ -372,7 +372,7 @@ static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
         p->pace.renewed = port->renewed;
         lc_measure_forget(&p->pace.measure);
     }
-    lc_pace_acked(&p->pace, ack, 1, port->common_ns);
+    lc_pace_acked(&p->pace, ack, 1, port->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
     lc_port_acked(port, &told);
 }

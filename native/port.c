@@ -12,6 +12,7 @@ static const double GAIN = 0.5;       /* share of a queue beyond the aim that an
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
 static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
 static const double LESS = 0.97;      /* of what was sent */
+static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
 static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
@@ -194,7 +195,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
     if ((queue > aim && !port->began) || port->tried_from > 0 || port->overrun.testing)
         return;
     double usual = port->overrun.lost, own = port->spilled / port->moved - usual;
-    if (own > lc_overrun_noise(usual, port->moved / port->packet))
+    if (own > EXCESS + lc_overrun_noise(usual, port->moved / port->packet))
         port->rate *= 1 - own;
 }
 
@@ -304,6 +305,7 @@ static void set_cap(lc_port *port) {
     int same = port->cap > CAP_SAME * port->cap_found && CAP_SAME * port->cap < port->cap_found;
     port->sure = !same ? 0 : port->sure < CAP_SURE ? port->sure + 1 : CAP_SURE;
     port->cap_found = port->cap;
+    port->cap_lost = port->overrun.lost;
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
@@ -327,9 +329,12 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
-    } else if (verdict == LC_OVERRUN_RANDOM && port->shed_from > 0) {
-        port->rate = port->shed_from > port->rate ? port->shed_from : port->rate;
+    } else if (verdict == LC_OVERRUN_RANDOM) {
+        if (port->shed_from > port->rate)
+            port->rate = port->shed_from;
         port->shed_from = 0;
+        if (port->overrun.lost > 2 * port->cap_lost) /* which was taken for an overrun, too */
+            port->cap = 0;
     }
 }
 
@@ -422,22 +427,24 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     begin_epoch(port, ack->now);
 }
 
-void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
+int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     uint64_t pause = ack->now - port->heard_ns;
     port->heard_ns = ack->now;
     if (rate <= 0)
-        return;
+        return 0;
     port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
     if (port->overrun.testing && pause > ack->rtt_ns)
         lc_overrun_begin(&port->overrun, ack->now);
-    obey(
-        port, ack->now,
-        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns));
+    int first = port->overrun.testing && !port->overrun.again;
+    lc_overrun_verdict verdict =
+        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns);
+    obey(port, ack->now, verdict);
     double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
     if (most > 0)
         set_gate(port, ack->now, most);
     else
         lc_rate_init(&port->gate, 0, ack->now);
+    return first && verdict == LC_OVERRUN_RANDOM && port->cap <= 0;
 }
 
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,

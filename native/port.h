@@ -26,6 +26,7 @@ typedef struct {
     double cap;       /* bytes/s beyond which packets are lost without a queue; 0: none known */
     double cap_found; /* the latest that a test has found, */
     uint32_t sure;    /* and how often the one before was about the same */
+    double cap_lost;  /* share that was lost at any rate then, as far as was known */
     double tested;    /* bytes/s before the latest test of an overrun */
     lc_overrun overrun;
     uint32_t idle;            /* epochs in a row that were held back and met no queue */
@@ -65,8 +66,9 @@ void lc_port_init(lc_port *port, uint64_t now);
 /* So many paths leave by it from now on. */
 void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
-/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded. */
-void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
+/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded.
+ * Returns whether a test of its loss has held that law back for nothing. */
+int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
 /* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths);

@@ -387,7 +387,8 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     if (!lc_leaves_by_port(p))
         return;
     lc_port_ack told = of_port(p, ack, taken);
-    lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace));
+    if (lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace)))
+        lc_pace_start(&p->pace);
 }
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {

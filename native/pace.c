@@ -449,6 +449,12 @@ int lc_pace_rests(const lc_pace *pace, uint64_t now) {
            lc_measure_rtt_ns(&pace->measure) >= (int64_t)PACED_RTT_NS;
 }
 
+void lc_pace_start(lc_pace *pace) {
+    pace->cruising = 0;
+    pace->flat_rounds = 0;
+    pace->high_ns = 0;
+}
+
 void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
     pace->heard_ns = now; /* from here on that is waited for */
     pace->share = share;

@@ -73,6 +73,8 @@ typedef struct {
     lc_rate gate;
 } lc_pace;
 
+/* The rate is looked for from here on: a test had held the search back. */
+void lc_pace_start(lc_pace *pace);
 /* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at
  * the same moments. */
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes);

@@ -12,9 +12,10 @@ static const double GAIN = 0.5;       /* share of a queue beyond the aim that an
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
 static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
 static const double LESS = 0.97;      /* of what was sent */
+static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
-static const double SLACK = 0.25;     /* or this where paths hold themselves back */
-static const double STEP = 0.25;      /* share of the way to what was carried that an epoch goes */
+static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
+static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
 static const uint32_t LONG_EPOCHS =
     4;                              /* with as little as possible, in which a queue must shrink */
 static const double CUT_SEEN = 0.5; /* by so much of what it should */
@@ -23,7 +24,9 @@ static const uint32_t CAP_TWICE = 4, CAP_TWICE_MOST = 6,
                       CAP_GUESSED = 4; /* twice as much after so many, so often */
 static const double CAP_SAME = 0.8;    /* a bound of so much of the one before confirms it, */
 static const uint32_t CAP_SURE = 2;    /* and each such doubles CAP_TWICE, so often */
-static const double TOLD = 0.5;        /* share of a trial after which its packets tell */
+static const uint64_t ACK_MAX_NS = 10000000u; /* acknowledgements wait so long, at most */
+static const uint64_t LATE_NS = 2000000u;     /* beside what threads take */
+static const double TOLD = 0.5;               /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
@@ -40,8 +43,9 @@ static double aim_s(const lc_port *port) {
 
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
-    port->moved = port->taken = port->sent = 0;
-    port->held = 0;
+    port->moved = port->taken = port->sent = port->spilled = 0;
+    port->held = port->began = 0;
+    port->peak_ns = 0;
     port->least_queue_ns = INT64_MAX;
     port->most_queue_ns = 0;
 }
@@ -185,8 +189,27 @@ static int is_less(const lc_port *port, double carried, double sent, double queu
     return queue > aim && carried < LESS * sent;
 }
 
+/* What a full queue dropped was too much. A call shorter than an epoch begins without a queue, so
+ * the least queue of the epoch doesn't tell. */
+static void yield_spilled(lc_port *port, double queue, double aim) {
+    if ((queue > aim && !port->began) || port->tried_from > 0 || port->overrun.testing)
+        return;
+    double usual = port->overrun.lost, own = port->spilled / port->moved - usual;
+    if (own > EXCESS + lc_overrun_noise(usual, port->moved / port->packet))
+        port->rate *= 1 - own;
+}
+
+/* Whether a queue stood at some time, though it was gone while nothing was sent. */
+static int has_stood(lc_port *port, double sent, double aim) {
+    int rests = sent < RESTED * port->gate.bytes_per_s;
+    int rested = rests || port->rests; /* what is heard of now was sent a round trip ago */
+    port->rests = rests;
+    return rested && 1e-9 * (double)port->peak_ns > aim;
+}
+
 static void cruise(lc_port *port, uint64_t now, double seconds, double carried, double queue) {
     double aim = aim_s(port), sent = port->sent / seconds;
+    int stood = has_stood(port, sent, aim);
     double least = sent < port->sent_before ? sent : port->sent_before; /* a round trip ago */
     port->sent_before = sent;
     int busy = queue > aim / 2; /* the port was, all the time */
@@ -197,14 +220,11 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->rate += STEP * (carried - port->rate);
     if (port->rate < least_rate(port))
         port->rate = least_rate(port);
+    yield_spilled(port, queue, aim);
     judge_trial(port, now, carried);
-    port->idle = !busy && port->held && !port->overrun.testing ? port->idle + 1 : 0;
+    port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
-    /* Where paths hold themselves back, there is room for what they try. */
-    double most = 1 + (port->held ? PUSH : SLACK);
-    if (!port->held && !busy)
-        times = most;
-    times = times < CUT_MOST ? CUT_MOST : times < most ? times : most;
+    times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;
     judge_length(port, times, queue, seconds);
     double room = port->cap > 0 ? port->cap / port->rate - 1 : TRIAL_MAX;
     if (port->tried_from <= 0 && port->idle > port->patience && room > TRIAL_MIN / 2) {
@@ -247,8 +267,7 @@ static void shed(lc_port *port, uint64_t now, double carried) {
 static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double seconds = 1e-9 * (double)(now - port->epoch_ns);
     double taken = port->taken / seconds;
-    port->common_ns = queue_ns;
-    double queue = 1e-9 * (double)port->common_ns;
+    double queue = 1e-9 * (double)queue_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
     double carried = taken / (1 - port->overrun.lost);
     double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
@@ -286,6 +305,7 @@ static void set_cap(lc_port *port) {
     int same = port->cap > CAP_SAME * port->cap_found && CAP_SAME * port->cap < port->cap_found;
     port->sure = !same ? 0 : port->sure < CAP_SURE ? port->sure + 1 : CAP_SURE;
     port->cap_found = port->cap;
+    port->cap_lost = port->overrun.lost;
     port->shed_from = 0;
     if (port->rate > port->cap)
         port->rate = port->cap;
@@ -309,9 +329,12 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
         set_cap(port);
-    } else if (verdict == LC_OVERRUN_RANDOM && port->shed_from > 0) {
-        port->rate = port->shed_from > port->rate ? port->shed_from : port->rate;
+    } else if (verdict == LC_OVERRUN_RANDOM) {
+        if (port->shed_from > port->rate)
+            port->rate = port->shed_from;
         port->shed_from = 0;
+        if (port->overrun.lost > 2 * port->cap_lost) /* which was taken for an overrun, too */
+            port->cap = 0;
     }
 }
 
@@ -324,6 +347,25 @@ static uint64_t epoch_of(const lc_port *port) {
     return epoch > least ? epoch : least;
 }
 
+/* Between packets that acknowledgements tell of lies as much only if nothing was sent. */
+static uint64_t pause_of(const lc_port *port) {
+    uint64_t wait = port->rtt_ns / 2 < ACK_MAX_NS ? port->rtt_ns / 2 : ACK_MAX_NS;
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s) / 2;
+    return wait + LATE_NS > least ? wait + LATE_NS : least;
+}
+
+/* How long nothing was sent, as far as this acknowledgement knows: delays that wander make pauses
+ * between acknowledgements, too. */
+static uint64_t rest_of(lc_port *port, const lc_port_ack *ack) {
+    uint64_t pause = ack->now - port->heard_ns;
+    uint64_t rest = ack->sent_ns > port->told_ns ? ack->sent_ns - port->told_ns : 0;
+    port->heard_ns = ack->now;
+    if (!ack->sent_ns)
+        return pause;
+    port->told_ns += rest;
+    return rest < pause ? rest : pause;
+}
+
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     if (ack->rtt_ns && !port->rtt_ns) {
         port->rtt_ns = ack->rtt_ns;
@@ -333,14 +375,14 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
         port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
     }
     uint64_t epoch = epoch_of(port);
-    uint64_t last = port->heard_ns, pause = ack->now - last;
-    port->heard_ns = ack->now;
-    if (pause > epoch / 2) { /* what comes now left before it */
+    uint64_t last = port->heard_ns;
+    if (rest_of(port, ack) > pause_of(port)) { /* what comes now left before it */
         if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= epoch / 2)
             end_epoch(port, last, port->low_ns);
         port->low_ns = 0;
         port->low_at_ns = ack->now;
         begin_epoch(port, ack->now);
+        port->began = 1;
         if (port->overrun.testing)
             lc_overrun_begin(&port->overrun, ack->now);
         return;
@@ -355,13 +397,17 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
             port->low_ns = ack->queue_ns;
         if (ack->queue_ns < port->least_queue_ns)
             port->least_queue_ns = ack->queue_ns;
+        if (port->low_ns > port->peak_ns)
+            port->peak_ns = port->low_ns;
         watch_trial(port, ack);
         if (ack->queue_ns > port->most_queue_ns)
             port->most_queue_ns = ack->queue_ns;
     }
     /* What is lost while a queue stands is the queue's. */
-    if (port->rate > 0 && 1e-9 * (double)port->low_ns > 2 * aim_s(port) &&
-        ack->now > port->overrun.from_ns)
+    int stands = port->rate > 0 && 1e-9 * (double)port->low_ns > 2 * aim_s(port);
+    if (stands)
+        port->spilled += ack->moved - ack->taken;
+    if (stands && ack->now > port->overrun.from_ns)
         lc_overrun_begin(&port->overrun, ack->now);
     else if (port->rate > 0)
         obey(port, ack->now,
@@ -376,26 +422,29 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     }
     if (ack->now - port->epoch_ns < epoch || port->moved < EPOCH_BYTES)
         return;
-    end_epoch(port, ack->now, port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns);
+    int64_t least = port->least_queue_ns == INT64_MAX ? 0 : port->least_queue_ns;
+    end_epoch(port, ack->now, port->began ? port->low_ns : least); /* then it began without one */
     begin_epoch(port, ack->now);
 }
 
-void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
+int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     uint64_t pause = ack->now - port->heard_ns;
     port->heard_ns = ack->now;
     if (rate <= 0)
-        return;
+        return 0;
     port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
     if (port->overrun.testing && pause > ack->rtt_ns)
         lc_overrun_begin(&port->overrun, ack->now);
-    obey(
-        port, ack->now,
-        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns));
+    int first = port->overrun.testing && !port->overrun.again;
+    lc_overrun_verdict verdict =
+        lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns);
+    obey(port, ack->now, verdict);
     double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
     if (most > 0)
         set_gate(port, ack->now, most);
     else
         lc_rate_init(&port->gate, 0, ack->now);
+    return first && verdict == LC_OVERRUN_RANDOM && port->cap <= 0;
 }
 
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,

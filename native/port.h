@@ -26,6 +26,7 @@ typedef struct {
     double cap;       /* bytes/s beyond which packets are lost without a queue; 0: none known */
     double cap_found; /* the latest that a test has found, */
     uint32_t sure;    /* and how often the one before was about the same */
+    double cap_lost;  /* share that was lost at any rate then, as far as was known */
     double tested;    /* bytes/s before the latest test of an overrun */
     lc_overrun overrun;
     uint32_t idle;            /* epochs in a row that were held back and met no queue */
@@ -42,18 +43,22 @@ typedef struct {
     /* this epoch */
     uint64_t epoch_ns, heard_ns, rtt_ns;
     double moved, taken; /* bytes, */
-    double sent;         /* and those that left */
+    double sent;         /* and those that left, */
+    double spilled;      /* and those that were lost while a queue stood */
     double sent_before;  /* bytes/s, in the last epoch */
+    int began;           /* nothing was sent before it */
+    int rests;           /* less was sent than might be */
+    uint64_t told_ns;    /* when the latest packet was sent that is known to have come */
     int held;            /* packets waited for this law */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
     uint32_t sudden;          /* epochs in a row that lost much more than usual */
     double lost;              /* share, in the last epoch */
     int fresh;                /* the rate is that of a start's end */
-    int64_t low_ns; /* the queue of the latest packets, of whatever path: the least, which grows by
-                       a second in a second at most */
+    int64_t low_ns;  /* the queue of the latest packets, of whatever path: the least, which grows by
+                        a second in a second at most */
+    int64_t peak_ns; /* the most that it was in this epoch */
     uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
-    int64_t common_ns;           /* queue that all paths met throughout the last epoch */
     lc_rate gate;
 } lc_port;
 
@@ -61,8 +66,9 @@ void lc_port_init(lc_port *port, uint64_t now);
 /* So many paths leave by it from now on. */
 void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
-/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded. */
-void lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
+/* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded.
+ * Returns whether a test of its loss has held that law back for nothing. */
+int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
 /* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
 uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
                       uint32_t n_paths);

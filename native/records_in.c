@@ -372,7 +372,7 @@ static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
         p->pace.renewed = port->renewed;
         lc_measure_forget(&p->pace.measure);
     }
-    lc_pace_acked(&p->pace, ack, 1, port->common_ns);
+    lc_pace_acked(&p->pace, ack, 1, port->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
     lc_port_acked(port, &told);
 }
@@ -387,7 +387,8 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     if (!lc_leaves_by_port(p))
         return;
     lc_port_ack told = of_port(p, ack, taken);
-    lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace));
+    if (lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace)))
+        lc_pace_start(&p->pace);
 }
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {

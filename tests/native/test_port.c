@@ -10,9 +10,10 @@ enum { PACKET = 1452, STEP_NS = 1000000, RTT_STEPS = 20 };
 typedef struct {
     double bytes_per_s, queue_s; /* of the uplink; what waits longer is dropped */
     double loss;                 /* share of what leaves that never comes */
-    double bucket_s;      /* of a policer, which drops what is more: nothing queues; 0: none */
-    double waits, tokens; /* bytes */
-    double owed;          /* packets to be lost, less those that were */
+    double bucket_s;        /* of a policer, which drops what is more: nothing queues; 0: none */
+    uint64_t on_ns, off_ns; /* it sends for so long, then rests; 0: it never rests */
+    double waits, tokens;   /* bytes */
+    double owed;            /* packets to be lost, less those that were */
     uint64_t now;
     struct {
         double moved, taken;
@@ -62,7 +63,9 @@ static void pass(uplink *u, double seconds) {
         double carried = u->bytes_per_s * 1e-9 * STEP_NS;
         u->waits = u->waits > carried ? u->waits - carried : 0;
         u->tokens = fmin(u->tokens + carried, u->bytes_per_s * u->bucket_s);
-        forward(u, slot);
+        u->way[slot].moved = u->way[slot].taken = 0;
+        if (!u->on_ns || u->now % (u->on_ns + u->off_ns) < u->on_ns)
+            forward(u, slot);
     }
 }
 
@@ -133,6 +136,47 @@ static void test_long_bucket(void) {
     CHECK(u.port.cap_found > 0); /* it is met */
     pass(&u, 20);
     check(&u, 20, 0.03, "a bucket of 100 ms");
+}
+
+/* Each call fills two round trips and begins without a queue, which hides the one at its end. A
+ * rate that is too high is found all the same, and isn't tried again for that queue. */
+static void test_calls(void) {
+    uplink u = begin(100);
+    pass(&u, 2);
+    u.on_ns = 50 * STEP_NS;
+    u.off_ns = 15 * STEP_NS;
+    u.queue_s = 0.01;
+    pass(&u, 2);
+    double right = u.port.rate;
+    u.port.rate *= 1.3;
+    pass(&u, 0.5);
+    CHECK(u.moved > 1.001 * u.taken); /* it loses for it */
+    pass(&u, 2.5);
+    pass(&u, 5);
+    double lost = 1 - u.taken / u.moved;
+    CHECK_AT(lost < 0.005, "%.3f lost in calls, at %.2f", lost, u.port.rate / right);
+    CHECK_AT(u.port.rate > 0.9 * right, "%.2f of the rate", u.port.rate / right);
+}
+
+/* Paths that hold themselves back leave the port's rate as it is: when they no longer do, it sends
+ * no more than before. */
+static void test_slow_paths(void) {
+    uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+    lc_port p;
+    lc_port_init(&p, now);
+    p.rate = 5e6;
+    for (int i = 0; i < 400; i++) {
+        now += STEP_NS;
+        lc_port_spend(&p, now, 2 * PACKET);
+        lc_port_acked(&p, &(lc_port_ack){.now = now,
+                                         .sent_ns = now - rtt,
+                                         .rtt_ns = rtt,
+                                         .moved = PACKET,
+                                         .taken = PACKET,
+                                         .packet = PACKET});
+    }
+    CHECK_AT(p.rate <= 5e6, "%.0f", p.rate);
+    CHECK_AT(p.gate.bytes_per_s < 1.05 * 5e6, "%.0f", p.gate.bytes_per_s);
 }
 
 /* Delays that wander look like a queue. What is too much for a port makes a longer one. */
@@ -258,6 +302,8 @@ int main(void) {
     test_policer();
     test_long_bucket();
     test_small_calls();
+    test_calls();
+    test_slow_paths();
     test_delays_that_wander();
     test_random_loss_that_ends();
     test_two_windows();

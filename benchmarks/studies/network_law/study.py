@@ -1,7 +1,8 @@
 """Runs the table of networks in virtual time, and says which goals are missed.
 
 ``python -m benchmarks network_law`` runs what has no result yet with this very engine;
-``--sample`` is small enough for the short suite. Exit status 1: a goal is missed.
+``--sample`` is small enough for the short suite. Exit status 1: a goal is missed. ``--report docs``
+writes the table of docs/congestion.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import lossycoll._native
 
+from benchmarks.common.report import fill, markdown
 from benchmarks.common.results import ROOT, Result, append, load, source
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Change, simulate_collective
@@ -114,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.all or missed(case, figures):
             print(row(case, figures))
     print(f"{len(wanted) - bad} of {len(wanted)} cases reach their goals")
+    if options.report is not None:
+        report({case: done[case.key] for case in wanted}, options.report)
     if options.json is not None:
         rows = [
             {"case": case.settings, "missed": missed(case, done[case.key].figures)}
@@ -142,6 +146,21 @@ def row(case: Case, figures: dict[str, Any]) -> str:
         f"{name_of(case):58} x {figures['ratio']:5.2f}  missing {figures['missing']:7.2%}  "
         f"[{drops}]  {figures['wall']:.1f} s  {verdict}"
     )
+
+
+def report(found: Mapping[Case, Result], folder: Path) -> None:
+    """Writes the table between the marks of congestion.md, and a line that sums it up."""
+    rows = []
+    for case, result in found.items():
+        figures, network = result.figures, name_of(case).partition(": ")[2]
+        verdict = "; ".join(missed(case, figures))
+        share = f"{figures['missing']:.2%}"
+        rows.append([case.kind, network, f"{figures['ratio']:.2f}", share, verdict or "reached"])
+    reached = sum(row[-1] == "reached" for row in rows)
+    which = ", ".join(sorted({f"{one.date} at {one.commit}" for one in found.values()}))
+    head = ["kind", "network", "time / limit", "missing", "goal"]
+    text = f"{reached} of {len(rows)} networks reach their goals (measured {which})."
+    fill(folder / "congestion.md", {"matrix": f"{text}\n\n{markdown(head, rows)}"})
 
 
 def name_of(case: Case) -> str:
@@ -182,4 +201,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--again", action="store_true", help="run what this engine has results of, too")
     add("--results", type=Path, help="where results of one pacing are (build/network_law-*)")
     add("--json", type=Path, metavar="PATH", help="where to write all figures")
+    add("--report", type=Path, metavar="FOLDER", help="where congestion.md is, for its table")
     return parser

@@ -43,7 +43,7 @@ class Cell(Piece):
     policer_ms: float = 0.0
     loss: float = 0.0
     algorithm: str = "auto"
-    pacing: str = "path"
+    pacing: str = Options().pacing
 
     @property
     def network(self) -> Network:
@@ -216,7 +216,7 @@ def line(row: dict[str, Any]) -> list[str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=RUNS, help="of each network (%(default)s)")
-    parser.add_argument("--pacing", default="path", help="the option (%(default)s)")
+    parser.add_argument("--pacing", default=Options().pacing, help="the option (%(default)s)")
 
 
 STUDY = Study(

@@ -31,6 +31,7 @@ from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport, s
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.partition_merge import PartitionMerge
 from lossycoll.runtime.swarm.protocol import DirectoryStatus, pack
+from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import SCHEMA, peers, together
 from tests.support import halves

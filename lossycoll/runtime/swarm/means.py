@@ -23,6 +23,7 @@ from .protocol import Member
 LEAST_WEIGHT: Final = 1e-9
 """Share of a group's greatest weight; in float32 sums, less is like 0."""
 UNBOUNDED: Final = np.full(1, np.inf, np.float32)
+NOTHING: Final = np.zeros(0, np.float32)
 MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
 
@@ -60,8 +61,19 @@ class MeanEncoding:
         self.per_packet = elements_of(encoding, "f32", payload_bytes)
         self.first, self.second = phases(encoding)
         self.remembers = encoding != "same" and STOCHASTIC not in encoding
-        self.owed: Floats = np.zeros(0, np.float32)
-        """Amount of each value that the others lack."""
+        self.part = 0
+        """Which part of a peer's values a round has: each has a memory of its own."""
+        self.memory: dict[int, Floats] = {}
+        """Amount of each value that the others lack, of each part."""
+
+    @property
+    def owed(self) -> Floats:
+        """That of the present part; empty: nothing."""
+        return self.memory.get(self.part, NOTHING)
+
+    @owed.setter
+    def owed(self, owed: Floats) -> None:
+        self.memory[self.part] = owed
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from .protocol import Member
 
 LEAST_WEIGHT: Final = 1e-9
 """Share of a group's greatest weight; in float32 sums, less is like 0."""
+ZERO: Final = np.zeros(1, np.float32)
 UNBOUNDED: Final = np.full(1, np.inf, np.float32)
 NOTHING: Final = np.zeros(0, np.float32)
 MOST_MADE_UP: Final = 64
@@ -154,7 +155,7 @@ class Round:
             times = min(sum(self.parts) / self.parts[self._rank], MOST_MADE_UP)
             lost = np.float32(times) * _missing(own, got, UNBOUNDED)
             most = np.broadcast_to(self._most, self._owed.shape)[self._mine]
-            self._owed[self._mine] = np.clip(self._owed[self._mine] + lost, -most, most)
+            self._owed[self._mine] = _missing(self._owed[self._mine] + lost, ZERO, most)
             self._means.owed = self._owed
         own[:] = got
 

@@ -232,21 +232,21 @@ class MoshpitAverager:
             counts, reference = 0.0 if sick else float(weight), self._reference
             if reference is not None:
                 reference[: sum(part.numel() for part in self._parts[:increments])] = 0.0
-            part: tuple[int, Floats] | None = None
+            chosen: tuple[int, Floats] | None = None
 
             def choose(number: int) -> tuple[int, Floats]:
-                nonlocal part
+                nonlocal chosen
                 fragment = fragments.of(number)
-                part = fragment, fragments.gather(self._parts, fragment)
-                return part
+                chosen = fragment, fragments.gather(self._parts, fragment)
+                return chosen
 
             values = self._values if fragments.count == 1 else choose
             try:
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
                 return _none_began(str(error), timeout, sick)
-            if part is not None:
-                fragments.scatter(part[1], self._parts, part[0])
+            if chosen is not None:
+                fragments.scatter(chosen[1], self._parts, chosen[0])
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
             if reference is not None and report.kept < 1:

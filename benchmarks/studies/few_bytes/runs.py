@@ -44,7 +44,7 @@ class Budget:
 
     steps: int = 600
     width: int = 128
-    batch: int = 2
+    batch: int = 1
     limit: float = 3600.0
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ WEIGHTS: Final = threading.Lock()
 """Held while weights are drawn: torch has one generator."""
 JUDGED_AT_ONCE: Final = 64
 """Windows of held-out text."""
-CURVE: Final = 150
+CURVE: Final = 300
 """Steps between two losses on the way, where a round ends."""
 COUNTERS: Final = Path("/proc/self/net/dev")
 
@@ -54,7 +54,7 @@ class Peer:
         averager = MoshpitAverager(swarm, model.parameters(), wire=how.wire, max_missing=0.0)
         self.optimizer = MoshpitSGD(
             model,
-            torch.optim.AdamW(model.parameters(), **ADAMW),
+            torch.optim.AdamW(model.parameters(), **ADAMW, fused=True),
             averager,
             every=run.every,
             outer=lambda p: torch.optim.SGD(p, **OUTER),  # type: ignore[arg-type]

@@ -97,8 +97,7 @@ class MoshpitAverager:
             Options(wire=wire)
         if max_norm is not None and not 1 < max_norm < MOST_NORM:
             raise OptionError(f"max_norm is {max_norm}, wanted above 1 and below {MOST_NORM:g}")
-        self._name = swarm.name
-        self._member = swarm.member
+        self._name, self._member = swarm.name, swarm.member
         self._settings = _settings(self._tensors, shape, max_missing, max_norm)
         self._is_settled = self._is_sick = False
         said = text_of(self._settings)

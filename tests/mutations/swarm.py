@@ -347,6 +347,14 @@ SWARM = (
         "::test_its_own_is_opened_when_those_before_had_their_time",
     ),
     mutation(
+        "passes over the directory list that peers don't have in step",
+        "lossycoll/runtime/swarm/directory_list.py",
+        "return max(before + AGAIN_SECONDS, now + AGAIN_SECONDS / 4)",
+        "return now + AGAIN_SECONDS / 4",
+        "tests/runtime/swarm/test_directory_list.py"
+        "::test_none_opens_before_one_that_is_earlier_in_the_list",
+    ),
+    mutation(
         "two processes of one name that put each other out",
         "lossycoll/runtime/swarm/directory.py",
         "here.incarnation[:START] == wanted.incarnation[:START]",

@@ -22,7 +22,7 @@ from typing import Any, Final
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import Address, Malformed
 
-from .directory_list import Begin, DirectoryList
+from .directory_list import Begin, DirectoryList, delay, next_pass
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import (
     MOST_PEERS,
@@ -60,8 +60,6 @@ from .protocol import (
 
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
-AGAIN_SECONDS: Final = 0.5
-"""Between two tries to reach a directory, on average: thousands don't come at the same time."""
 MOST_DOUBLED: Final = 2
 """Number of times that the wait for an answer doubles."""
 MOST_UNREACHABLE: Final = 32
@@ -314,6 +312,7 @@ class DirectoryClient:
     def _run(self) -> None:
         """Failover: one directory after another, in the order of the directory list, this peer's
         own among them, until the swarm is left."""
+        due = time.monotonic()
         while self._failure is None:
             before = self._directories.places
             for at, place in enumerate(before):
@@ -322,11 +321,13 @@ class DirectoryClient:
                     continue
                 if self._run_session(place):
                     self._directories.tries = -1
+                    due = time.monotonic()
                     break
             self._directories.tries += 1
+            due = next_pass(due, time.monotonic())
             just_redirected = self._redirected and self._directories.tries == 0
             if self._failure is None and not just_redirected:
-                self._pause()
+                self._pause(due + delay(random.random()))
 
     def _is_next(self, place: Address, at: int, referred: bool) -> bool:
         try:
@@ -335,9 +336,8 @@ class DirectoryClient:
             log.warning("peer %r opens no directory: %s", self._name, error)
             return False
 
-    def _pause(self) -> None:
-        """Not too short, whoever wants something meanwhile."""
-        end = time.monotonic() + AGAIN_SECONDS * (0.5 + random.random())
+    def _pause(self, end: float) -> None:
+        """Until then, whoever wants something meanwhile."""
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
+AGAIN_SECONDS: Final = 0.5
+"""Between two passes over the list."""
 STANDING_TRIES: Final = 20
 """Tries of half a second for a standby directory: its lease."""
 BEGIN_TRIES: Final = 16
@@ -39,6 +41,18 @@ def _rank(place: Address) -> tuple[int, bytes, int]:
     """Position in the order in which peers may begin a swarm: all sort alike."""
     address = ipaddress.ip_address(place[0].partition("%")[0])
     return address.version, address.packed, place[1]
+
+
+def next_pass(before: float, now: float) -> float:
+    """Time of a peer's next pass, without its delay. ``before``: that of the one that ends now, or
+    when its directory was lost. All peers that lose one at the same time keep step, so that none
+    opens its own before one that is earlier in the list."""
+    return max(before + AGAIN_SECONDS, now + AGAIN_SECONDS / 4)
+
+
+def delay(drawn: float) -> float:
+    """Delay of a pass: thousands don't come at the same time. ``drawn``: at random, 0 to 1."""
+    return AGAIN_SECONDS / 2 * drawn
 
 
 class DirectoryList:

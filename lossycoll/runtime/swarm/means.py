@@ -14,7 +14,7 @@ import numpy as np
 from lossycoll.errors import EngineError
 from lossycoll.plan import Plan, owners, packet_count
 from lossycoll.plan.codec import STOCHASTIC, codec_of, elements_of, number_of, phases
-from lossycoll.plan.lowbit import PLANES, Floats
+from lossycoll.plan.lowbit import Floats
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.codecs import rounded
 
@@ -22,7 +22,9 @@ from .protocol import Member
 
 LEAST_WEIGHT: Final = 1e-9
 """Share of a group's greatest weight; in float32 sums, less is like 0."""
+ZERO: Final = np.zeros(1, np.float32)
 UNBOUNDED: Final = np.full(1, np.inf, np.float32)
+NOTHING: Final = np.zeros(0, np.float32)
 MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
 
@@ -50,8 +52,8 @@ class MeanEncoding:
     """Encoding of this peer's values, and the rounding errors that it still owes the others.
 
     What is taken from a contribution is added to the next one; so is what a mean loses that this
-    peer owns, times how often the others have it, as far as the next grid isn't much coarser for
-    it. So no value is a step away from where it belongs for long. Where elements are rounded at
+    peer owns, times the sum of the weights over its own. What would make the next grid coarser
+    waits. So no value is a step away from where it belongs for long. Where elements are rounded at
     random nothing is remembered: their mean is right by itself.
     """
 
@@ -60,8 +62,19 @@ class MeanEncoding:
         self.per_packet = elements_of(encoding, "f32", payload_bytes)
         self.first, self.second = phases(encoding)
         self.remembers = encoding != "same" and STOCHASTIC not in encoding
-        self.owed: Floats = np.zeros(0, np.float32)
-        """Amount of each value that the others lack."""
+        self.part = 0
+        """Which part of a peer's values a round has: each has a memory of its own."""
+        self.memory: dict[int, Floats] = {}
+        """Amount of each value that the others lack, of each part."""
+
+    @property
+    def owed(self) -> Floats:
+        """That of the present part; empty: nothing."""
+        return self.memory.get(self.part, NOTHING)
+
+    @owed.setter
+    def owed(self, owed: Floats) -> None:
+        self.memory[self.part] = owed
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -87,15 +100,6 @@ class MeanEncoding:
         n = len(values)
         return np.repeat(low, how.group)[:n], np.repeat(high, how.group)[:n]
 
-    def most_made_up(self, times: float) -> float:
-        """Factor by which what a mean has lost may be added to a contribution: a part of the grid's
-        steps, or the next grid would be coarser, and more would be lost each time."""
-        name = self.second.partition("/")[0].partition("+")[0]
-        bits = int(name.removeprefix("int")) if name.startswith("int") else 0
-        most = ((1 << bits) - 1) / 4 if bits in PLANES else MOST_MADE_UP
-        return min(times, most, MOST_MADE_UP)
-
-
 class Round:
     """One round of this peer. ``values``: float32, shape (n,), n at least 1. ``buffer``: what the
     engine reads and writes, in place. ``parts``: as of :func:`shares`.
@@ -119,7 +123,11 @@ class Round:
             low, high = means.ends(values)
             np.clip(wanted, low, high, out=self.buffer)
             got = means.got(self.buffer, means.first)
-            self._owed = _missing(wanted, got, high - low)
+            self._most = high - low
+            self._owed = _missing(wanted, got, self._most)
+            # What this peer owns isn't rounded on the way to its owner.
+            mine = self._mine
+            self._owed[mine] = _missing(wanted[mine], self.buffer[mine], UNBOUNDED)
 
     def take(self, engine: EngineGroup, ticket: int, values: Floats) -> float:
         """Writes the means to ``values``, once the operation has ended well. Returns the share of
@@ -144,9 +152,10 @@ class Round:
         own = self.buffer[self._mine]
         got = self._means.got(own, self._means.second)
         if self._owes:
-            others = sum(self.parts) / self.parts[self._rank]
-            times = np.float32(self._means.most_made_up(others))
-            self._owed[self._mine] = times * _missing(own, got, UNBOUNDED)
+            times = min(sum(self.parts) / self.parts[self._rank], MOST_MADE_UP)
+            lost = np.float32(times) * _missing(own, got, UNBOUNDED)
+            most = np.broadcast_to(self._most, self._owed.shape)[self._mine]
+            self._owed[self._mine] = _missing(self._owed[self._mine] + lost, ZERO, most)
             self._means.owed = self._owed
         own[:] = got
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -60,6 +60,8 @@ MTU: Final = 1500
 """MTU of all swarms: peers may be anywhere."""
 ASK_SECONDS: Final = 2.0
 """For the directory to say who is there, when no round has begun."""
+Choose: TypeAlias = Callable[[int], tuple[int, Floats]]
+"""Chooses the values of a round by its number: which part of all they are, and the values."""
 NO_ROUND: Final = -1
 LEAST_SECONDS: Final = 1.0
 """For the values of a group, however long it took to form."""
@@ -354,6 +356,11 @@ class SwarmMember:
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
 
     @property
+    def memory(self) -> dict[int, Floats]:
+        """What rounding has taken from this peer's values and isn't made up for, of each part."""
+        return self._means.memory
+
+    @property
     def is_due(self) -> bool:
         """True if a round is due by the samples of all peers."""
         return self._client.due
@@ -394,7 +401,7 @@ class SwarmMember:
 
     def average(
         self,
-        values: Floats,
+        values: Floats | Choose,
         weight: float = 1.0,
         timeout: float = 60.0,
         reference: Floats | None = None,
@@ -404,7 +411,8 @@ class SwarmMember:
         A value of which nothing comes stays as it was. So do all of them if the group fails; only
         what keeps this peer from taking part at all is an error.
 
-        ``values``: shape (n,), n the same on all peers. ``weight``: what this peer's values count,
+        ``values``: shape (n,), n the same on all peers; or chosen when the round's number is known.
+        ``weight``: what this peer's values count,
         0 to 1e6. ``timeout``: seconds for the whole of it. ``reference``: where the round before
         ended, with ``max_norm``; None: at 0. OperationTimeout: no group forms within ``timeout``.
         RendezvousError: the directory refuses this peer.
@@ -417,6 +425,9 @@ class SwarmMember:
                     self._file.waits(self.peers)
                 group, waited = self._group_of(weight, timeout)
                 left = max(LEAST_SECONDS, timeout - waited)
+                self._means.part = 0
+                if callable(values):
+                    self._means.part, values = values(group.round)
                 if reference is None and self._max_norm:
                     reference = np.zeros_like(values)
                 return self.show(self._average(values, group, waited, left, reference))

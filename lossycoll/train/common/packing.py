@@ -43,7 +43,9 @@ def packed(state: Any) -> tuple[bytes, Bytes]:
     for one in tensors:
         size = one.numel() * one.element_size()
         if size:
-            flat = one.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            whole = one.detach().cpu().contiguous()
+            # Of one element, any stride counts as contiguous.
+            flat = whole.as_strided((one.numel(),), (1,)).view(torch.uint8)
             data[at : at + size] = flat.numpy()
         at += size
     return skeleton, data

@@ -27,6 +27,8 @@ from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 
+from .fragments import WHOLE, Fragments
+
 MOST_NORM: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
@@ -95,7 +97,7 @@ class MoshpitAverager:
             Options(wire=wire)
         if max_norm is not None and not 1 < max_norm < MOST_NORM:
             raise OptionError(f"max_norm is {max_norm}, wanted above 1 and below {MOST_NORM:g}")
-        self._member = swarm.member
+        self._name, self._member = swarm.name, swarm.member
         self._settings = _settings(self._tensors, shape, max_missing, max_norm)
         self._is_settled = self._is_sick = False
         said = text_of(self._settings)
@@ -199,6 +201,7 @@ class MoshpitAverager:
         timeout: float = 60.0,
         *,
         increments: int = 0,
+        fragments: Fragments = WHOLE,
     ) -> RoundReport:
         """Average other tensors of the same shapes and types, as :meth:`step` does: gradients, say.
 
@@ -210,6 +213,7 @@ class MoshpitAverager:
             timeout: Seconds for the whole of it.
             increments: So many of the first tensors are increments, as gradients are: ``max_norm``
                 measures them from 0.
+            fragments: Of which the round's number says the one that becomes means.
 
         Returns:
             The round's report.
@@ -227,10 +231,21 @@ class MoshpitAverager:
             counts, reference = 0.0 if sick else float(weight), self._reference
             if reference is not None:
                 reference[: sum(part.numel() for part in self._parts[:increments])] = 0.0
+            chosen: tuple[int, Floats] | None = None
+
+            def choose(number: int) -> tuple[int, Floats]:
+                nonlocal chosen
+                fragment = fragments.of(number)
+                chosen = fragment, fragments.gather(self._parts, fragment)
+                return chosen
+
+            values = self._values if fragments.count == 1 else choose
             try:
-                report = self._member.average(self._values, counts, timeout, reference)
+                report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
                 return _none_began(str(error), timeout, sick)
+            if chosen is not None:
+                fragments.scatter(chosen[1], self._parts, chosen[0])
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
             if reference is not None and report.kept < 1:
@@ -276,6 +291,34 @@ class MoshpitAverager:
             LossyError: No donor has all of the state, or none is there any more.
         """
         return self._member.fetch_state(own, donors, most, timeout)
+
+    def memory(self) -> dict[int, Tensor]:
+        """What rounding has taken from this peer's values, and isn't made up for.
+
+        Returns:
+            Copies, by the number of the fragment; without fragments it is 0.
+        """
+        return {part: torch.from_numpy(one.copy()) for part, one in self._member.memory.items()}
+
+    def remember(self, memory: Mapping[int, Tensor]) -> None:
+        """Takes what :meth:`memory` returned, of this peer as it was.
+
+        Args:
+            memory: Of other values it counts nothing.
+        """
+        taken = {part: one.numpy().astype(np.float32) for part, one in memory.items()}
+        self._member.memory.clear()
+        self._member.memory.update(taken)
+
+    @property
+    def name(self) -> str:
+        """Name of this peer."""
+        return self._name
+
+    @property
+    def bounds(self) -> bool:
+        """True with ``max_norm``."""
+        return self._reference is not None
 
     @property
     def count(self) -> int:

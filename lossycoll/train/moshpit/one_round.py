@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -10,12 +11,15 @@ from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import RoundReport
 
 from .averager import MoshpitAverager
+from .fragments import WHOLE, Fragments
 
 
 class OneRound:
-    """One round, maybe on a thread of its own; ``values`` has what it makes of ``before``.
+    """One round, maybe on a thread of its own; ``values`` has what it makes of ``before`` less
+    ``origin``, a tensor for each of the first, or none.
 
-    ``at`` is this peer's steps before it, ``timeout`` the seconds for all of it.
+    ``at`` is this peer's steps before it, ``timeout`` the seconds for all of it, ``fragments``
+    those of which the round averages one.
     """
 
     def __init__(
@@ -25,11 +29,16 @@ class OneRound:
         weight: float,
         timeout: float,
         at: int,
+        fragments: Fragments = WHOLE,
+        origin: Sequence[Tensor] = (),
     ) -> None:
         self._averager = averager
         self.at = at
         self.before = values
         self.values = [value.clone() for value in values]
+        for value, begin in zip(self.values, origin, strict=False):
+            value.sub_(begin)
+        self._fragments = fragments
         self._how = weight, timeout
         self._report: RoundReport | None = None
         self._error: Exception | None = None
@@ -38,7 +47,9 @@ class OneRound:
     def run(self) -> None:
         """Has the round, on this thread."""
         try:
-            self._report = self._averager.step_on(self.values, *self._how)
+            self._report = self._averager.step_on(
+                self.values, *self._how, fragments=self._fragments
+            )
         except Exception as error:  # the thread that asks for the result raises it
             self._error = error
 

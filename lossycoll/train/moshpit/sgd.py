@@ -38,9 +38,12 @@ from lossycoll.train.common.packing import packed, unpacked
 from . import checkpoint
 from .averager import MoshpitAverager, averaged, check_weight
 from .checkpoint import load_model, load_optimizer, model_state
+from .fragments import Fragments
 from .one_round import OneRound
 
-AVERAGES: Final = ("parameters", "gradients")
+GRADIENTS: Final = "gradients"
+PSEUDO: Final = "pseudo-gradients"
+AVERAGES: Final = ("parameters", GRADIENTS, PSEUDO)
 
 MOST_STATES: Final = 16
 """A state may have so many times the bytes of the model's own, and MOST_BYTES besides."""
@@ -103,13 +106,16 @@ class MoshpitSGD(Optimizer):
         average: ``"parameters"``: each step is taken at once, and a round replaces the parameters
             by a mean. ``"gradients"``: gradients add up over calls of :meth:`step` from round to
             round, and their mean over calls and peers makes one step of the optimizer.
+            ``"pseudo-gradients"``: with ``outer``, peers average how far their parameters have gone
+            from where it is: for packets of few bits.
         outer: Makes the outer optimizer from its parameters, as in ``lambda p: torch.optim.SGD(p,
             lr=0.7, momentum=0.9, nesterov=True)``: its gradient is how far the mean of a round has
-            gone from where the round before ended. None: the mean itself is taken. Only with
-            parameters.
+            gone from where the round before ended. None: the mean itself is taken. Not with
+            gradients.
         delayed: A round runs beside the next ``every`` steps, and what it changes is added at the
-            next one; with ``target_samples``, at the first step after its end. Only with
-            parameters.
+            next one; with ``target_samples``, at the first step after its end. Not with gradients.
+        fragments: Number of parts of the model, each of some rows of all tensors. A round averages
+            one of them, so it sends so many times less. Not with gradients, nor ``max_norm``.
         timeout: Seconds for a round.
 
     Raises:
@@ -129,6 +135,7 @@ class MoshpitSGD(Optimizer):
         average: str = "parameters",
         outer: Outer | None = None,
         delayed: bool = False,
+        fragments: int = 1,
         timeout: float = 60.0,
     ) -> None:
         """Long because each argument that can't be is named."""
@@ -145,8 +152,18 @@ class MoshpitSGD(Optimizer):
         _check_target(target_samples, every, every_seconds)
         if average not in AVERAGES:
             raise OptionError(f"average is {average!r}, wanted one of {', '.join(AVERAGES)}")
-        if average == "gradients" and (outer is not None or delayed or every_seconds is not None):
-            raise OptionError("outer and delayed are for average='parameters', as is every_seconds")
+        if average == GRADIENTS and (outer or delayed or fragments != 1 or every_seconds):
+            raise OptionError(
+                "outer, delayed, fragments and every_seconds aren't for average='gradients'"
+            )
+        if average == PSEUDO and outer is None:
+            raise OptionError(
+                "average is 'pseudo-gradients' without outer, wanted outer=lambda p: "
+                "torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True), say"
+            )
+        if fragments != 1 and averager.bounds:
+            raise OptionError(f"fragments is {fragments} with max_norm, wanted one of the two")
+        self._fragments = Fragments(fragments)
         buffers = [one for one in model.buffers() if one.is_floating_point()]
         has_buffers = averager.count == len(self._parameters) + len(buffers)
         self._buffers = buffers if has_buffers else []
@@ -166,11 +183,14 @@ class MoshpitSGD(Optimizer):
         """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
         """Rest of the latest mean that parameters of 16 bits can't hold."""
-        self._of_gradients = average == "gradients"
+        self._of_gradients, self._of_pseudo = average == GRADIENTS, average == PSEUDO
         self._timeout = timeout
         self._steps = 0
-        self._anchor = [p.detach().clone().float() for p in self._parameters] if outer else []
-        """Parameters of the outer optimizer, as the latest round ended."""
+        self._anchors = [
+            [one.detach().clone().float() for one in self._fragments.rows(self._parameters, part)]
+            for part in range(fragments if outer else 0)
+        ]
+        """Parameters of the outer optimizer, of each fragment, as its latest round ended."""
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
@@ -190,6 +210,7 @@ class MoshpitSGD(Optimizer):
                 "target_samples": target_samples,
                 "outer": None if self._outer is None else type(self._outer).__name__,
                 "delayed": delayed,
+                "fragments": fragments,
             },
             self._target,
         )
@@ -277,8 +298,7 @@ class MoshpitSGD(Optimizer):
             return report
         report = self.finish() or report
         self._tell_progress()
-        values, counts = self._values(), self._counts(weight)
-        self._round = OneRound(self._averager, values, counts, self._timeout, self._steps)
+        self._round = self._new_round(self._counts(weight), self._timeout)
         if self._delayed:
             self._round.start()
             return report
@@ -304,7 +324,7 @@ class MoshpitSGD(Optimizer):
         if report.round < 0:  # none began
             return report
         with self._changing, torch.no_grad():
-            self._take(one.before, one.values)
+            self._take(one.before, one.values, self._fragments.of(report.round))
             self._has_had(report, one.at)
         self._offer(report)
         return report
@@ -373,21 +393,49 @@ class MoshpitSGD(Optimizer):
             values[number] += rest
         return values
 
-    def _take(self, before: list[Tensor], means: list[Tensor]) -> None:
-        """Adds what a round has changed: steps that were taken meanwhile stay."""
-        ends = means
+    def _new_round(self, weight: float, timeout: float) -> OneRound:
+        origin: list[Tensor] = []
+        if self._of_pseudo:
+            origin = [torch.empty_like(p, dtype=torch.float32) for p in self._parameters]
+            for part, anchors in enumerate(self._anchors):
+                for view, anchor in zip(self._rows(origin, part), anchors, strict=True):
+                    view.copy_(anchor)
+        how = weight, timeout, self._steps, self._fragments, origin
+        return OneRound(self._averager, self._values(), *how)
+
+    def _rows(self, tensors: list[Tensor], part: int) -> list[Tensor]:
+        return self._fragments.rows(tensors, part)
+
+    def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> None:
+        """Adds what a round has changed in a fragment: steps that were taken meanwhile stay."""
+        ends = self._rows(means, part)
         if self._outer is not None:
-            for anchor, mean in zip(self._anchor, means, strict=False):
-                anchor.grad = anchor - mean
+            anchors = self._anchors[part]
+            for anchor, mean in zip(anchors, ends, strict=False):
+                anchor.grad = -mean if self._of_pseudo else anchor - mean
             self._outer.step()
-            ends = [*self._anchor, *means[len(self._anchor) :]]
-        whole = self._values() if self._delayed else before
+            for anchor in anchors:  # the next fragment's step is none of this one
+                anchor.grad = None
+            ends = [*anchors, *ends[len(anchors) :]]
+        whole = self._rows(self._values() if self._delayed else before, part)
         averages = [*self._parameters, *self._buffers]
-        for number, (own, begin, end) in enumerate(zip(averages, before, ends, strict=True)):
+        begins, owns = self._rows(before, part), self._rows([p.detach() for p in averages], part)
+        for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
             value = whole[number] + (end - begin) if self._delayed else end
             own.copy_(value)
             if own.dtype != torch.float32:
-                self._rest[number] = value - own.float()
+                self._keep_rest(number, part, value - own.float())
+
+    def _keep_rest(self, number: int, part: int, rest: Tensor) -> None:
+        averages = [*self._parameters, *self._buffers]
+        if number not in self._rest:
+            self._rest[number] = torch.zeros_like(averages[number], dtype=torch.float32)
+        rests = [self._rest.get(at, one.detach()) for at, one in enumerate(averages)]
+        self._rows(rests, part)[number].copy_(rest)
+
+    @property
+    def _anchor(self) -> list[Tensor]:
+        return [one for part in self._anchors for one in part]
 
     def _step_by_gradients(self, weight: float) -> RoundReport | None:
         self._steps += 1
@@ -521,7 +569,7 @@ class MoshpitSGD(Optimizer):
                 for one in self._inner:
                     one.zero_grad()
             return report
-        empty = OneRound(self._averager, self._values(), 0.0, timeout, self._steps)
+        empty = self._new_round(0.0, timeout)
         empty.run()
         if (report := empty.result()).newer:
             return report  # of a third peer: it is taken next
@@ -603,7 +651,8 @@ class MoshpitSGD(Optimizer):
             CheckpointError: It can't be written: the disk is full, say. This peer continues as if
                 nothing had been tried, and so do the others.
         """
-        return checkpoint.write(path, self._state())
+        memory = {"of": self._averager.name, "parts": self._averager.memory()}
+        return checkpoint.write(path, {**self._state(), "memory": memory})
 
     def load(self, path: checkpoint.PathLike) -> None:
         """Goes on from a checkpoint, :meth:`save`'s of this peer or of any other. Peers that come
@@ -619,9 +668,15 @@ class MoshpitSGD(Optimizer):
         """
         self.finish()
         own = self._snapshot()
-        checkpoint.read(
-            path, lambda state: self._take_whole(lambda: state, own.round, own, "the state")
-        )
+        memory: dict[int, Tensor] = {}
+
+        def take(state: Any) -> None:
+            self._take_whole(lambda: state, own.round, own, "the state")
+            if state.get("memory", {}).get("of") == self._averager.name:
+                memory.update(state["memory"]["parts"])
+
+        checkpoint.read(path, take)
+        self._averager.remember(memory)
         self._offer_state()
         self._averager.progress(self._samples, 0, claims=True)
 

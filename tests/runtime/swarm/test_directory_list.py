@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from lossycoll.runtime.swarm.directory_list import (
+    AGAIN_SECONDS,
     BEGIN_TRIES,
     MOST_HEARD,
     MOST_SERVED,
     STANDING_TRIES,
     Begin,
     DirectoryList,
+    delay,
+    next_pass,
 )
 
 A, B, C, D, E = ((f"10.0.0.{number}", 7000) for number in range(1, 6))
@@ -60,6 +66,26 @@ def test_its_own_is_opened_when_those_before_had_their_time(own: tuple[str, int]
         assert [place for place in tried if place != own] == [p for p in (A, B, C, D) if p != own]
     assert opened[0] == where.places.index(own) - 1  # A has just ended
     assert len(opened) == 6 - opened[0]
+
+
+def test_none_opens_before_one_that_is_earlier_in_the_list() -> None:
+    """Each draws its delays, and takes its time for a pass. The next after the first of all opens
+    in its first pass."""
+    draw = random.Random(3)
+    for _ in range(300):
+        opened = []
+        for place in range(1, 6):
+            due = 0.0
+            for _ in range(place):
+                due = next_pass(due, due + delay(draw.random()) + 0.1 * draw.random())
+            opened.append(due + delay(draw.random()))
+        # Half of a delay is left for the earlier one's directory to answer in.
+        assert all(b - a >= AGAIN_SECONDS / 2 for a, b in itertools.pairwise(opened)), opened
+
+
+def test_passes_have_pauses_however_long_they_are() -> None:
+    """Places that don't answer take 2 s each."""
+    assert next_pass(10.0, 30.0) == 30.0 + AGAIN_SECONDS / 4
 
 
 def test_one_that_stands_by_is_waited_for() -> None:

@@ -88,3 +88,11 @@ def test_what_is_no_state() -> None:
         mangled[int(random.integers(len(mangled)))] = int(random.integers(256))
         with contextlib.suppress(CheckpointError):
             unpacked(bytes(mangled), data)
+
+
+def test_one_element_of_a_stride() -> None:
+    """torch takes it for contiguous, and doesn't view it as bytes."""
+    one = torch.arange(3.0)[1::2]
+    assert one.stride() == (2,)
+    state = {"one": one}
+    assert same(unpacked(*packed(state)), state)

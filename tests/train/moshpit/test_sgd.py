@@ -238,8 +238,8 @@ def test_what_cannot_be() -> None:
         for how, said in (
             ({"every": 0}, "every is 0, wanted 1 or more"),
             ({"average": "both"}, "average is 'both', wanted one of parameters, gradients"),
-            ({"average": "gradients", "delayed": True}, "outer and delayed are for"),
-            ({"average": "gradients", "outer": outer}, "outer and delayed are for"),
+            ({"average": "gradients", "delayed": True}, "outer, delayed, fragments"),
+            ({"average": "gradients", "outer": outer}, "outer, delayed, fragments"),
         ):
             with pytest.raises(lossycoll.OptionError, match=said):
                 MoshpitSGD(own, inside, averager, **how)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch]) native/b
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
+.PHONY: help demo test test-all test-torch test-gpu mutate lint lint-types lint-rest format conformance \
         conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
         wheels site release clean
 
@@ -81,10 +81,15 @@ conformance-gpu:
 mutate: $(VENV)/.built
 	$(BIN)/python -m tools.mutate $(ARGS)
 
-lint: $(VENV)/.built
+# With -j2 types are checked while the extension is built: either uses one core for long.
+lint: lint-types lint-rest
+
+lint-types: $(VENV)/.packages
+	$(BIN)/mypy
+
+lint-rest: $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 

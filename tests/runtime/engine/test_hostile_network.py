@@ -310,7 +310,7 @@ def test_a_link_number_from_beyond_does_not_silence_the_link() -> None:
             network.relay.send(1, 0, Packet(link_seq=far).bytes())
         for ended in assert_sums(network, 100_000, 4):
             assert ended.report.packets_missing == 0
-            assert ended.report.elapsed < 4
+            assert ended.report.elapsed < 15
 
 
 def test_damaged_headers_and_records_are_dropped_and_repaired() -> None:

@@ -61,6 +61,19 @@ SECONDS = {
     "backend/test_process_group.py": 25,
     "cli/bench/test_nccl.py": 22,
     "failures/test_kill.py": 20,
+    "benchmarks/test_quality.py": 45,
+    "gpu/test_fake_device.py": 30,
+    "backend/test_monitored_barrier.py": 30,
+    "train/moshpit/test_wire.py": 25,
+    "backend/test_sealed.py": 25,
+    "runtime/world/test_rendezvous_orders.py": 22,
+    "train/dropcompute/test_ranks.py": 22,
+    "gpu/test_on_cpu.py": 16,
+    "train/sharded/test_compression.py": 16,
+    "train/sharded/test_loss.py": 15,
+    "train/sharded/test_checkpoint.py": 15,
+    "backend/test_replacement.py": 15,
+    "lab/test_congestion.py": 15,
 }
 """Files that take long, and about how long on two cores with others beside.
 

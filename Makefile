@@ -22,13 +22,13 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch]) native/b
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
+.PHONY: help demo test test-all test-torch test-gpu mutate lint lint-types lint-rest format conformance \
         conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
         wheels site release clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
-	@echo "make test      the tests: a short sample of what takes long (8 minutes at most)"
+	@echo "make test      the tests: a short sample of what takes long (15 minutes at most on two cores)"
 	@echo "make test-all  all tests (30 minutes at most)"
 	@echo "make test-torch TORCH=2.14.1  make test with that torch, in an environment of its own"
 	@echo "make test-gpu  CUDA tensors, on a machine with a GPU (PYTHON=its python3; 6 minutes at most)"
@@ -81,10 +81,15 @@ conformance-gpu:
 mutate: $(VENV)/.built
 	$(BIN)/python -m tools.mutate $(ARGS)
 
-lint: $(VENV)/.built
+# With -j2 types are checked while the extension is built: either uses one core for long.
+lint: lint-types lint-rest
+
+lint-types: $(VENV)/.packages
+	$(BIN)/mypy
+
+lint-rest: $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import threading
 from collections.abc import Generator
@@ -60,11 +61,41 @@ SECONDS = {
     "backend/test_process_group.py": 25,
     "cli/bench/test_nccl.py": 22,
     "failures/test_kill.py": 20,
+    "benchmarks/test_quality.py": 45,
+    "gpu/test_fake_device.py": 30,
+    "backend/test_monitored_barrier.py": 30,
+    "train/moshpit/test_wire.py": 25,
+    "backend/test_sealed.py": 25,
+    "runtime/world/test_rendezvous_orders.py": 22,
+    "train/dropcompute/test_ranks.py": 22,
+    "gpu/test_on_cpu.py": 16,
+    "train/sharded/test_compression.py": 16,
+    "train/sharded/test_loss.py": 15,
+    "train/sharded/test_checkpoint.py": 15,
+    "backend/test_replacement.py": 15,
+    "lab/test_congestion.py": 15,
 }
 """Files that take long, and about how long on two cores with others beside.
 
 The longest start first, so that at the end no worker is left with a long test.
 """
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Workers that collect the whole suite begin with different files. In a clean checkout each
+    would rewrite the asserts of all tests: so each finds most of them done by another, in
+    __pycache__."""
+    config = session.config
+    told = getattr(config, "workerinput", None)
+    if told is None or config.args != config.getini("testpaths"):
+        return
+    files = sorted(TESTS.rglob("test_*.py"))
+    number, workers = int(told["workerid"].removeprefix("gw")), int(told["workercount"])
+    first = number * len(files) // workers
+    for file in files[first:] + files[:first]:
+        name = ".".join(file.relative_to(TESTS.parent).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it tells of it
+            importlib.import_module(name)
 
 
 PER_FILE: pytest.StashKey[dict[str, tuple[int, int]]] = pytest.StashKey()

@@ -143,7 +143,7 @@ def rank_surface(rank: int, world: int) -> str:
     begin = time.monotonic()
     with pytest.raises(lossycoll.OperationTimeout, match=rf"a receive from {left} .*0\.2 s given"):
         receive.wait(timedelta(seconds=0.2))
-    assert 0.15 < time.monotonic() - begin < 5
+    assert 0.15 < time.monotonic() - begin < 30
     dist.barrier()
     dist.send(torch.full((LARGE,), 3.0), right, tag=8) if rank % 2 else None
     receive.wait() if left % 2 else None

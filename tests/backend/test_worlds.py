@@ -120,12 +120,12 @@ def rank_outlives(rank: int, world: int) -> Any:
 
 
 def test_a_smaller_group_is_watched_after_the_group_of_all_has_ended() -> None:
-    patient = {**QUIET, "LOSSYCOLL_LIVENESS": "20"}
+    patient = {**QUIET, "LOSSYCOLL_LIVENESS": "60"}
     with Ranks(rank_outlives, 3, patient) as ranks:
         for number in (1, 2):
             ranks.wait_for(number, "ready")
         since = ranks.signal(2, signal.SIGKILL)
-        left, survivor = ranks.collect(60, but=[2])
+        left, survivor = ranks.collect(120, but=[2])
     assert left.value == 0, str(left)
     assert survivor.value.kind == "PeerLostError", str(survivor)
     assert "lost rank 1 (127.0.0.1:" in survivor.value.text, "its number in the pair"

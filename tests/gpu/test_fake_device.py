@@ -19,15 +19,17 @@ from tests.support.waiting import until
 
 
 @pytest.mark.in_clear
-@pytest.mark.parametrize("waits", ["stream", "host"])
 @pytest.mark.parametrize(
-    ("module", "names"),
+    ("module", "names", "waits"),
     [
-        ("collectives", SAMPLE),
-        ("few_bits", None),
+        ("collectives", SAMPLE, "stream"),
+        ("few_bits", None, "host"),
+        pytest.param("collectives", SAMPLE, "host", marks=pytest.mark.long),
+        pytest.param("few_bits", None, "stream", marks=pytest.mark.long),
         *(
-            pytest.param(name, None, marks=pytest.mark.long)
+            pytest.param(name, None, waits, marks=pytest.mark.long)
             for name in ("collectives", "failures", "losses", "training")
+            for waits in ("stream", "host")
         ),
     ],
 )

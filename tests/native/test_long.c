@@ -101,8 +101,10 @@ static void test_one_round(int feedback) {
              (unsigned long long)(with / MS), (unsigned long long)(without / MS));
 }
 
-int main(void) {
-    test_one_round(0);
+/* -sample: with feedback alone. */
+int main(int argc, char **argv) {
+    if (!check_samples(argc, argv))
+        test_one_round(0);
     test_one_round(1);
     return check_result("test_long");
 }

@@ -121,7 +121,7 @@ def test_a_big_endian_host_is_refused_by_name() -> None:
 
 
 def test_fuzz() -> None:
-    make("fuzz", "FUZZ_SECONDS=2")
+    make("fuzz", "FUZZ_SECONDS=1")
 
 
 @pytest.mark.long

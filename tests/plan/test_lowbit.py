@@ -14,6 +14,7 @@ from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, draws, joined, split
 from lossycoll.plan.rng import mix
 from tests.oracle.reference_executor import execute
 from tests.support.plan_checks import nothing
+from tests.support.sampling import pairs
 
 ELEMENTS = 262_144
 Floats = NDArray[np.float32]
@@ -106,8 +107,7 @@ def test_no_size_is_too_large_or_too_small(bits: int, size: float) -> None:
             assert (np.abs(got - x) <= half * 1.02).all()
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("bits", PLANES)
+@pytest.mark.parametrize(("bits", "size"), list(pairs(PLANES, SIZES)))
 def test_rounded_at_random_the_mean_is_the_element(bits: int, size: float) -> None:
     """But for a unit, by which an end may lie off its grid, and draws too rare to be counted on."""
     how, times = LowBit(bits, 32, stochastic=True), 400

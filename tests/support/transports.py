@@ -43,7 +43,7 @@ def hear(
     one: Transport,
     wanted: Callable[[list[Event]], bool],
     *others: Transport | Middle,
-    seconds: float = 10,
+    seconds: float = 30,
 ) -> list[Event]:
     """What ``one`` is told until that is as ``wanted``, while ``others`` run."""
     found: list[Event] = []

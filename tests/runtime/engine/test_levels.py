@@ -15,6 +15,7 @@ from tests.support import two_levels
 from tests.support.network import Network
 from tests.support.oracle_cases import PAYLOAD, WAYS, Case
 from tests.support.oracle_checks import check
+from tests.support.sampling import pairs
 from tests.support.two_levels import Hosts, Topology
 
 HOSTS: tuple[Hosts, ...] = (
@@ -53,8 +54,9 @@ def counts(world: int, times: int) -> tuple[int, ...]:
     return (0, 1, world + 1, within + 1, world * within + 3, 23 * within + 5)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts}".replace(" ", ""))
+@pytest.mark.parametrize(
+    ("hosts", "loss"), list(pairs(HOSTS, LOSSES)), ids=lambda value: f"{value}".replace(" ", "")
+)
 def test_engine_equals_reference(hosts: Hosts, loss: str) -> None:
     world, dropped, turn = sum(len(host) for host in hosts), 0, LOSSES.index(loss)
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:

@@ -38,8 +38,8 @@ UNEVEN = "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,link=2-1:1,seed=12"
 DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
 WORLDS = range(1, 9)
 OFTEN = (1, 2, 3, 5, 8)
-"""The worlds of the short suite: alone, one peer, odd and even counts, and the most. The last two
-meet some of the losses there."""
+"""The worlds of the short suite: alone, one peer, odd and even counts, and the most. Three ranks
+meet all losses there, the most one, and others some."""
 FEW = ("", BURSTS, LOSSES[-1])
 REPAIRS = (0, 1)
 
@@ -61,7 +61,7 @@ def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
 
 
 def meeting(world: int, loss: str) -> Any:
-    often = world in OFTEN and (world < 5 or loss in FEW)
+    often = world == 3 or (world in OFTEN and loss in (FEW if world < 8 else (BURSTS,)))
     return pytest.param(world, loss, marks=() if often else pytest.mark.long)
 
 

@@ -67,8 +67,8 @@ def test_nobody_waits_to_meet_a_world_that_has_been_given_up(outlive: bool) -> N
         for rank in (0, 1):
             made.start(rank)
         begin = time.monotonic()
-        assert not any(plane.meet(20) for plane in made.planes[:2])  # rank 2 never comes
-        assert time.monotonic() - begin < 2 * LIVENESS
+        assert not any(plane.meet(60) for plane in made.planes[:2])  # rank 2 never comes
+        assert time.monotonic() - begin < 30
         assert made.notes[0].log == made.notes[1].log == [("dead", 2)]
     finally:
         made.close()

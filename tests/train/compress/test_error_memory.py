@@ -69,7 +69,10 @@ def test_with_all_rows_nothing_remains() -> None:
             torch.testing.assert_close(held["own"], last, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rule", "momentum"), [("ef14", 1.0), ("ef21m", 0.1)])
+@pytest.mark.parametrize(
+    ("rule", "momentum"),
+    [pytest.param("ef14", 1.0, marks=pytest.mark.long), ("ef21m", 0.1)],
+)
 def test_the_error_of_a_noisy_quadratic_falls_with_the_number_of_workers(
     rule: str, momentum: float
 ) -> None:

@@ -100,6 +100,7 @@ class MeanEncoding:
         n = len(values)
         return np.repeat(low, how.group)[:n], np.repeat(high, how.group)[:n]
 
+
 class Round:
     """One round of this peer. ``values``: float32, shape (n,), n at least 1. ``buffer``: what the
     engine reads and writes, in place. ``parts``: as of :func:`shares`.

@@ -20,7 +20,7 @@ from lossycoll.train.elastic.agreement import STORE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 TABLES: Final[dict[str, dict[str, list[Schema[Any]]]]] = {
-    "control.md": {
+    "control-messages.md": {
         "messages of the world": [WORLD],
         "messages of a group": [GROUP],
         "answers": [ANSWER],

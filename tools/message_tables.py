@@ -26,7 +26,7 @@ TABLES: Final[dict[str, dict[str, list[Schema[Any]]]]] = {
         "answers": [ANSWER],
         "types of fields": [WORLD, GROUP, ANSWER],
     },
-    "swarm-reference.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
+    "swarm-messages.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
     "rejoin-protocol.md": {"values in the store": [STORE]},
 }
 _NAMES: Final = {

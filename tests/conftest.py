@@ -36,7 +36,7 @@ SECONDS = {
     "runtime/engine/test_oracle.py": 100,
     "repository/test_examples.py": 85,
     "failures/test_leave.py": 75,
-    "runtime/world/test_world_protocol.py": 25,
+    "runtime/world/test_world_machine.py": 25,
     "runtime/world/test_failover.py": 20,
     "conformance/test_conformance.py": 60,
     "backend/test_faults.py": 60,

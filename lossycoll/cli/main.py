@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ COMMANDS = {
 TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.
 EXIT_INTERRUPTED = 130
+# And for one that SIGPIPE ended.
+EXIT_UNREAD = 141
 
 
 FIRST_WORDS = f"""\
@@ -103,6 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root.exit(EXIT_USAGE, FIRST_WORDS)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has had enough, such as head. Python would flush once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
     except KeyboardInterrupt:
         return _complain(options.command, "stopped", EXIT_INTERRUPTED)
     except Interrupted as error:

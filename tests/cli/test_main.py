@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -137,6 +138,17 @@ def test_keyboard_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(cli.doctor, "run", interrupted)
     assert cli.main(["doctor"]) == 130
+
+
+def test_a_reader_that_has_had_enough_ends_a_command_in_silence() -> None:
+    """As ``lossycoll status | head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lossycoll.cli", "status", "--json"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writer)
+    assert ended.stderr == b""
+    assert ended.returncode == cli.EXIT_UNREAD
 
 
 @pytest.mark.parametrize("command", ["demo", "bench"])

@@ -45,13 +45,13 @@ def _by_slot(members: tuple[Participant, ...], slots: int) -> tuple[Participant,
 class Participant:
     """One process in a generation, as it says in the store.
 
-    ``slot`` is the number that its launcher gave it, ``start`` its incarnation, which no other
-    process has had. ``steps``: that its state has had; FRESH: it has none. ``before``: the
-    generation that it comes from, if no later one was agreed on; NONE: it comes from no such.
+    ``slot`` is the number that its launcher gave it; no other process has had ``incarnation``.
+    ``steps``: that its state has had; FRESH: it has none. ``before``: the generation that it comes
+    from, if no later one was agreed on; NONE: it comes from no such.
     """
 
     slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]
-    start: Annotated[str, Length(1, 64)]
+    incarnation: Annotated[str, Length(1, 64)]
     steps: Annotated[int, Between(FRESH, 1 << 62)]
     before: Annotated[int, Between(NONE, 1 << 31)] = NONE
 
@@ -98,7 +98,7 @@ class LastGeneration:
     def expected(self) -> set[int]:
         """Slots of the members that may be alive, and aren't refused."""
         members = self.generation.members
-        return {one.slot for one in members if one.start not in self.refused} - self.lost
+        return {one.slot for one in members if one.incarnation not in self.refused} - self.lost
 
     def is_enough(self, here: Collection[int], silent: Collection[int]) -> bool:
         """True if the slots ``here`` may continue without ``silent``, of whom nothing is known."""
@@ -183,7 +183,7 @@ class Agreement:
         store: PolledStore,
         slot: int,
         slots: int,
-        start: str,
+        incarnation: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -191,10 +191,10 @@ class Agreement:
         self._store = store
         self._slot = slot
         self._slots = slots
-        self._start = self.start = start
+        self.incarnation = incarnation
         self._clock = clock
         self._sleep = sleep
-        store.set(f"slot/{slot}", start)
+        store.set(f"slot/{slot}", incarnation)
 
     @property
     def _who(self) -> str:
@@ -229,7 +229,7 @@ class Agreement:
         while True:
             self._wait(number, steps, before, grace, end)
             agreed = self.members(number)
-            if any(one.start == self._start for one in agreed.members):
+            if any(one.incarnation == self.incarnation for one in agreed.members):
                 return agreed
             before = None
             number = self.next_number(number + 1)
@@ -238,7 +238,7 @@ class Agreement:
         self, number: int, steps: int, before: LastGeneration | None, grace: float, end: float
     ) -> None:
         of = NONE if before is None else before.generation.number
-        own = Participant(self._slot, self._start, steps, of)
+        own = Participant(self._slot, self.incarnation, steps, of)
         at = self._store.add(f"places/{number}", 1) - 1
         self._store.set(f"participant/{number}/{at}", STORE.pack(own).decode())
         watch, begin = self.watch(number), self._clock()
@@ -251,9 +251,12 @@ class Agreement:
                 self._store.add(f"heartbeat/{number}/{at}", 1)
                 next_heartbeat = now + HEARTBEAT_SECONDS
             others = [one for one in watch.look(now) if one.slot != self._slot]
-            here = [own, *(one for one in others if not before or one.start not in before.refused)]
-            if not known >= {one.start for one in here}:
-                known |= {one.start for one in here}
+            here = [
+                own,
+                *(one for one in others if not before or one.incarnation not in before.refused),
+            ]
+            if not known >= {one.incarnation for one in here}:
+                known |= {one.incarnation for one in here}
                 latest = now  # the others may be close behind
             if now >= begin + SETTLE_SECONDS:
                 missing = self._missing(here, before)
@@ -311,9 +314,9 @@ class Agreement:
 
     def _check_slot(self) -> None:
         holder = self._store.get(f"slot/{self._slot}")
-        if holder != self._start:
+        if holder != self.incarnation:
             raise RendezvousError(
-                f"{self._who}: process {holder} has this slot now, and {self._start} had it "
+                f"{self._who}: process {holder} has this slot now, and {self.incarnation} had it "
                 f"before; end this one, or give each its own slot",
                 peer=self._slot,
             )

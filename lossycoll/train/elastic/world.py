@@ -179,7 +179,7 @@ class ElasticWorld:
             _check_steps(steps)
         if self._closed:
             raise self._no_group()
-        if self._agreement.start in self._refused:
+        if self._agreement.incarnation in self._refused:
             raise CheckpointError(
                 f"slot {self.slot}: the others continue without this process, which couldn't take "
                 f"their state; end it, and see why"
@@ -207,7 +207,7 @@ class ElasticWorld:
         members, source = self._generation.members, self._generation.source
         failed = share(parts, source)
         if failed:
-            self._refused |= {members[rank].start for rank in failed}
+            self._refused |= {members[rank].incarnation for rank in failed}
             (rank, why), *_ = failed.items()
             if dist.get_rank() in failed:
                 raise CheckpointError(
@@ -273,8 +273,8 @@ class ElasticWorld:
                 if last is None:
                     raise
                 # Members that were together before try without those that have come.
-                known = {one.start for one in last.members}
-                fresh = {one.start for one in agreed.members if one.start not in known}
+                known = {one.incarnation for one in last.members}
+                fresh = {one.incarnation for one in agreed.members if one.incarnation not in known}
                 self._refused |= fresh
                 before = LastGeneration(
                     last, before.lost if before else frozenset(), frozenset(self._refused)
@@ -384,8 +384,8 @@ def _slots_of(
     members: tuple[Participant, ...], *, without: tuple[Participant, ...]
 ) -> tuple[int, ...]:
     """Slots of members by process: one that was killed and came back has its slot, and isn't it."""
-    known = {one.start for one in without}
-    return tuple(one.slot for one in members if one.start not in known)
+    known = {one.incarnation for one in without}
+    return tuple(one.slot for one in members if one.incarnation not in known)
 
 
 def _check_steps(steps: int) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import random
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count, pairwise, permutations, product
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lossycoll.runtime.swarm.directory import LEASE, Directory
 from lossycoll.runtime.swarm.partition_merge import (
@@ -313,15 +316,22 @@ def test_whom_a_directory_asks_and_when() -> None:
     assert place_of(59) in site.merge.due(site.own)
 
 
-# ---- many of them, at random ----
+# ---- many of them, in any order ----
 
 
-class World:
-    """Directories that ask one another over a network that is slow at times, and peers that come,
-    go and do as they are told."""
+class Directories(RuleBasedStateMachine):
+    """Directories whose messages pass in any order or come too late, and peers that come, go and
+    do as they are told.
 
-    def __init__(self, seed: int, sites: int, peers: int) -> None:
-        self.draw = random.Random(seed)
+    Never do two yield to each other; in the end all peers are at one.
+    """
+
+    sites: list[Site]
+
+    @initialize(sites=st.sampled_from([2, 3, 5]), draw=st.randoms(use_true_random=True))
+    def begin(self, sites: int, draw: random.Random) -> None:
+        self.draw = draw
+        """When peers turn, and which turns fail."""
         self.clock = Clock()
         self.sites = [Site(self.clock, number) for number in range(sites)]
         self.at = {place_of(number): number for number in range(sites)}
@@ -329,99 +339,129 @@ class World:
         self.order = count()
         self.peers: dict[str, tuple[int, int]] = {}
         """Where each is, and by which number."""
-        self.yielded = Counter[int]()
+        self.on_way: list[tuple[float, Callable[[], None]]] = []
+        """Messages, and when each is too late."""
         self.busy = True
-        for peer in range(peers):
-            self.join(f"peer {peer}", self.draw.randrange(sites), MOST_PEERS)
+        for peer in range(2 * sites):
+            self._join(f"peer {peer}", peer % sites, MOST_PEERS)
         for site in self.sites:
             for other in self.sites:
                 site.merge.learn(other.own)
 
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
+    @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 10.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self._go(seconds)
+
+    @rule(at=st.integers(0, 4))
+    def ask(self, at: int) -> None:
+        site = self.sites[at % len(self.sites)]
+        site.merge._asks_at = self.clock.now
+        self._ask_those_due(at % len(self.sites))
+
+    @precondition(lambda self: self.on_way)
+    @rule(which=st.integers(0, 7))
+    def arrive(self, which: int) -> None:
+        self._arrive(which % len(self.on_way))
+
+    @rule(at=st.integers(0, 4))
+    def come(self, at: int) -> None:
+        self._join(f"newcomer {next(self.order)}", at % len(self.sites), MOST_PEERS)
+
+    @precondition(lambda self: len(self.peers) > 3)
+    @rule(which=st.integers(0, 30))
+    def go(self, which: int) -> None:
+        self._leave(sorted(self.peers)[which % len(self.peers)])
+
+    @rule(at=st.integers(0, 4), chosen=st.integers(0, 2**12))
+    def split(self, at: int, chosen: int) -> None:
+        """Some peers can reach but one directory."""
+        at %= len(self.sites)
+        if self.sites[at].merge.to is not None:
+            return
+        for name in [name for n, name in enumerate(sorted(self.peers)) if chosen >> n & 1]:
+            number = self._leave(name)
+            got = self.sites[at].come(name, number)
+            assert got is not None
+            self.peers[name] = at, got
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sites"):
+            return
+        self.busy = False
+        self._go(MOST_PATIENCE)
+        assert len({at for at, _ in self.peers.values()}) == 1
+        assert sum(bool(site.directory.peers) for site in self.sites) == 1
+
+    def _after(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.clock.now + seconds, next(self.order), what))
 
-    def join(self, name: str, at: int, number: int) -> None:
+    def _join(self, name: str, at: int, number: int) -> None:
         site = self.sites[at]
         wanted = Join(VERSION, name, "7" * 32, number, SESSION, 0)
         place = site.merge.redirect(wanted)
         if place is not None:
-            self.after(0.5, lambda: self.join(name, self.at[place], number))
+            self._after(0.5, lambda: self._join(name, self.at[place], number))
             return
         got = site.come(name, number)
         assert got is not None
         self.peers[name] = at, got
 
-    def turn(self, name: str, to: int) -> None:
+    def _leave(self, name: str) -> int:
+        at, number = self.peers.pop(name)
+        self.sites[at].directory.lost(number)
+        return number
+
+    def _turn(self, name: str, to: int) -> None:
         if name in self.peers:
-            at, number = self.peers.pop(name)
-            self.sites[at].directory.lost(number)
+            at = self.peers[name][0]
+            number = self._leave(name)
             fails = self.busy and self.draw.random() < 0.1
-            self.after(self.draw.random(), lambda: self.join(name, at if fails else to, number))
+            self._after(self.draw.random(), lambda: self._join(name, at if fails else to, number))
 
-    def ask(self, one: int, other: int) -> None:
-        """Takes up to 1.5 times as long as there is time for."""
-        site, there = self.sites[one], self.sites[other]
-        asked = site.status()
-        scale = 1.5 * ANSWER_SECONDS / 2 if self.busy else 0.01
-        out, back = (scale * self.draw.random() for _ in range(2))
+    def _ask_those_due(self, number: int) -> None:
+        site = self.sites[number]
+        for place in site.merge.due(site.own):
+            asked, late = site.status(), self.clock.now + ANSWER_SECONDS
+            self.on_way.append((late, partial(self._asked, number, asked, place, late)))
 
-        def arrives() -> None:
-            answer = there.merge.asked(asked, there.own)
-            if out + back <= ANSWER_SECONDS:
-                self.after(back, lambda: self.answered(one, asked, answer, there.own))
+    def _asked(self, one: int, asked: DirectoryStatus, place: tuple[str, int], late: float) -> None:
+        there = self.sites[self.at[place]]
+        answer = there.merge.asked(asked, there.own)
+        self.on_way.append((late, partial(self._answered, one, asked, answer, place)))
 
-        self.after(out, arrives)
+    def _arrive(self, which: int) -> None:
+        late, message = self.on_way.pop(which)
+        if self.clock.now <= late:
+            message()
+            self._check()
 
-    def answered(
+    def _answered(
         self, one: int, asked: DirectoryStatus, answer: DirectoryStatus, place: tuple[str, int]
     ) -> None:
-        site = self.sites[one]
-        if not site.merge.answered(asked, answer, place):
+        if not self.sites[one].merge.answered(asked, answer, place):
             return
-        self.yielded[one] += 1
         for name, (at, _) in self.peers.items():
             if at == one:
                 seconds = self.draw.random() * (40.0 if self.busy else 5.0)
-                self.after(seconds, lambda name=name: self.turn(name, self.at[place]))  # type: ignore[misc]
+                self._after(seconds, partial(self._turn, name, self.at[place]))
 
-    def split(self) -> None:
-        """Some peers can reach but one directory."""
-        at = self.draw.randrange(len(self.sites))
-        names = [name for name in sorted(self.peers) if self.draw.random() < 0.4]
-        for name in names if self.sites[at].merge.to is None else []:
-            was, number = self.peers.pop(name)
-            self.sites[was].directory.lost(number)
-            got = self.sites[at].come(name, number)
-            assert got is not None
-            self.peers[name] = at, got
-
-    def change(self, turn: int) -> None:
-        if self.draw.random() < 0.1:
-            self.split()
-        elif self.draw.random() < 0.5 and len(self.peers) > 3:
-            name = self.draw.choice(sorted(self.peers))
-            at, number = self.peers.pop(name)
-            self.sites[at].directory.lost(number)
-        else:
-            self.join(f"newcomer {turn}", self.draw.randrange(len(self.sites)), MOST_PEERS)
-
-    def go(self, seconds: float) -> None:
-        for turn in range(int(seconds / 0.1)):
+    def _go(self, seconds: float) -> None:
+        for _ in range(int(seconds / 0.1)):
             self.clock.now += 0.1
             for at, number in self.peers.values():
                 self.sites[at].directory.beat(number)
-            if self.busy and self.draw.random() < 0.05:
-                self.change(turn)
             for number, site in enumerate(self.sites):
-                for place in site.merge.due(site.own):
-                    self.ask(number, self.at[place])
+                self._ask_those_due(number)
                 if site.merge.ends():
                     site.directory.adopt(SESSION)
+            while self.on_way and not self.busy:
+                self._arrive(0)
+            self.on_way = [one for one in self.on_way if self.clock.now <= one[0]]
             while self.events and self.events[0][0] <= self.clock.now:
                 heapq.heappop(self.events)[2]()
-                self.check()
+                self._check()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Whoever follows those that have yielded comes to one that hasn't."""
         to = {site.own: site.merge.to for site in self.sites}
         for site in self.sites:
@@ -431,17 +471,5 @@ class World:
                 way.append(following)
 
 
-@pytest.mark.parametrize("sites", [2, 3, 5])
-def test_never_do_two_yield_to_each_other(sites: int) -> None:
-    """Whatever the order of messages, and whoever comes and goes meanwhile. In the end all are in
-    one place."""
-    yielded = 0
-    for seed in range(8):
-        world = World(seed, sites, 4 * sites)
-        world.go(150.0)
-        world.busy = False
-        world.go(MOST_PATIENCE)
-        assert len({at for at, _ in world.peers.values()}) == 1
-        assert sum(bool(site.directory.peers) for site in world.sites) == 1
-        yielded += sum(world.yielded.values())
-    assert yielded > 12 * (sites - 1)
+TestDirectories = Directories.TestCase
+TestDirectories.settings = settings(max_examples=40, stateful_step_count=30)

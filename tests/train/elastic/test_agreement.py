@@ -35,10 +35,10 @@ class Process:
     def __init__(self, store: TimedStore, slot: int, slots: int, name: str = "") -> None:
         self.store, self.time = store, store.time
         self.dead = False
-        self.start = name or f"start of {slot}"
+        self.incarnation = name or f"start of {slot}"
         polled = PolledStore(self._Mortal(self), f"slot {slot}")
         self.agreement = Agreement(
-            polled, slot, slots, self.start, clock=self.time.monotonic, sleep=self._sleep
+            polled, slot, slots, self.incarnation, clock=self.time.monotonic, sleep=self._sleep
         )
         self.agreed: Generation | None = None
         self.error: LossyError | None = None
@@ -257,10 +257,10 @@ def _seen(watch: Watch, time: VirtualTime) -> list[Participant]:
         ('{"slot": 1}', "no message"),
         ('["participant",1,"s",0,-1]', "no list of members"),
         ('["participants",[]]', "members: .*wanted a list of 1"),
-        ('["participants",[[1,"",0,-1]]]', "start: "),
+        ('["participants",[[1,"",0,-1]]]', "incarnation: "),
         ('["participants",[[1,"s",0,-1],[1,"s",0,-1]]]', "ascending"),
         ('["participants",[[3,"s",0,-1]]]', "no member of a job of 3"),
-        ('["participants",[[1,5,0,-1]]]', "start: "),
+        ('["participants",[[1,5,0,-1]]]', "incarnation: "),
         ('["participants",[[1,"s",-2,-1]]]', "steps: "),
         ('["participants",[[true,"s",0,-1]]]', "slot: "),
         ('["participants",[[1,"s",0]]]', "wanted 4 fields"),

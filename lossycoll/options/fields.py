@@ -67,8 +67,8 @@ class Options:
         "auto",
         growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
         "Algorithm of collectives that have several (builders.md); others use their default. auto: "
-        "hierarchical where ranks share hosts or sites (topology.md), else the default, which is "
-        "the transpose for all_reduce. Any other name ignores hosts.",
+        "hierarchical where ranks share hosts or sites (topology.md), else the default. For "
+        "all_reduce that is the transpose at every world and size. Any other name ignores hosts.",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,

@@ -199,7 +199,9 @@ def report(results: Sequence[Result], folder: Path) -> None:
     write_json(folder / "simulation.json", [asdict(result) for result in results])
     head = ["network", "laboratory, ms", "simulated, ms", "error"]
     head += ["missing there", "simulated", "woke late, ms"]
-    fill(folder / "simulate-accuracy.md", {"laboratory": markdown(head, [line(row) for row in rows])})
+    fill(
+        folder / "simulate-accuracy.md", {"laboratory": markdown(head, [line(row) for row in rows])}
+    )
 
 
 def line(row: dict[str, Any]) -> list[str]:

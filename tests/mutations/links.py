@@ -150,7 +150,7 @@ LINKS = (
         "native/pace.c",
         "double least = WINDOW_MIN / rtt;",
         "double least = 0;",
-        "native:test_messages",
+        "native:test_pace",
     ),
     mutation(
         "TCP's queue is taken for the path, and given way to",

@@ -391,6 +391,19 @@ static void test_shares(void) {
     sim_free(s);
 }
 
+/* However small the share, some packets a round trip go, so that it is found out when it grows. */
+static void test_hardly_a_share(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    lc_pace *pace = &flow(s, 0, 20, 0, 1)->pace;
+    sim_run(s, 2);
+    s->share = 1e-9;
+    sim_run(s, 1);
+    double rtt = lc_measure_rtt_s(&pace->measure);
+    double packets = pace->gate.bytes_per_s / pace->packet_bytes * rtt;
+    CHECK_AT(packets > 3.9 && packets < 4.1, "%.2f packets a round trip", packets);
+    sim_free(s);
+}
+
 /* Others of this host have four times as much, and the far end no more: what is tried ends. */
 static void test_far_end_is_slow(void) {
     sim *s = sim_new(20e6, 0.002, 3);
@@ -641,6 +654,7 @@ int main(void) {
     test_shared_rate();
     test_shared_rate_is_tried();
     test_shares();
+    test_hardly_a_share();
     test_far_end_is_slow();
     test_shares_that_change();
     test_set_clocks();

@@ -265,7 +265,7 @@ def debug_handlers() -> list[Any]:
     """The pages of torch's debug server and those of this package; to be called on all ranks.
 
     ``torch.distributed.debug.start_debug_server(handlers=lossycoll.debug_handlers())`` then has
-    the pages ``/lossycoll`` (docs/operate.md) and ``/lossycoll_fr_trace``.
+    the pages ``/lossycoll`` (docs/torch-tools.md) and ``/lossycoll_fr_trace``.
 
     Returns:
         The ``handlers`` for ``start_debug_server``.

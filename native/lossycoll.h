@@ -2,7 +2,7 @@
  *
  * Its parts are below, a part for each link with functions of its own. In each,
  * native/build_cffi.py reads what is between the two cdef marks as it stands, so it holds plain
- * declarations only. docs/engine.md explains the state machine.
+ * declarations only. docs/streams.md explains the state machine.
  */
 #ifndef LOSSYCOLL_H
 #define LOSSYCOLL_H

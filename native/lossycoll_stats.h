@@ -78,7 +78,7 @@ typedef struct {
  *
  * A file that the engine maps. It has an lc_page, `world` times lc_page_peer, then `groups` blocks
  * of `group_bytes`: an lc_page_group, its members' processes (uint16_t, `world` of them), and two
- * sets of ranks (uint64_t words). docs/operate.md has who writes what. */
+ * sets of ranks (uint64_t words). docs/status-reference.md has who writes what. */
 enum {
     LC_PAGE_MAGIC = 0x5350434C, /* "LCPS" */
     LC_PAGE_VERSION = 1,

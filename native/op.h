@@ -1,7 +1,7 @@
 /* One operation as the engine sees it: slots, the streams into them and out of them.
  *
  * Everything of an operation lies in one block of memory that is taken when it is submitted;
- * while packets move, nothing is allocated. docs/engine.md has the states and their edges. */
+ * while packets move, nothing is allocated. docs/streams.md has the states and their edges. */
 #ifndef LC_OP_H
 #define LC_OP_H
 

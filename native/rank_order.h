@@ -1,5 +1,5 @@
 /* Sums in the order of ranks, whatever comes first: how far each packet of a sum is, and the
- * contributions that have come before those of lower ranks. docs/engine.md has the rule.
+ * contributions that have come before those of lower ranks. docs/engine-reference.md has the rule.
  *
  * The memory is laid out with the operation (op.c), for the most that can come early. Only the
  * driving thread calls these. */

@@ -311,7 +311,7 @@ def progress(result: Result, step: str) -> str:
 
 
 def show(results: list[Result]) -> None:
-    """The table, in the form that docs/release.md has it."""
+    """The table, in the form that docs/versions.md has it."""
     print("| Python | torch | claimed | " + " | ".join(STEPS) + " | seconds |")
     print("|---|---|---|" + "---|" * len(STEPS) + "---|")
     for result in results:

@@ -20,13 +20,13 @@ from lossycoll.train.elastic.agreement import STORE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 TABLES: Final[dict[str, dict[str, list[Schema[Any]]]]] = {
-    "control.md": {
+    "control-messages.md": {
         "messages of the world": [WORLD],
         "messages of a group": [GROUP],
         "answers": [ANSWER],
         "types of fields": [WORLD, GROUP, ANSWER],
     },
-    "swarm-reference.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
+    "swarm-messages.md": {"messages of a swarm": [SWARM], "types of a swarm": [SWARM]},
     "rejoin-protocol.md": {"values in the store": [STORE]},
 }
 _NAMES: Final = {

@@ -1,4 +1,4 @@
-"""The table of algorithms of docs/plans.md: ``python -m tools.plans_table`` prints it."""
+"""The table of algorithms of docs/builders.md: ``python -m tools.plans_table`` prints it."""
 
 from __future__ import annotations
 

@@ -66,17 +66,17 @@ def verdict(speeds: Speeds) -> str:
 
 
 def report(folder: Path, speeds: Speeds) -> None:
-    """The table between the marks of parity.md."""
+    """The table between the marks of parity-speed.md."""
     taken = source("tests/native/bench_gf.c")
     when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}."
     text = "\n\n".join([when, markdown(*shown(speeds)), verdict(speeds)])
-    fill(folder / "parity.md", {"parity-speed": text})
+    fill(folder / "parity-speed.md", {"parity-speed": text})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=real(0), default=0.02, help="of a try (%(default)g)")
-    parser.add_argument("--report", type=Path, help="folder of parity.md, for the table")
+    parser.add_argument("--report", type=Path, help="folder of parity-speed.md, for the table")
     options = parser.parse_args(arguments)
     speeds = measure(options.seconds)
     head, body = shown(speeds)

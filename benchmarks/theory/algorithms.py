@@ -1,6 +1,6 @@
 """Flat, ring and by hosts, as simulated: ``python -m benchmarks.theory.algorithms docs``.
 
-Writes algorithms.png, and the table between the marks of simulate.md.
+Writes algorithms.png, and the table between the marks of simulate-accuracy.md.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def draw(found: dict[Case, Simulated], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="of simulate.md")
+    parser.add_argument("folder", type=Path, help="of simulate-accuracy.md")
     folder = parser.parse_args().folder
     found = {case: case.simulated() for case in cases()}
     draw(found, folder / "algorithms.png")
@@ -97,7 +97,7 @@ def main() -> None:
         for case, one in found.items()
     ]
     head = ["", "algorithm", "ms", "of limit", "missing"]
-    fill(folder / "simulate.md", {"algorithms": markdown(head, rows)})
+    fill(folder / "simulate-accuracy.md", {"algorithms": markdown(head, rows)})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Each rank derives the same numbers by itself, from the group that all members are of (the parent)
 and the name that torch gives the new one. Options and members are compared by the first operation.
-docs/control.md has the reasons.
+docs/rendezvous.md has the reasons.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ranks that share a host: found out as the ranks meet, so that all of them know it alike.
 
 Ranks whose machines look the same try to hand one another their memory. What became of it goes
-round once more, and a host is a set of ranks of which each has every other one's. docs/control.md
-has the steps.
+round once more, and a host is a set of ranks of which each has every other one's.
+docs/rendezvous.md has the steps.
 """
 
 from __future__ import annotations

@@ -66,11 +66,9 @@ class Options:
     algorithm: str = option(
         "auto",
         growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
-        "How collectives are done that have several algorithms (plans.md); those that have none of "
-        "this name use their default. For all_reduce that is the transpose at every world and "
-        "size: two steps rather than 2 (N - 1), and a lost packet costs one contribution rather "
-        "than a partial sum. Where ranks share hosts or sites, auto is hierarchical: sums and "
-        "copies cross between hosts once (topology.md). By any other name no host is known.",
+        "Algorithm of collectives that have several (builders.md); others use their default. auto: "
+        "hierarchical where ranks share hosts or sites (topology.md), else the default. For "
+        "all_reduce that is the transpose at every world and size. Any other name ignores hosts.",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,
@@ -78,8 +76,8 @@ class Options:
     delivery: str = option(
         "lossy",
         choice("lossy", "reliable"),
-        "lossy: all_reduce and reduce_scatter (SUM, AVG) of floats give up what is lost. "
-        "reliable: nothing does.",
+        "lossy: all_reduce and reduce_scatter (SUM, AVG) of floats give up lost packets. reliable: "
+        "nothing is given up.",
         agree=True,
         per_call=True,
     )
@@ -93,29 +91,27 @@ class Options:
     fec: float | str = option(
         0.0,
         share(LEAST_PARITY, "auto"),
-        "Parity packets in lossy delivery, as a share of the others: 0.1 is six for sets of 64 (or "
-        "fewer in shorter streams), and they bring back any six that are lost, without a round "
-        "trip. auto: as the loss measured on each path asks, none where nothing is lost, at most "
-        "0.25 (parity.md).",
+        "Share of parity packets in lossy delivery: 0.1 is six for sets of 64 (fewer in shorter "
+        "streams), which restore any six lost packets without a round trip. auto: as the measured "
+        "loss of each path needs, at most 0.25 (parity.md).",
         agree=True,
         per_call=True,
     )
     max_missing: float | str = option(
         "none",
         share(LEAST_MISSING, "none"),
-        "Which share of the packets may be missing at the end of a lossy call: each path gets the "
-        "parity, or the rounds of resending where these are quicker, that leave no more, by what "
-        "is measured on it. `fec` and `repair` stay as they are given. none: they alone count "
-        "(parity.md).",
+        "Maximum share of missing packets in a lossy call. Each path uses parity or resending, "
+        "whichever its measured loss and round trip make quicker. `fec` and `repair` keep their "
+        "values. none: only these count (parity.md).",
         agree=True,
         per_call=True,
     )
     stream_packets: int = option(
         STREAM_PACKETS,
         integer(0, 65535),
-        "Where parity alone meets `max_missing` (`repair` is 0): fewer ranks own parts of a short "
-        "all_reduce, so that a stream has so many packets (as far as none is more than 8 times as "
-        "long), and a burst doesn't take it as a whole. 0: all ranks own a part (parity.md).",
+        "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
+        "burst doesn't take a whole stream. Streams grow at most 8 times. Counts with "
+        "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,
@@ -123,8 +119,8 @@ class Options:
     lossy_min_bytes: int = option(
         16384,
         integer(0, MAX_BYTES),
-        "Smaller tensors are reliable, and travel as they are (`wire`): they are control data more "
-        "often than gradients.",
+        "Smaller tensors are reliable and not encoded (`wire`): they are control data more often "
+        "than gradients.",
         agree=True,
         per_call=True,
         enters=Enters.PYTHON,
@@ -132,43 +128,42 @@ class Options:
     wire: str = option(
         "same",
         choice(*codec.ENCODINGS, besides=codec.PAIRS, in_words="two such as `int4/int8`"),
-        "How packets carry float32: as it is; rounded to bfloat16 or IEEE float16, which halves "
-        "the bytes; or in 8 to 2 bits, by groups of elements, float16 and bfloat16 as well; "
-        "of two, the first is that of an all-reduce's contributions, the second that of its means "
-        "(wire.md). Sums are taken in float32 all the same. For reductions and gathers (complex "
-        "numbers of such floats too), lossy or not; other types travel as they are (engine.md).",
+        "Encoding of float32 in packets: unchanged, bfloat16, float16, or 8 to 2 bits by groups "
+        "(also for float16 and bfloat16). Of two, the first is for an all-reduce's contributions, "
+        "the second for its means (wire.md). Sums are taken in float32. Reductions and gathers of "
+        "floats and complex numbers are encoded.",
         agree=True,
         per_call=True,
     )
     wire_group: int = option(
         lowbit.GROUPS[0],
         one_of(*lowbit.GROUPS),
-        "How many elements share a grid, with `wire` from int8 to int2, for 40 bits. Fewer are "
-        "rounded less (wire.md).",
+        "Number of elements that share a grid of 40 bits, with `wire` from int8 to int2. Smaller "
+        "groups have a smaller rounding error (wire.md).",
         agree=True,
         per_call=True,
     )
     wire_spikes: int = option(
         0,
         integer(0, 1),
-        "1: the least and the greatest of them travel as floats, for 64 bits more, and the grid is "
-        "between the others (wire.md).",
+        "1: the least and the greatest element of a group travel as floats, for 64 bits more, and "
+        "the grid spans the others (wire.md).",
         agree=True,
         per_call=True,
     )
     wire_rounding: str = option(
         codec.ROUNDINGS[0],
         choice(*codec.ROUNDINGS),
-        "How elements become indices of few bits: to the nearest one; or up or down at random, "
-        "such that their mean is the element, for gradients (wire.md).",
+        "Rounding mode for int8 to int2: to the nearest value, or up or down at random such that "
+        "the mean is the element, for gradients (wire.md).",
         agree=True,
         per_call=True,
     )
     on_missing: str = option(
         "own",
         choice("own", "keep", "zero"),
-        "A reduced packet that never arrives becomes the rank's own contribution, stays as it was, "
-        "or becomes zero (which is for comparisons: it shrinks what is trained with).",
+        "Value of a reduced packet that never arrives: the rank's own contribution, the old value, "
+        "or zero (for comparisons: it shrinks gradients).",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,
@@ -176,19 +171,19 @@ class Options:
     estimator: str = option(
         "count",
         choice("count", "inverse_probability", "zero_fill"),
-        "count: the mean of what arrived, its sum divided by the number of contributions in it. "
-        "inverse_probability: each contribution times 1 / (the rate at which its link delivers), "
-        "divided by all ranks: for links that lose differently (theory.md). zero_fill: what is "
-        "lost counts as zero; biased, for comparisons only.",
+        "count: sum of what arrived over the number of contributions. inverse_probability: each "
+        "contribution times 1 / (its link's delivery rate), over all ranks; for links that lose "
+        "differently (estimates.md). zero_fill: lost values count as zero; biased, for comparisons "
+        "only.",
         agree=True,
         per_call=True,
     )
     deterministic: int = option(
         0,
         integer(0, 1),
-        "1: contributions are added in the order of ranks, whatever comes first, so that runs "
-        "which lose the same packets give the same bits (engine.md). Implied by "
-        "`torch.use_deterministic_algorithms(True)` where it isn't given.",
+        "1: contributions are added in the order of ranks, so runs that lose the same packets give "
+        "the same bits (engine-reference.md). Implied by "
+        "`torch.use_deterministic_algorithms(True)` unless set.",
         agree=True,
         per_call=True,
     )
@@ -201,49 +196,49 @@ class Options:
     deadline_max: float = option(
         30.0,
         number(1e-3, 3600, "s"),
-        "How long a stream, or a link in either direction, may be silent before it is given up; in "
-        "reliable calls that is a LinkError, after twice `liveness` if that is longer. Later lossy "
-        "calls wait 0.25 s and two round trips for a link that was found dead.",
+        "Silence after which a stream, or a direction of a link, is given up. In reliable calls "
+        "that is a LinkError, after twice `liveness` if that is longer. Later lossy calls wait "
+        "0.25 s and two round trips for a dead link.",
         enters=Enters.GROUP,
     )
     reorder_min: float = option(
         0.001,
         number(1e-6, 1, "s"),
-        "How long a stream waits at least for packets that come after its end. More is for "
-        "networks, or busy machines, that reorder by more; each loss costs that long.",
+        "Minimum wait for packets that come after a stream's end. Raise it for networks or busy "
+        "machines that reorder by more; each loss costs this time.",
         enters=Enters.GROUP,
     )
     interface: str = option(
         "auto",
         text("`auto`, an interface's name or a local address", texts.check_interface),
-        "Where this rank sends and receives; auto is the interface that routes to the master.",
+        "Interface or address of this rank. auto: the interface that routes to the master.",
         enters=Enters.HOST,
     )
     port_range: str = option(
         "0",
         text("`0` or `lo-hi`", texts.check_ports),
-        "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
-        "groups; 0 lets the kernel choose.",
+        "Local ports: each rank takes one UDP and one TCP port for all of its groups. 0: the "
+        "kernel chooses.",
         enters=Enters.HOST,
     )
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
-        "Largest IP packet; 0 takes that of the route to the master, at most 9000. The group uses "
-        "the smallest of its ranks'; paths that carry less are found out (packet-size.md).",
+        "Largest IP packet. 0: that of the route to the master, at most 9000. The group uses the "
+        "smallest of its ranks; paths that carry less are found (packet-size.md).",
         enters=Enters.HOST,
     )
     socket_buffer: int = option(
         0,
         integer(0, (1 << 31) - 1),
-        "Bytes asked for each direction; 0 asks for the most.",
+        "Bytes of socket buffer in each direction; 0 asks for the most.",
         enters=Enters.HOST,
     )
     eager: int = option(
         8 << 20,
         integer(0, 1 << 32),
-        "Bytes set aside for packets of ranks that are ahead of this one. So much is sent before "
-        "the others are known to have called, which saves a one-way delay; 0 waits for their word.",
+        "Bytes reserved for packets of ranks that are ahead of this one. They are sent before this "
+        "rank is known to have called, which saves a one-way delay. 0: senders wait.",
         agree=True,
         enters=Enters.HOST,
     )
@@ -265,21 +260,21 @@ class Options:
     pacing: str = option(
         "port",
         choice("path", "port"),
-        "What keeps to a rate of its own: the port that the paths of a host share, so that they "
-        "don't overrun it together; or, with `path`, each path by itself (congestion.md).",
+        "Unit that has a sending rate: the port that a host's paths share, or each path by itself "
+        "(congestion.md).",
         enters=Enters.HOST,
     )
     keepalive: float = option(
         10.0,
         number(0, 3600, "s"),
-        "A path by the network on which nothing was sent for so long gets a datagram, so that "
-        "no firewall or NAT forgets it while ranks compute; 0 sends none (engine.md).",
+        "Idle time after which a network path gets a datagram, so that no firewall or NAT forgets "
+        "it. 0: never (streams.md).",
         enters=Enters.HOST,
     )
     inject: str = option(
         "",
         text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", texts.check_inject),
-        "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed. "
+        "Seeded faults, for tests and studies: shares of packets lost, doubled or delayed. "
         "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
         enters=Enters.GROUP,
@@ -287,30 +282,31 @@ class Options:
     seed: int = option(
         0,
         integer(0, (1 << 64) - 1, allowed="0 to 2^64-1"),
-        "Draws owners and ring orders, anew for each operation.",
+        "Seed of the owners and ring orders that each operation draws.",
         agree=True,
         enters=Enters.PLAN,
     )
     futures: str = option(
         "overlap",
         choice("overlap", "in_order"),
-        "in_order: `get_future()` waits for the result, so that what `.then` is given runs at "
-        "once, on all ranks in the same order, and may issue collectives (PowerSGD's hook does).",
+        "in_order: `get_future()` waits for the result, so callbacks (`.then`) run at once, in the "
+        "same order on all ranks, and may issue collectives (PowerSGD's hook does).",
         agree=True,
         enters=Enters.PYTHON,
     )
     liveness: float = option(
         10.0,
         number(0.5, 3600, "s"),
-        "A rank that dies is named by an error on every other within this time. It belongs to "
-        "the process: its first group sets it, and a group that asks for another is refused.",
+        "Time within which a rank's death is an error that names it on every other rank. It "
+        "belongs to the process: its first group sets it, and a group that asks for another value "
+        "is refused.",
         agree=True,
         enters=Enters.PYTHON,
     )
     on_peer_loss: str = option(
         "raise",
         choice("raise", "continue"),
-        "raise: a rank that dies ends the group on all others, with an error that names it. "
+        "raise: a rank's death ends the group on all others, with an error that names it. "
         "continue: the survivors continue, and means are over them (survivors.md).",
         agree=True,
         enters=Enters.PYTHON,
@@ -318,102 +314,99 @@ class Options:
     link: str = option(
         "auto",
         choice("auto", "udp"),
-        "How packets reach other ranks: auto is by shared memory within a machine, by RDMA to "
-        "those that it reaches (rdma.md), and by UDP to all others; udp is always so, and each "
-        "rank then counts as a host of its own (topology.md).",
+        "auto: shared memory within a machine, RDMA where it reaches the other rank (rdma.md), "
+        "else UDP. udp: always UDP, and each rank counts as a host of its own (topology.md).",
         enters=Enters.HOST,
     )
     verbs_device: str = option(
         "",
         text("empty, or as in `mlx5_0` or `mlx5_0:1`", texts.check_device),
-        "The port of RDMA that packets to other machines go through, where both ends have one; "
-        "empty: that of the interface, or of InfiniBand, if there is one (rdma.md).",
+        "RDMA port for packets to other machines. Empty: that of the interface, or InfiniBand's, "
+        "if there is one (rdma.md).",
         enters=Enters.HOST,
     )
     verbs_gid: int = option(
         -1,
         integer(-1, 255, allowed="-1, or 0 to 255"),
-        "Index of the GID by which others reach that port; -1: the one that has the interface's "
-        "address.",
+        "Index of the RDMA port's GID. -1: the one with the interface's address.",
         enters=Enters.HOST,
     )
     libibverbs: str = option(
         "",
         text("empty, or a path", texts.check_path),
-        "The library that reaches devices of RDMA; empty: the system's.",
+        "Library that reaches RDMA devices; empty: the system's.",
         enters=Enters.HOST,
     )
     host: str = option(
         "",
         text("empty, or a label", texts.check_label),
-        "Ranks of one machine that name different hosts share no memory and count as several; "
-        "ranks of different machines never count as one.",
+        "Label that divides a machine: ranks with different labels share no memory and count as "
+        "several hosts. Ranks of different machines never count as one.",
         enters=Enters.HOST,
     )
     site: str = option(
         "",
         text("empty, `auto`, or a label", texts.check_label),
-        "Where this rank's machine stands. Between ranks that name different sites the network is "
-        "scarce, so that partial sums cross it once. auto: learnt from round trips between hosts "
-        "(topology.md). On all ranks or on none.",
+        "Location of this rank's machine. Between sites the network is scarce, so partial sums "
+        "cross it once. auto: learnt from round trips between hosts (topology.md). Set it on all "
+        "ranks or on none.",
         enters=Enters.HOST,
     )
     seal: str = option(
         "encrypt",
         choice("encrypt", "authenticate"),
-        "What becomes of packets where there is a secret (`LOSSYCOLL_SECRET`): encrypt hides what "
-        "they carry, and keeps it from being changed; authenticate does the latter (sealing.md).",
+        "Protection of packets with a secret (`LOSSYCOLL_SECRET`): encrypt hides and authenticates "
+        "them, authenticate only the latter (sealing.md).",
         agree=True,
         enters=Enters.HOST,
     )
     cipher: str = option(
         "aes-128-gcm",
         choice(*texts.CIPHERS),
-        "What seals packets; the last is for processors without AES instructions.",
+        "Cipher that seals packets; the last is for processors without AES instructions.",
         agree=True,
         enters=Enters.HOST,
     )
     libcrypto: str = option(
         "",
         text("empty, or a path", texts.check_path),
-        "The OpenSSL library that seals; empty: the process's or the system's (sealing.md).",
+        "OpenSSL library that seals; empty: the process's or the system's (sealing.md).",
         enters=Enters.PYTHON,
     )
     rekey: float = option(
         3600.0,
         number(0, 1e9, "s"),
-        "Age at which a key is replaced; after 2^22 packets it is in any case. 0: at no age.",
+        "Age at which a key is replaced; also after 2^22 packets. 0: at no age.",
         enters=Enters.HOST,
     )
     status: str = option(
         "on",
         choice("on", "off"),
         "on: each rank keeps a page that `lossycoll status` reads, whatever Python does "
-        "(operate.md). off: it keeps none, and tells those that ask no more than who it is.",
+        "(operate.md). off: no page, and answers have no more than who the rank is.",
         enters=Enters.PYTHON,
     )
     warn_after: float = option(
         30.0,
         number(0, 1e9, "s"),
-        "A call that takes so long, and ten times as long as usual, is logged by each rank that "
-        "waits in it, with the ranks that it waits for and what they do; again after twice the "
-        "time, and so on. 0: never. It needs `status` (operate.md).",
+        "Time after which a waiting call is logged with the ranks that it waits for, if it also "
+        "takes ten times as long as usual; again after twice the time, and so on. 0: never. Needs "
+        "`status` (operate.md).",
         enters=Enters.PYTHON,
     )
     metrics: str = option(
         "",
         text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
-        "Where Prometheus finds figures of the ranks of a machine: a port, or a file that is "
-        "written every 10 s, for node_exporter. It needs `lossycoll[metrics]` and `status`. To a "
-        "path that ends in `.jsonl`, lines for `lossycoll report` are appended (operate.md).",
+        "Where Prometheus finds the figures of a machine's ranks: a port, or a file for "
+        "node_exporter, written every 10 s. A path that ends in `.jsonl` gets lines for `lossycoll "
+        "report`. Needs `lossycoll[metrics]` and `status` (operate.md).",
         enters=Enters.PYTHON,
     )
     replace: str = option(
         "",
         choice("gloo", besides=("",), in_words="empty"),
         "gloo: groups that a program or framework makes of gloo, by name or by default, are "
-        "lossy's (backend.md). Read when torch is imported, and so from "
-        "the environment alone.",
+        "lossy's (backend.md). Read when torch is imported, so from the environment alone.",
         enters=Enters.PYTHON,
     )
     log: str = option(

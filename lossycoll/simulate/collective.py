@@ -122,7 +122,7 @@ class Simulated:
 USUALLY_SIMULATED: Final = 64
 """Ranks up to which no host stands for others, where nobody says how many shall."""
 FOLDED_HOSTS: Final = 8
-"""Hosts that stand for more than that; docs/simulate.md has what it costs in truth."""
+"""Hosts that stand for more than that; docs/simulate-accuracy.md has what it costs in truth."""
 FOLD_ERROR: Final = (0.95, 1.1)
 """Times of all hosts were above this share of the median where some stand for all, and below that
 of the longest call: the last of many hosts ends later than the last of a few, as in another call

@@ -18,7 +18,7 @@ def test_the_goal_is_for_the_fastest() -> None:
 
 
 def test_the_table_has_a_line_for_each(tmp_path: Path) -> None:
-    page = tmp_path / "parity.md"
+    page = tmp_path / "parity-speed.md"
     page.write_text("<!-- parity-speed: begin -->\n<!-- parity-speed: end -->\n")
     parity.report(tmp_path, SPEEDS)
     text = page.read_text()

@@ -28,7 +28,7 @@ def test_twelve_networks_differ_and_have_2_to_8_hosts() -> None:
 
 def test_the_table_has_medians_of_both_and_the_error(tmp_path: Path) -> None:
     figures = {"laboratory": [run(100, 0.02), run(120, 0.04)], "simulated": [run(99, 0.03)]}
-    page = tmp_path / "simulate.md"
+    page = tmp_path / "simulate-accuracy.md"
     page.write_text("<!-- laboratory: begin -->\n<!-- laboratory: end -->\n")
     study.report([Result(CELLS[0].settings, figures)], tmp_path)
     row = page.read_text().splitlines()[4]

@@ -144,5 +144,5 @@ def test_installed_packages_bring_algorithms(
 
 
 def test_the_documented_table_is_the_one_that_is_printed() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "plans.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "builders.md"
     assert table() in page.read_text(encoding="utf-8")

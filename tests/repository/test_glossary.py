@@ -1,4 +1,4 @@
-"""The glossary of docs/design.md is kept: the field's terms, and no word for what one of them
+"""The glossary of docs/glossary.md is kept: the field's terms, and no word for what one of them
 means."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DESIGN = ROOT / "docs" / "design.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
 WRITTEN = {path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md"}
 PAGES = [*WRITTEN, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 """All but the one that is made of the docstrings."""
@@ -20,8 +20,8 @@ SOURCES = [*(ROOT / "lossycoll").rglob("*.py"), *(ROOT / "native").rglob("*.[ch]
 
 
 def rows(head: str) -> list[list[str]]:
-    """The cells of the table of docs/design.md with this head."""
-    _, _, rest = DESIGN.read_text(encoding="utf-8").partition(f"{head}\n|---|---|\n")
+    """The cells of the table of docs/glossary.md with this head."""
+    _, _, rest = GLOSSARY.read_text(encoding="utf-8").partition(f"{head}\n|---|---|\n")
     table = rest.partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
@@ -54,7 +54,7 @@ def prose(text: str) -> str:
 def page_text(page: Path) -> str:
     """The prose of a page, without the tables of words that aren't used."""
     text = prose(page.read_text(encoding="utf-8"))
-    if page == DESIGN:
+    if page == GLOSSARY:
         text = re.sub(r"^\| not( a name)? \|.*?\n\n", "", text, flags=re.M | re.S)
     return text
 
@@ -130,13 +130,13 @@ def test_a_word_that_is_not_used(term: str) -> None:
         if said(text, term)
     }
     found |= {page.name for page in PAGES if said(page_text(page), term)}
-    assert not found, f"use another word for {term!r} (docs/design.md, Glossary)"
+    assert not found, f"use another word for {term!r} (docs/glossary.md)"
 
 
 @pytest.mark.parametrize("term", NO_NAMES)
 def test_a_word_that_is_no_name(term: str) -> None:
     found = names_with(term)
-    assert not found, f"use another name than {term!r} (docs/design.md, Glossary)"
+    assert not found, f"use another name than {term!r} (docs/glossary.md)"
 
 
 def test_a_term_has_one_meaning() -> None:

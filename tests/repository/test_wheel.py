@@ -157,7 +157,7 @@ def test_what_is_claimed_is_in_the_table_of_what_was_tested() -> None:
 
     rows = re.findall(
         r"^\| 3\.(\d+)\.\d+ \| 2\.(\d+)\.\S+ \| yes \| ok \| ok \| ok \| ok \|",
-        (ROOT / "docs" / "release.md").read_text(),
+        (ROOT / "docs" / "versions.md").read_text(),
         re.MULTILINE,
     )
     tested = {(int(python), int(torch)) for python, torch in rows}

@@ -97,12 +97,12 @@ def compared(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def report(results: Sequence[Result], folder: Path) -> None:
-    """Write folding.json, and the table between the marks of simulate.md."""
+    """Write folding.json, and the table between the marks of simulate-accuracy.md."""
     rows = compared(results)
     write_json(folder / "folding.json", rows)
     head = ["hosts, simulated", "algorithm", "network", "all, ms", "folded, ms", "error"]
     head += ["missing", "folded"]
-    fill(folder / "simulate.md", {"folding": markdown(head, [line(row) for row in rows])})
+    fill(folder / "simulate-accuracy.md", {"folding": markdown(head, [line(row) for row in rows])})
 
 
 def line(row: dict[str, Any]) -> list[str]:
@@ -130,5 +130,5 @@ STUDY = Study(
     plan=lambda options: cells(options.hosts, options.whole),
     measuring=one_by_one(measure),
     report=report,
-    report_help="folder of simulate.md, for the table and folding.json",
+    report_help="folder of simulate-accuracy.md, for the table and folding.json",
 )

@@ -194,12 +194,14 @@ def summary(result: Result) -> dict[str, Any]:
 
 
 def report(results: Sequence[Result], folder: Path) -> None:
-    """Write simulation.json, and the table between the marks of simulate.md."""
+    """Write simulation.json, and the table between the marks of simulate-accuracy.md."""
     rows = [summary(result) for result in results]
     write_json(folder / "simulation.json", [asdict(result) for result in results])
     head = ["network", "laboratory, ms", "simulated, ms", "error"]
     head += ["missing there", "simulated", "woke late, ms"]
-    fill(folder / "simulate.md", {"laboratory": markdown(head, [line(row) for row in rows])})
+    fill(
+        folder / "simulate-accuracy.md", {"laboratory": markdown(head, [line(row) for row in rows])}
+    )
 
 
 def line(row: dict[str, Any]) -> list[str]:
@@ -227,5 +229,5 @@ STUDY = Study(
     measuring=one_by_one(measure),
     report=report,
     reports_planned=True,
-    report_help="folder of simulate.md, for the table and simulation.json",
+    report_help="folder of simulate-accuracy.md, for the table and simulation.json",
 )

@@ -206,7 +206,7 @@ class GroupStats:
             "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
             "another run others will be. Sums are in the order of ranks, but of what came; "
             "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
-            "(docs/engine.md)",
+            "(docs/engine-reference.md)",
             self._where,
             by,
             missing,

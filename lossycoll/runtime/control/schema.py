@@ -11,7 +11,7 @@ message raise :class:`Malformed`, with the names of kind and field. Fields are
 - objects of JSON as they are, ``dict[str, Any]``, and other messages that stay unread, ``list``.
 
 A :class:`Check` adds a rule of the type's own, which may depend on the size of the world or group.
-docs/control.md has the tables of all messages, by :mod:`tools.message_tables`.
+docs/control-messages.md has the tables of all messages, by :mod:`tools.message_tables`.
 """
 
 from __future__ import annotations

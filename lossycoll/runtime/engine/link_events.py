@@ -1,7 +1,7 @@
 """States of the engine's links that a person should know, as sentences that are logged once.
 
 Three logs: what a link reports, paths that are dead in a direction, and how losses are recovered.
-The engine goes on by itself in all of these cases; docs/engine.md says how.
+The engine goes on by itself in all of these cases; docs/engine-reference.md says how.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Each listens at an abstract Unix socket, which no file system is needed for, und
 draws and tells in the rendezvous; connects with each of the others, and sends. Nobody waits for an
 answer: a connection that was made, and what was sent over it, is in the listener's queue. So once
 all have said in the rendezvous that they have sent, each takes what there is, and what isn't there
-doesn't come. docs/control.md has the steps.
+doesn't come. docs/rendezvous.md has the steps.
 
 Nothing is believed but what comes from a process of the same user that knows the token of those who
 have met; and what it sends must be memory that can't shrink under its readers, and a pipe that can

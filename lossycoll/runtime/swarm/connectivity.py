@@ -1,5 +1,5 @@
 """Connectivity checks: out-of-band datagrams by which peers find routes to each other and learn
-their reflexive addresses. docs/swarm-reference.md has the table.
+their reflexive addresses. docs/swarm-messages.md has the table.
 
 All have the same size, so that no answer is larger than its question. The tag is of a key that the
 swarm's secret and session make; without a secret, of the session alone.

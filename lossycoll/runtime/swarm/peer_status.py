@@ -75,7 +75,7 @@ class PeerFile:
 
 
 def swarms() -> list[dict[str, Any]]:
-    """The swarms of which this user has peers on this machine (docs/operate.md has the fields).
+    """The swarms of which this user has peers on this machine (docs/status-reference.md).
 
     Raises:
         UnsafeFolder: The folder isn't this user's alone.

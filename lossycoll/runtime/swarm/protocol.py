@@ -1,6 +1,6 @@
 """Messages of peers and directories of a swarm, by the schema of runtime/control.
 
-docs/control.md has the table.
+docs/swarm-messages.md has the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The name by which an error's type travels to the other ranks of a group.
 
 Names are written out, and stay when a class is renamed: they are part of the protocol
-(docs/control.md).
+(docs/control-messages.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A job as an operator sees it: one entry per rank, from what its processes tell of themselves.
 
 Where a process tells nothing, the entry is made of what the others know of it. Pure functions:
-records in, data for JSON out; docs/operate.md has its fields.
+records in, data for JSON out; docs/status-reference.md has its fields.
 """
 
 from __future__ import annotations

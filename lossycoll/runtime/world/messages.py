@@ -1,6 +1,6 @@
 """Messages of the control plane: one frozen dataclass per kind, by the schema of runtime/control.
 
-docs/control.md has the table. A rank is one of the world's, or of the group's in its messages.
+docs/control-messages.md has the table. A rank is the world's, or the group's in its messages.
 """
 
 from __future__ import annotations

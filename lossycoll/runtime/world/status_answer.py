@@ -1,7 +1,7 @@
 """Answers to queries for a job's status, and their reading at the other end.
 
 An answer is a :class:`Status` and as many records as it says, one for each process of the job on
-the rank's machine; or :class:`Stacks`. docs/operate.md has the fields of records.
+the rank's machine; or :class:`Stacks`. docs/status-reference.md has the fields of records.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Record:
 
     fields: Annotated[
         status_record.Record,
-        Coded("an object (docs/operate.md)", _fields, status_record.Record.to_json),
+        Coded("an object (docs/status-reference.md)", _fields, status_record.Record.to_json),
     ]
 
 

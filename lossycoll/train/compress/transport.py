@@ -1,7 +1,7 @@
 """The mean of all ranks' vectors, of which each rank knows what of its own is in it.
 
 Over a lossy group it goes in two halves. The first, to the owners, may lose packets, and each
-sender learns which of its contributions the owners gave up (docs/engine.md, "Reporting loss to the
+sender learns which of its contributions the owners gave up (docs/streams.md, "Reporting loss to the
 sender"). The second, back from the owners, loses nothing. So all ranks have one mean, bit for bit,
 and each knows what of its own is in it: error feedback needs no more.
 

@@ -18,7 +18,7 @@ from lossycoll.runtime.engine.status_record import (
 from lossycoll.runtime.world.job_status import job_of, jobs_of
 
 WORLD = 4
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "status-reference.md"
 
 
 def peer(rank: int, heard: float = 0.5, state: int = RankState.PRESENT) -> PeerRecord:

@@ -190,8 +190,8 @@ SWARM = (
     mutation(
         "a newcomer that counts before it has trained",
         "lossycoll/train/moshpit/sgd.py",
-        "OneRound(self._averager, self._values(), 0.0, timeout, self._steps)",
-        "OneRound(self._averager, self._values(), 1.0, timeout, self._steps)",
+        "self._new_round(0.0, timeout)",
+        "self._new_round(1.0, timeout)",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-False]",
     ),

@@ -201,7 +201,7 @@ class MoshpitAverager:
         timeout: float = 60.0,
         *,
         increments: int = 0,
-        fragments: Fragments = WHOLE,
+        fragments: Fragments | None = None,
     ) -> RoundReport:
         """Average other tensors of the same shapes and types, as :meth:`step` does: gradients, say.
 
@@ -213,7 +213,7 @@ class MoshpitAverager:
             timeout: Seconds for the whole of it.
             increments: So many of the first tensors are increments, as gradients are: ``max_norm``
                 measures them from 0.
-            fragments: Of which the round's number says the one that becomes means.
+            fragments: The round's number says which of these becomes means; None: all values do.
 
         Returns:
             The round's report.
@@ -231,21 +231,22 @@ class MoshpitAverager:
             counts, reference = 0.0 if sick else float(weight), self._reference
             if reference is not None:
                 reference[: sum(part.numel() for part in self._parts[:increments])] = 0.0
+            parts = fragments or WHOLE
             chosen: tuple[int, Floats] | None = None
 
             def choose(number: int) -> tuple[int, Floats]:
                 nonlocal chosen
-                fragment = fragments.of(number)
-                chosen = fragment, fragments.gather(self._parts, fragment)
+                fragment = parts.of(number)
+                chosen = fragment, parts.gather(self._parts, fragment)
                 return chosen
 
-            values = self._values if fragments.count == 1 else choose
+            values = self._values if parts.count == 1 else choose
             try:
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
                 return _none_began(str(error), timeout, sick)
             if chosen is not None:
-                fragments.scatter(chosen[1], self._parts, chosen[0])
+                parts.scatter(chosen[1], self._parts, chosen[0])
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
             if reference is not None and report.kept < 1:

@@ -423,6 +423,8 @@ class Options:
         del args
         known = [entry.name for entry in fields(cls)]
         for name in written:
+            if (secret := PREFIX + name.upper()) in texts.SECRET_VARIABLES:
+                raise refused(f"{name} is no option, since options are logged: set {secret}")
             if name not in known:
                 raise unknown("option", name, known)
         return super().__new__(cls)

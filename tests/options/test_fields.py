@@ -248,3 +248,10 @@ def test_the_variables_of_this_process_are_read_by_default(monkeypatch: pytest.M
     assert Options.from_env() == Options.from_env(os.environ)
     monkeypatch.setenv("LOSSYCOLL_REPAIR", "7")
     assert Options.from_env().repair == 7
+
+
+@pytest.mark.parametrize("name", ["secret", "secret_file"])
+def test_a_secret_among_options_is_told_of_its_variable(name: str) -> None:
+    written: dict[str, Any] = {name: "x" * 16}
+    with pytest.raises(OptionError, match=f"set LOSSYCOLL_{name.upper()}$"):
+        Options(**written)

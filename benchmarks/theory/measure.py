@@ -16,6 +16,7 @@ from . import hosts as theory_hosts
 from . import ranks as theory_ranks
 from .owners import owners
 from .parity import parity
+from .smaller import smaller
 from .spread import spread
 from .swarms import groups
 
@@ -266,5 +267,6 @@ PARTS = {
     "parity": parity,
     "owners": owners,
     "spread": spread,
+    "smaller": smaller,
     "groups": groups,
 }

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from lossycoll.plan import algorithm_names, codec, lowbit, sets
-from lossycoll.plan.order import STREAM_PACKETS
+from lossycoll.plan.order import FINER_PACKETS, STREAM_PACKETS
 from lossycoll.plan.registry import AUTO
 
 from . import texts
@@ -116,6 +116,17 @@ class Options:
         "Where parity alone meets `max_missing` (`repair` is 0): fewer ranks own parts of a short "
         "all_reduce, so that a stream has so many packets (as far as none is more than 8 times as "
         "long), and a burst doesn't take it as a whole. 0: all ranks own a part (parity.md).",
+        agree=True,
+        per_call=True,
+        enters=Enters.PLAN,
+    )
+    finer_packets: int = option(
+        FINER_PACKETS,
+        integer(1, 16),
+        "Where parity alone meets `max_missing` (`repair` is 0): packets of a short all_reduce or "
+        "reduce_scatter are up to so many times as small, so that a stream has twice "
+        "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
+        "one size (parity.md).",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,

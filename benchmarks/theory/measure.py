@@ -14,6 +14,7 @@ from . import experiments as theory
 from . import formulas
 from . import hosts as theory_hosts
 from . import ranks as theory_ranks
+from .anchors import rps
 from .owners import owners
 from .parity import parity
 from .smaller import smaller
@@ -268,5 +269,6 @@ PARTS = {
     "owners": owners,
     "spread": spread,
     "smaller": smaller,
+    "rps": rps,
     "groups": groups,
 }

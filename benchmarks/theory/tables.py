@@ -168,6 +168,15 @@ def smaller_packets(found: Found) -> Iterable[Sequence[Any]]:
         ]
 
 
+def mixing(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["rps"]:
+        cells = (
+            f"{row[a]:.4f} ± {row[f'{a}_error']:.4f} ({row[f'{a}_predicted']:.5f})"
+            for a in ("a1", "a2")
+        )
+        yield [row["world"], f"{100 * row['loss']:.0f}%", *cells]
+
+
 SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8)
 SHOWN_IN_FEW_BITS = (1, 2, 4, 8, 12, 16)
 RARE = 0.25
@@ -276,6 +285,7 @@ SMALLER = Table(
     ),
     smaller_packets,
 )
+MIXING = Table(("N", "p", "a1", "a2"), mixing)
 NEEDED = Table(("p", *(f"bursts of {burst:.0f}" for burst in BURSTS)), lengths_needed)
 MEASURED = ("measured", "predicted")
 TABLES = (
@@ -300,6 +310,7 @@ TABLES = (
     SPREAD,
     NEEDED,
     SMALLER,
+    MIXING,
     GROUPS_WITHOUT_LOSS,
     GROUPS_WITH_LOSS,
     GROUPS_IN_ROUNDS,
@@ -334,6 +345,7 @@ def marked(found: Found) -> dict[str, str]:
         "theory-owners-cost": HARD_CASE.text(found),
         "theory-spread": SPREAD.text(found),
         "theory-lengths": NEEDED.text(found),
+        "theory-rps": MIXING.text(found),
         "theory-smaller": SMALLER.text(found),
         "theory-groups": GROUPS_WITHOUT_LOSS.text(found),
         "theory-groups-loss": GROUPS_WITH_LOSS.text(found),

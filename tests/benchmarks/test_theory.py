@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.theory import anchors, formulas, hosts
 from benchmarks.theory import experiments as theory
-from benchmarks.theory import formulas, hosts
 from benchmarks.theory import owners as theory_owners
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory import smaller as theory_smaller
@@ -336,6 +336,14 @@ def test_smaller_packets_leave_what_the_chain_says(
     if finer > 1:
         assert found["left"] < 0.6 * whole["left"]
         assert found["bytes"] < 1.16 * whole["bytes"]
+
+
+def test_constants_of_averaged_models() -> None:
+    a1, a2 = anchors.mixing(0.1, 8)
+    assert (a1, a2) == pytest.approx((0.10198, 0.02306), abs=5e-6)
+    found = anchors.mixed(0.1, 8, calls=10)
+    for name, value in (("a1", a1), ("a2", a2)):
+        assert abs(found[name] - value) < STANDARD_ERRORS * found[f"{name}_error"], name
 
 
 @long

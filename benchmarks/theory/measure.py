@@ -14,8 +14,10 @@ from . import experiments as theory
 from . import formulas
 from . import hosts as theory_hosts
 from . import ranks as theory_ranks
+from .anchors import rps
 from .owners import owners
 from .parity import parity
+from .smaller import smaller
 from .spread import spread
 from .swarms import groups
 
@@ -266,5 +268,7 @@ PARTS = {
     "parity": parity,
     "owners": owners,
     "spread": spread,
+    "smaller": smaller,
+    "rps": rps,
     "groups": groups,
 }

@@ -11,6 +11,7 @@ from benchmarks.common.report import markdown
 from .measure import VARIANTS
 from .owners import LONGER, RATES
 from .parity import PACKETS
+from .smaller import SIZES
 from .spread import BETWEEN, BUCKETS, BURSTS
 
 Found = dict[str, Any]
@@ -153,6 +154,29 @@ def lengths_needed(found: Found) -> Iterable[Sequence[Any]]:
         yield [f"{100 * loss:.0f}%", *(lengths[burst] for burst in BURSTS)]
 
 
+def smaller_packets(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["smaller"]["rows"]:
+        cells = row["by_size"]
+        most = max(cells, key=int)
+        yield [
+            *(f"{100 * row['loss']:.0f}%", f"{row['burst']:.0f}", row["packets"]),
+            *(
+                f"{c['bytes']:.2f}: {_percent(c['drawn'])} ({_percent(c['left'])})"
+                for c in cells.values()
+            ),
+            _percent(cells[most]["in_time"]),
+        ]
+
+
+def mixing(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["rps"]:
+        cells = (
+            f"{row[a]:.4f} ± {row[f'{a}_error']:.4f} ({row[f'{a}_predicted']:.5f})"
+            for a in ("a1", "a2")
+        )
+        yield [row["world"], f"{100 * row['loss']:.0f}%", *cells]
+
+
 SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8)
 SHOWN_IN_FEW_BITS = (1, 2, 4, 8, 12, 16)
 RARE = 0.25
@@ -253,6 +277,15 @@ HARD_CASE = Table(
     hard_case,
 )
 SPREAD = Table(("p", "in bursts of", "packets", *SPREAD_OVER.values()), spread_over)
+SMALLER = Table(
+    (
+        *("p", "in bursts of", "packets"),
+        *("whole" if size == 1 else f"1/{size}" for size in SIZES),
+        f"1/{SIZES[-1]}, bursts of a time",
+    ),
+    smaller_packets,
+)
+MIXING = Table(("N", "p", "a1", "a2"), mixing)
 NEEDED = Table(("p", *(f"bursts of {burst:.0f}" for burst in BURSTS)), lengths_needed)
 MEASURED = ("measured", "predicted")
 TABLES = (
@@ -276,6 +309,8 @@ TABLES = (
     HARD_CASE,
     SPREAD,
     NEEDED,
+    SMALLER,
+    MIXING,
     GROUPS_WITHOUT_LOSS,
     GROUPS_WITH_LOSS,
     GROUPS_IN_ROUNDS,
@@ -310,6 +345,8 @@ def marked(found: Found) -> dict[str, str]:
         "theory-owners-cost": HARD_CASE.text(found),
         "theory-spread": SPREAD.text(found),
         "theory-lengths": NEEDED.text(found),
+        "theory-rps": MIXING.text(found),
+        "theory-smaller": SMALLER.text(found),
         "theory-groups": GROUPS_WITHOUT_LOSS.text(found),
         "theory-groups-loss": GROUPS_WITH_LOSS.text(found),
         "theory-groups-rounds": GROUPS_IN_ROUNDS.text(found),

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from lossycoll.plan import algorithm_names, codec, lowbit, sets
-from lossycoll.plan.order import STREAM_PACKETS
+from lossycoll.plan.order import FINER_PACKETS, STREAM_PACKETS
 from lossycoll.plan.registry import AUTO
 
 from . import texts
@@ -112,6 +112,17 @@ class Options:
         "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
         "burst doesn't take a whole stream. Streams grow at most 8 times. Counts with "
         "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
+        agree=True,
+        per_call=True,
+        enters=Enters.PLAN,
+    )
+    finer_packets: int = option(
+        FINER_PACKETS,
+        integer(1, 16),
+        "Where parity alone meets `max_missing` (`repair` is 0): packets of a short all_reduce or "
+        "reduce_scatter are up to so many times as small, so that a stream has twice "
+        "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
+        "one size (parity.md).",
         agree=True,
         per_call=True,
         enters=Enters.PLAN,

@@ -38,7 +38,7 @@ from .model import (
     Target,
     packet_count,
 )
-from .order import draw_order, owner_count, segments
+from .order import draw_order, finer_elements, owner_count, segments
 from .registry import (
     Algorithm,
     algorithm_names,
@@ -76,6 +76,7 @@ __all__ = [
     "encode",
     "faults",
     "find_algorithm",
+    "finer_elements",
     "hierarchical",
     "leave_out",
     "owner_count",

@@ -16,6 +16,13 @@ STREAM_PACKETS: Final = 256
 (docs/theory.md)."""
 LONGER_MOST: Final = 8
 """A stream is at most so many times as long as if all ranks were owners."""
+FINER_PACKETS: Final = 3
+"""Packets are at most so many times as small: headers then take 7% more bytes at 1,448 a packet."""
+FINER_STREAMS: Final = 2
+"""Smaller packets are for streams of up to so many times ``stream_packets``: 40% loss in bursts of
+8 needs 500 (docs/theory.md)."""
+ALIGNED: Final = 16
+"""Elements of smaller packets are a multiple of it: whole vectors."""
 
 
 def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
@@ -52,6 +59,19 @@ def owner_count(world: int, packets: int, stream_packets: int) -> int:
     if not stream_packets:
         return world
     return min(world, max(1, -(-world // LONGER_MOST), packets // stream_packets))
+
+
+def finer_elements(per_packet: int, packets: int, stream_packets: int, most: int) -> int:
+    """Elements of a packet, in place of ``per_packet``, for a stream of so many such packets.
+
+    A burst takes packets, whatever their size, and is a smaller part of a stream that has more of
+    them. As many as ``FINER_STREAMS`` times ``stream_packets``, but none of them more than ``most``
+    times as small.
+    """
+    if not packets:
+        return per_packet
+    finer = max(1, min(most, -(-FINER_STREAMS * stream_packets // packets)))
+    return min(per_packet, -(-per_packet // (finer * ALIGNED)) * ALIGNED)
 
 
 @lru_cache(maxsize=256)

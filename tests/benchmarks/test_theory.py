@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.theory import anchors, formulas, hosts
 from benchmarks.theory import experiments as theory
-from benchmarks.theory import formulas, hosts
 from benchmarks.theory import owners as theory_owners
 from benchmarks.theory import ranks as theory_ranks
+from benchmarks.theory import smaller as theory_smaller
 from benchmarks.theory.experiments import EXECUTORS
 from benchmarks.theory.owners import chosen
 from benchmarks.theory.parity import left_by_engines, left_missing
@@ -319,6 +320,30 @@ def test_what_a_burst_leaves_by_what_a_set_is_spread_over() -> None:
     assert left["owners"] < 0.2 * left["stream"]
     assert left["stream"] < left["in order"] < 0.2
     assert left["port"] < left["buckets"] < left["stream"]
+
+
+@pytest.mark.parametrize(
+    ("packets", "finer", "loss", "burst"),
+    [(24, 1, 0.2, 8.0), (24, 3, 0.2, 5.0), (193, 1, 0.4, 8.0), (193, 3, 0.4, 8.0)],
+)
+def test_smaller_packets_leave_what_the_chain_says(
+    packets: int, finer: int, loss: float, burst: float
+) -> None:
+    found = theory_smaller.cell(packets, finer, loss, burst, streams=1500)
+    assert abs(found["drawn"] - found["left"]) < STANDARD_ERRORS * found["error"]
+    assert found["drawn"] > 0
+    whole = theory_smaller.cell(packets, 1, loss, burst, streams=2)
+    if finer > 1:
+        assert found["left"] < 0.6 * whole["left"]
+        assert found["bytes"] < 1.16 * whole["bytes"]
+
+
+def test_constants_of_averaged_models() -> None:
+    a1, a2 = anchors.mixing(0.1, 8)
+    assert (a1, a2) == pytest.approx((0.10198, 0.02306), abs=5e-6)
+    found = anchors.mixed(0.1, 8, calls=10)
+    for name, value in (("a1", a1), ("a2", a2)):
+        assert abs(found[name] - value) < STANDARD_ERRORS * found[f"{name}_error"], name
 
 
 @long

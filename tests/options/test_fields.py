@@ -28,6 +28,7 @@ from lossycoll.plan.sets import Code
         ("fec", "0.1", 0.1),
         ("max_missing", "0.01", 0.01),
         ("stream_packets", "128", 128),
+        ("finer_packets", "2", 2),
         ("lossy_min_bytes", "0x100", 256),
         ("wire", "bf16", "bf16"),
         ("wire_group", "32", 32),

@@ -412,6 +412,9 @@ class CollectiveEndpoint:
             per_packet, topology = sum_layout_of(
                 layout, self._payload, call_options.encoding, topology
             )
+        elif call_options.encoding == "same":
+            owners = len(how.get("order") or members.ranks)
+            per_packet = plan_cache.finer(by, elements, owners, per_packet, call_options.options)
         return self._plan(members, (by, topology), elements, per_packet, **how)
 
     def _block_elements(self, encoding: str) -> int:

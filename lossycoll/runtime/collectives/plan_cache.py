@@ -15,8 +15,10 @@ from lossycoll.plan import (
     choose_algorithm,
     default_algorithm,
     draw_order,
+    finer_elements,
     leave_out,
     owner_count,
+    packet_count,
     rename,
 )
 from lossycoll.plan.codec import ENCODED, elements_of
@@ -79,6 +81,28 @@ def order(
     if not (options.by_parity_alone and by.few_owners and topology is None):
         return drawn
     return drawn[: owner_count(len(drawn), packets, options.stream_packets)]
+
+
+def finer(
+    by: Algorithm,
+    elements: int | tuple[int, ...],
+    owners: int,
+    per_packet: int,
+    options: Options,
+) -> int:
+    """Elements of a packet of a reduction, each rank a host of its own: fewer than ``per_packet``
+    where parity alone meets ``max_missing`` and streams are short.
+
+    ``elements``: of an all-reduce's buffer, which so many ranks own; or of each chunk.
+    """
+    whole = by.direct or by.few_owners  # what is lost of a stream is one rank's
+    if not (whole and options.delivery == "lossy" and options.by_parity_alone):
+        return per_packet
+    longest = elements if isinstance(elements, int) else max(elements)
+    if by.collective == "all_reduce":
+        longest = -(-longest // owners)
+    packets = packet_count(longest, per_packet)
+    return finer_elements(per_packet, packets, options.stream_packets, options.finer_packets)
 
 
 class ElementLayout(NamedTuple):

@@ -109,7 +109,7 @@ class ARCTopKState:
         ratio: float = 0.2,
         sketch_dim: int = 4,
         start_iter: int = 1000,
-        error_feedback: str = "ef21m",
+        error_feedback: str = "ef14",
         momentum: float = 0.9,
         *,
         method: str = "arc",

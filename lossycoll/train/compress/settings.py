@@ -27,7 +27,7 @@ class ARCTopKSettings:
     ratio: float = 0.2  # mu, the share of each matrix's rows that is sent, above 0 up to 1
     sketch_dim: int = 4  # r, numbers of a row's sketch
     start_iter: int = 1000  # steps that send gradients whole before the first that chooses rows
-    error_feedback: str = "ef21m"  # the rule, one of RULES
+    error_feedback: str = "ef14"  # the rule, one of RULES
     momentum: float = 0.9  # eta of the rule ``ef21m``, above 0 up to 1
     method: str = "arc"  # how rows are chosen, one of METHODS
     # the type in which sketches are summed; None: the gradient's, or float32 where that has fewer

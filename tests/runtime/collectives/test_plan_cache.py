@@ -95,6 +95,35 @@ def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("elements", "per_packet", "how"),
+    [
+        (193 * 352, 128, {}),
+        (400 * 352, 176, {}),
+        (512 * 352, 352, {}),
+        (193 * 352, 352, {"finer_packets": 1}),
+        (193 * 352, 352, {"stream_packets": 0}),
+        (193 * 352, 48, {"finer_packets": 8, "stream_packets": 1024}),
+        (193 * 352, 352, {"repair": 1}),
+        (193 * 352, 352, {"max_missing": "none"}),
+        (193 * 352, 352, {"delivery": "reliable"}),
+        (0, 352, {}),
+    ],
+)
+def test_packets_of_short_streams_are_smaller_where_parity_alone_restores(
+    elements: int, per_packet: int, how: dict[str, Any]
+) -> None:
+    """A reduce-scatter's chunk, and an all-reduce's part of each of its owners."""
+    options = Options(**{"max_missing": 0.01, "repair": 0, **how})
+    scatter, reduce = default_algorithm("reduce_scatter"), default_algorithm("all_reduce")
+    assert plan_cache.finer(scatter, elements, 6, 352, options) == per_packet
+    assert plan_cache.finer(scatter, (0, elements, elements), 6, 352, options) == per_packet
+    assert plan_cache.finer(reduce, 6 * elements, 6, 352, options) == per_packet
+    assert plan_cache.finer(reduce, elements, 1, 352, options) == per_packet
+    ring = find_algorithm("all_reduce", "ring")
+    assert plan_cache.finer(ring, elements, 1, 352, options) == 352
+
+
+@pytest.mark.parametrize(
     ("packets", "owners", "how"),
     [
         (700, 2, {}),

@@ -40,6 +40,7 @@ OTHERS: dict[str, Any] = {
     "fec": 0.5,
     "max_missing": 0.03,
     "stream_packets": 64,
+    "finer_packets": 2,
     "lossy_min_bytes": 1,
     "wire": "fp16",
     "wire_group": 32,

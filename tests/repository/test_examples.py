@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lossycoll.cli.launcher import on_one_machine
 from tests.support.harness import free_port, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,13 +91,14 @@ def launch(name: str, *arguments: str, python: str, **variables: str) -> str:
     if importlib.util.find_spec(FRAMEWORKS[name]) is None:
         pytest.skip(f"{FRAMEWORKS[name]} isn't installed: pip install {FRAMEWORKS[name]}")
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
+    env |= {k: v for k, v in on_one_machine().items() if v is not None}
     env |= {"LOSSYCOLL_LOG": "warning", "LOSSYCOLL_INJECT": examples.INJECT, **variables}
     found = subprocess.run(
         [python, str(ROOT / "examples" / f"{name}.py"), *arguments],
         env=env,
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=560,
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
@@ -104,7 +106,7 @@ def launch(name: str, *arguments: str, python: str, **variables: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(580)
 @pytest.mark.parametrize("method", ["ddp", "diloco"])
 def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
     """Each replica's packets were dropped, and its loss fell: the example asserts it."""
@@ -115,7 +117,7 @@ def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(580)
 def test_ray_starts_the_workers_again() -> None:
     said = launch("ray_fit", python=sys.executable)
     assert re.search(r"went on from step 10, .* [1-9]\d* packets dropped", said), said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import lossycoll
 from lossycoll.train.common.layout import ParameterSpec, lay_out
 from tests.support import harness
 from tests.support.harness import run_good
-from tests.support.sharded_cases import batch, loss_of, network, share, sharded
+from tests.support.sharded_cases import batch, loss_of, network, sharded, share
 
 WORLD = 3
 STEPS = 4
@@ -32,7 +33,7 @@ def test_no_parameter_is_cut_and_padding_is_bounded() -> None:
             assert all(each.whole for each in owned)
             spans = sorted((each.begin, each.end) for each in owned)
             assert spans == sorted((m.begin, m.end) for m in bucket.members)
-            assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
             largest = max(each.end - each.begin for each in owned)
             total = sum(each.end - each.begin + 15 for each in owned)
             assert bucket.chunk <= total / world + largest + 15

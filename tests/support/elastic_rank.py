@@ -1,6 +1,6 @@
 """A rank of test_agents: it counts steps from the last checkpoint on, in whatever world there is.
 
-python -m tests.launchers.elastic_rank FOLDER    # ends when FOLDER/stop exists
+python -m tests.support.elastic_rank FOLDER    # ends when FOLDER/stop exists
 """
 
 from __future__ import annotations

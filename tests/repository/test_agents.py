@@ -30,7 +30,7 @@ def agent(folder: Path, port: int, name: str) -> subprocess.Popen[bytes]:
                 *("--nproc-per-node", "1", "--max-restarts", "9", "--rdzv-backend", "c10d"),
                 *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "elastic"),
                 *("--rdzv-conf", "last_call_timeout=20,keep_alive_interval=4"),
-                *("--local-addr", "127.0.0.1", "-m", "tests.launchers.elastic_rank", str(folder)),
+                *("--local-addr", "127.0.0.1", "-m", "tests.support.elastic_rank", str(folder)),
             ],
             cwd=ROOT,
             env=env,

@@ -1,1 +1,0 @@
-"""Jobs as launchers start them: torchrun with agents, Slurm, Kubernetes."""

@@ -139,7 +139,7 @@ def train(method: str, number: str, job: Job) -> None:
 
     try:
         if method == "diloco":
-            outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+            outer = torch.optim.SGD(model.parameters(), lr=1.0)  # the mean of all replicas
             fragments = [model[0], model[2]]
             with DiLoCo(manager, fragments, inner, outer, sync_every=10, fragment_sync_delay=2):
                 steps(inner)

@@ -110,7 +110,14 @@ def launch(name: str, *arguments: str, python: str, **variables: str) -> str:
 @pytest.mark.parametrize("method", ["ddp", "diloco"])
 def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
     """Each replica's packets were dropped, and its loss fell: the example asserts it."""
-    said = launch("torchft_manager", "--method", method, python=warm_python(), KILLS="2")
+    said = launch(
+        "torchft_manager",
+        "--method",
+        method,
+        python=sys.executable,
+        KILLS="2",
+        LOSSYCOLL_MTU="1500",
+    )
     assert said.count("ended by SIGKILL") == 2, said
     assert f"torchft_manager: {method}, 2 kills, all came back" in said
     assert len(re.findall(r"replica \d: loss .* [1-9]\d* packets dropped", said)) == 3, said

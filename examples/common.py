@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -29,7 +32,11 @@ def run(example: Callable[[], str]) -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     dist.init_process_group(backend=options.backend)
-    summary = example()
+    finish(example())
+
+
+def finish(summary: str) -> None:
+    """Prints ``summary`` once, and leaves the job."""
     dist.barrier()
     if dist.get_rank() == 0:
         print(f"{Path(sys.argv[0]).stem}: {summary}", flush=True)
@@ -37,6 +44,42 @@ def run(example: Callable[[], str]) -> None:
     # can abort the process while the interpreter is going down.
     gc.collect()
     dist.destroy_process_group()
+
+
+def backend() -> str:
+    """The backend asked for, where a framework makes the process group itself. LOSSYCOLL_REPLACE
+    doesn't hold for gloo."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
+    found: str = parser.parse_args().backend
+    if found == "gloo":
+        lossycoll.stop_replacing()
+    torch.manual_seed(0)
+    return found
+
+
+def attempt() -> int:
+    """0, or how often torchrun has started all ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def scratch() -> Path:
+    """The job's folder for checkpoints, the same in all attempts."""
+    name = f"{Path(sys.argv[0]).stem}-{os.environ.get('TORCHELASTIC_RUN_ID', os.getppid())}"
+    return Path(tempfile.gettempdir()) / name
+
+
+def die_once() -> None:
+    """Kills the last rank here in the first attempt, if torchrun may start all again."""
+    may = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if may and attempt() == 0 and dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all parameters, to compare one backend's with another's."""
+    raw = parameters(model).float().contiguous().numpy().tobytes()
+    return f"parameters {blake2b(raw, digest_size=6).hexdigest()}"
 
 
 def network(hidden: int = HIDDEN) -> nn.Module:
@@ -100,5 +143,5 @@ def dropped(*groups: dist.ProcessGroup) -> str:
     own = sum(lossycoll.stats(group).packets_injected for group in groups or [None])
     total = torch.tensor(own)
     dist.all_reduce(total)  # an integer: never lossy
-    assert total > 0 or "LOSSYCOLL_INJECT" not in os.environ, "nothing was lost"
+    assert total > 0 or not os.environ.get("LOSSYCOLL_INJECT"), "nothing was lost"
     return f"{total} packets dropped"

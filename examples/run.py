@@ -27,6 +27,8 @@ PAGE = HERE.parent / "docs" / "examples.md"
 INJECT = "loss=0.05,seed=7"
 BEGIN, END = "<!-- make examples writes this table -->\n", "<!-- end of the table -->\n"
 
+AGAIN = "torchrun starts all again; gloo meets the keys of the first attempt"
+
 
 @dataclass(frozen=True)
 class Example:
@@ -138,6 +140,39 @@ EXAMPLES = (
         "needs requirements-long.txt",
         environment={"LOSSYCOLL_REPLACE": "gloo"},
         needs="transformers",
+    ),
+    Example(
+        "accelerate_fit",
+        2,
+        "accelerate's own loop: accumulation, evaluation, a checkpoint, resume after a kill",
+        f"`LOSSYCOLL_REPLACE=gloo`, {AGAIN}",
+        environment={"LOSSYCOLL_REPLACE": "gloo"},
+        arguments=("--max-restarts", "1"),
+        needs="accelerate",
+    ),
+    Example(
+        "trl_sft",
+        2,
+        "TRL's `SFTTrainer` with PEFT's LoRA: the same, and checkpoints of adapters",
+        f"`LOSSYCOLL_REPLACE=gloo`, {AGAIN}",
+        environment={"LOSSYCOLL_REPLACE": "gloo"},
+        arguments=("--max-restarts", "1"),
+        needs="trl",
+    ),
+    Example(
+        "deepspeed_zero",
+        2,
+        "DeepSpeed's engine with ZeRO stage 2: the same",
+        f"`LOSSYCOLL_MAX_MISSING=0.01`, {AGAIN}",
+        environment={"LOSSYCOLL_MAX_MISSING": "0.01"},
+        arguments=("--max-restarts", "1"),
+        needs="deepspeed",
+    ),
+    Example(
+        "pipeline",
+        4,
+        "torch's pipeline parallelism on a mesh of two pipelines",
+        "activations are reliable, gradients of the replicas lossy",
     ),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lossycoll.cli.launcher import on_one_machine
 from tests.support.harness import free_port, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,8 @@ import run as examples  # noqa: E402 (a script beside the examples, not a packag
 HELPERS = {"common", "run"}
 LAUNCHERS = {"rejoin"}
 """They start their ranks by themselves."""
+FRAMEWORKS = {"torchft_manager": "torchft", "ray_fit": "ray"}
+"""Launchers that belong to a package, and its name."""
 SWARMS = {"swarm"}
 """Peers of a swarm, which are started one by one."""
 OFTEN = "ddp"
@@ -39,7 +44,9 @@ def test_example(example: examples.Example) -> None:
     outcome = examples.run(example, "lossy", timeout=240, python=warm_python())
     assert outcome.status == 0, outcome.output
     assert "terminate called" not in outcome.output
-    assert "Traceback" not in outcome.output or example.name == "restart", outcome.output
+    assert "Traceback" not in outcome.output or "--max-restarts" in example.arguments, (
+        outcome.output
+    )
     if example.name != "ddp":  # the smallest job doesn't count
         lost = re.search(r"(\d+) packets dropped", outcome.summary)
         assert lost, outcome.output
@@ -49,7 +56,7 @@ def test_example(example: examples.Example) -> None:
 def test_all_examples_are_run_and_in_the_table() -> None:
     names = {example.name for example in examples.EXAMPLES}
     assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - (
-        HELPERS | LAUNCHERS | SWARMS
+        HELPERS | LAUNCHERS | SWARMS | set(FRAMEWORKS)
     )
     page = examples.PAGE.read_text(encoding="utf-8")
     for example in examples.EXAMPLES:
@@ -77,6 +84,70 @@ def test_launchers(name: str) -> None:
     assert lost, found.stdout
     assert int(lost[1]) > 0
     assert name in examples.PAGE.read_text(encoding="utf-8")
+
+
+def launch(name: str, *arguments: str, python: str, **variables: str) -> str:
+    """What a framework's launcher printed while 5% of the packets were dropped."""
+    if importlib.util.find_spec(FRAMEWORKS[name]) is None:
+        pytest.skip(f"{FRAMEWORKS[name]} isn't installed: pip install {FRAMEWORKS[name]}")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
+    env |= {k: v for k, v in on_one_machine().items() if v is not None}
+    env |= {"LOSSYCOLL_LOG": "warning", "LOSSYCOLL_INJECT": examples.INJECT, **variables}
+    found = subprocess.run(
+        [python, str(ROOT / "examples" / f"{name}.py"), *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("method", ["ddp", "diloco"])
+def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
+    """Each replica's packets were dropped, and its loss fell: the example asserts it."""
+    said = launch(
+        "torchft_manager",
+        "--method",
+        method,
+        python=sys.executable,
+        KILLS="2",
+        LOSSYCOLL_MTU="1500",
+    )
+    assert said.count("ended by SIGKILL") == 2, said
+    assert f"torchft_manager: {method}, 2 kills, all came back" in said
+    assert len(re.findall(r"replica \d: loss .* [1-9]\d* packets dropped", said)) == 3, said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(580)
+def test_ray_starts_the_workers_again() -> None:
+    said = launch("ray_fit", python=sys.executable)
+    assert re.search(r"went on from step 10, .* [1-9]\d* packets dropped", said), said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["accelerate_fit", "deepspeed_zero", "trl_sft"])
+def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
+    """Two ranks, without loss and kill: one order of sums, so hashes of all parameters agree."""
+    (example,) = (one for one in examples.EXAMPLES if one.name == name)
+    if example.lacks:
+        pytest.skip(example.lacks)
+    clean = dataclasses.replace(
+        example, arguments=(), environment={**example.environment, "LOSSYCOLL_INJECT": ""}
+    )
+    found = []
+    for backend in ("gloo", "lossy"):
+        outcome = examples.run(clean, backend, timeout=280, python=warm_python())
+        assert outcome.status == 0, outcome.output
+        found += re.findall(r"parameters [0-9a-f]{12}", outcome.summary)
+    assert len(found) == 2
+    assert found[0] == found[1]
 
 
 @pytest.mark.long

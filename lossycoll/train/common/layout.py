@@ -60,6 +60,7 @@ class Fragment:
     member: BucketMember  # the parameter
     begin: int  # the bucket's element at which it begins
     end: int  # after its last one
+    whole: bool = False  # stepped as the parameter that it is, in its shape
 
     @property
     def offset(self) -> int:
@@ -75,6 +76,7 @@ class Bucket:
     members: tuple[BucketMember, ...]  # its parameters, in order
     size: int  # its elements with padding, of which each rank owns as many
     world: int
+    whole: bool = False  # no parameter is cut: each is in one rank's chunk
 
     @property
     def chunk(self) -> int:
@@ -85,7 +87,7 @@ class Bucket:
         """The fragments that ``rank`` owns, in order; none where its chunk is padding alone."""
         first, last = rank * self.chunk, (rank + 1) * self.chunk
         return [
-            Fragment(member, max(member.begin, first), min(member.end, last))
+            Fragment(member, max(member.begin, first), min(member.end, last), self.whole)
             for member in self.members
             if max(member.begin, first) < min(member.end, last)
         ]
@@ -97,13 +99,20 @@ def lay_out(
     bucket_bytes: int = BUCKET_BYTES,
     first_bytes: int = FIRST_BUCKET_BYTES,
     start: int = 0,
+    whole: bool = False,
 ) -> list[Bucket]:
     """The buckets of parameters, in the order in which they are expected to become full.
 
     Parameters are taken last first, since the backward pass ends with the first. Those of one key
     fill one bucket after another; a parameter that is larger than a bucket has one of its own.
     ``start`` is the index of the first of ``specs``; ``first_bytes`` bounds the very first bucket.
+
+    With ``whole`` no parameter is cut. Then a bucket has room for as many of the largest one as
+    there are ranks: chunks are equal, and what a rank has less of is padding that travels.
     """
+    if whole:
+        bucket_bytes = max(bucket_bytes, world * max(map(_padded, specs), default=0))
+        first_bytes = bucket_bytes
     limit = min(first_bytes, bucket_bytes)
     filling: dict[Hashable, list[int]] = {}
     done: list[list[int]] = []
@@ -120,21 +129,43 @@ def lay_out(
     done += filling.values()
     # A bucket is full when its last member is, so that is what puts them in order.
     done.sort(key=lambda indices: -indices[-1])
-    return [_bucket(specs, indices, world, start) for indices in done]
+    return [_bucket(specs, indices, world, start, whole=whole) for indices in done]
 
 
 def _bucket(
-    specs: Sequence[ParameterSpec], indices: Sequence[int], world: int, start: int
+    specs: Sequence[ParameterSpec], indices: Sequence[int], world: int, start: int, *, whole: bool
 ) -> Bucket:
-    members, end = [], 0
-    unit = _unit(specs[indices[0]])
-    for index in indices:
+    members = []
+    place = _dealt if whole else _in_a_row
+    begins, chunk = place([specs[index] for index in indices], world)
+    for index, begin in zip(indices, begins, strict=True):
         spec = specs[index]
         stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous(spec.shape)
-        members.append(BucketMember(start + index, end, end + spec.numel, spec.shape, stride))
+        members.append(BucketMember(start + index, begin, begin + spec.numel, spec.shape, stride))
+    return Bucket(specs[indices[0]].key, tuple(members), world * chunk, world, whole)
+
+
+def _in_a_row(specs: Sequence[ParameterSpec], world: int) -> tuple[list[int], int]:
+    """Where each parameter begins, one after another, and the elements of a chunk."""
+    begins, end = [], 0
+    unit = _unit(specs[0])
+    for spec in specs:
+        begins.append(end)
         end = round_up(end + spec.numel, unit)
-    size = world * round_up(max(1, -(-end // world)), unit)
-    return Bucket(specs[indices[0]].key, tuple(members), size, world)
+    return begins, round_up(max(1, -(-end // world)), unit)
+
+
+def _dealt(specs: Sequence[ParameterSpec], world: int) -> tuple[list[int], int]:
+    """As :func:`_in_a_row`, uncut: the largest first, each to the rank that has the least."""
+    unit = _unit(specs[0])
+    filled = [0] * world
+    places = {}
+    for number in sorted(range(len(specs)), key=lambda one: -specs[one].numel):
+        rank = filled.index(min(filled))
+        places[number] = rank, filled[rank]
+        filled[rank] += round_up(specs[number].numel, unit)
+    chunk = max(unit, *filled)
+    return [places[number][0] * chunk + places[number][1] for number in range(len(specs))], chunk
 
 
 def _unit(spec: ParameterSpec) -> int:

@@ -96,7 +96,17 @@ def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
     """A fragment's state, to be sent: copies on the CPU."""
     begin = fragment.offset
     saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
+    if fragment.whole:
+        saved = {k: _flat(fragment.member, v) for k, v in saved.items()}
     return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
+
+
+def _flat(member: BucketMember, value: Any) -> Any:
+    """State in a parameter's shape in the order of the parameter's memory, (n,); else itself."""
+    if not isinstance(value, Tensor) or value.shape != member.shape or not member.shape:
+        return value
+    whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
+    return whole.copy_(value).as_strided((member.end - member.begin,), (1,))
 
 
 def joined(
@@ -139,6 +149,9 @@ def part_of(
             continue
         whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
         flat = whole.copy_(value).as_strided((member.end - member.begin,), (1,))
+        if fragment.whole:
+            out[key] = whole.to(device=device)
+            continue
         part = flat[fragment.offset : fragment.offset + fragment.end - fragment.begin].clone()
         out[key] = part.to(device=device)
     return out

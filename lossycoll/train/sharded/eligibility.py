@@ -3,7 +3,8 @@
 A rank steps fragments of parameters, flat and cut anywhere. That gives what stepping the whole
 parameter gives only if each element's step depends on that element's values alone. Adam's does;
 what uses norms (LAMB), rows and columns (Adafactor), matrices (Muon) or line searches (LBFGS) does
-not. So a small matrix is stepped as a whole and in fragments, and the two are compared.
+not. So a small matrix is stepped as a whole and in fragments, and the two are compared. With
+``whole`` no parameter is cut, and two matrices are stepped together and each for itself.
 """
 
 from __future__ import annotations
@@ -178,6 +179,48 @@ def elementwise_state(
         what = f"in fragments it steps otherwise, by up to {worst:.3g} of its largest step"
         raise _refusal(where, name, what)
     (parameter,) = optimizer.param_groups[0]["params"]
+    return _shaped(optimizer, parameter)
+
+
+def whole_state(
+    optimizer_class: OptimizerClass,
+    options: Mapping[str, Any],
+    where: str,
+    group: Mapping[str, Any] | None = None,
+) -> frozenset[str]:
+    """As :func:`elementwise_state`, of an optimizer that is to step whole parameters.
+
+    UnsupportedError: two matrices are stepped otherwise together than each for itself.
+    """
+    name = getattr(optimizer_class, "__name__", str(optimizer_class))
+    values, grads = _inputs()
+    cut = SHAPE[0] // 2
+    pieces = [slice(0, cut), slice(cut, None)]
+
+    def moved(some: Sequence[slice]) -> tuple[list[Tensor], torch.optim.Optimizer]:
+        torch.default_generator.manual_seed(0)
+        parameters = [Parameter(values[piece].clone()) for piece in some]
+        groups = [{**copy.deepcopy(dict(group or {})), "params": parameters}]
+        made = optimizer_class(groups, **copy.deepcopy(dict(options)))
+        try:
+            _run(made, parameters, [[grad[piece] for piece in some] for grad in grads])
+        except Exception as error:
+            raise UnsupportedError(f"{where}: a plain step() of {name} raises: {error}") from error
+        return [each.detach() for each in parameters], made
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        together, optimizer = moved(pieces)
+        alone = [moved([piece])[0][0] for piece in pieces]
+    if not all(torch.allclose(a, b, rtol=TOLERANCE) for a, b in zip(together, alone, strict=True)):
+        raise UnsupportedError(
+            f"{where}: {name} steps two matrices otherwise than each for itself, so ranks can't "
+            f"share them out; use DistributedDataParallel with this optimizer"
+        )
+    return _shaped(optimizer, optimizer.param_groups[0]["params"][0])
+
+
+def _shaped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> frozenset[str]:
+    """Names of the state that has an entry for each element of a parameter."""
     return frozenset(
         key
         for key, value in optimizer.state[parameter].items()
@@ -253,5 +296,6 @@ def _refusal(where: str, name: str, what: str) -> UnsupportedError:
         f"{where}: {name} is not element-wise, as far as a trial on a small matrix shows: {what}. "
         f"ShardedOptimizer has each rank step flat fragments of parameters, which is the same only "
         f"if each element's step depends on that element alone (SGD, Adam, AdamW, ... do); use "
-        f"such an optimizer, or DistributedDataParallel with this one"
+        f"such an optimizer, whole=True, which deals whole parameters to ranks, or "
+        f"DistributedDataParallel with this one"
     )

@@ -41,7 +41,7 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class ShardedOptimizer(Optimizer):
-    """Any element-wise optimizer, sharded over the ranks of a network that loses packets.
+    """An optimizer, sharded over the ranks of a network that loses packets.
 
     Use it in place of DistributedDataParallel and a torch optimizer: it reduces the gradients
     itself, during the backward pass. docs/guide.md has an example and the rules of use. The method
@@ -50,7 +50,7 @@ class ShardedOptimizer(Optimizer):
 
     Args:
         params: Parameters, (name, parameter) pairs or groups, in the same order on all ranks.
-        optimizer_class: An element-wise torch.optim.Optimizer.
+        optimizer_class: A torch.optim.Optimizer, element-wise unless ``whole``.
         group: The ranks that share it, of a backend that serves the model's tensors. None: the
             default.
         model: The module that has all the parameters. Its modules then wait for their own ones when
@@ -69,6 +69,8 @@ class ShardedOptimizer(Optimizer):
             "int4/int8" for each of them, "int8/same" for gradients alone. Parameters go as
             differences to what all replicas hold, for 8 bytes more of memory each. None: gradients
             as the group has it, parameters as they are.
+        whole: Whether each parameter is one rank's, uncut, for optimizers that step matrices, such
+            as torch.optim.Muon. What isn't a matrix needs another ShardedOptimizer beside it.
         **defaults: Options of ``optimizer_class``.
 
     Raises:
@@ -95,12 +97,14 @@ class ShardedOptimizer(Optimizer):
         bucket_bytes: int = BUCKET_BYTES,
         on_nonfinite: str = "raise",
         wire: str | None = None,
+        whole: bool = False,
         **defaults: Any,
     ) -> None:
         settings = ShardedSettings(
             *(max_age, max_missing, repair, error_feedback, compression, bucket_bytes),
             on_nonfinite,
             wire,
+            whole,
         )
         self._settings = settings
         self._collectives = Collectives(group, recovery=settings.recovery, wire=settings.encodings)

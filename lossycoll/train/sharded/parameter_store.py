@@ -15,7 +15,7 @@ from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import check_same
 from lossycoll.train.common.layout import ParameterSpec, lay_out
 
-from .eligibility import NamedParameter, agreement, check_parameters, elementwise_state
+from .eligibility import NamedParameter, agreement, check_parameters, elementwise_state, whole_state
 from .shard import OwnedFragment, Shard
 
 
@@ -58,7 +58,8 @@ Group = dict[str, Any]
 class ParameterStore:
     """All parameters of one optimizer, in buckets, and this rank's fragments of them.
 
-    ``settings`` is what all ranks must have alike, by name; ``bucket_bytes`` is among them.
+    ``settings`` is what all ranks must have alike, by name; ``bucket_bytes`` and ``whole`` are
+    among them.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class ParameterStore:
 
     def _elementwise_of(self, group: Group) -> frozenset[str]:
         where = str(self._collectives)
-        return elementwise_state(self._class, self._options, where, options(group))
+        state_of = whole_state if self._settings["whole"] else elementwise_state
+        return state_of(self._class, self._options, where, options(group))
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
         """The settings, and the options of new groups."""
@@ -133,7 +135,7 @@ class ParameterStore:
     def _move(self, specs: Sequence[ParameterSpec], start: int) -> list[OwnedFragment]:
         """Moves the parameters from index ``start`` on into buckets; this rank's fragments."""
         world, bucket_bytes = self._collectives.world, self._settings["bucket_bytes"]
-        buckets = lay_out(specs, world, bucket_bytes, start=start)
+        buckets = lay_out(specs, world, bucket_bytes, start=start, whole=self._settings["whole"])
         shards = [Shard(bucket, self.model, self._collectives.rank) for bucket in buckets]
         for shard in shards:
             self._collectives.broadcast(shard.flat)

@@ -26,6 +26,7 @@ class ShardedSettings:
     bucket_bytes: int
     on_nonfinite: str
     wire: str | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.max_age not in (None, AUTO) and not is_whole(self.max_age, 0):
@@ -39,6 +40,8 @@ class ShardedSettings:
             )
         if self.on_nonfinite not in ("raise", "skip"):
             raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
+        if not isinstance(self.whole, bool):
+            raise OptionError(f"whole is {self.whole!r}, wanted True or False")
         self._check_feedback()
         if Wire.of(self.wire).gradients not in (None, "same") and self.compression is not None:
             raise OptionError(
@@ -93,4 +96,5 @@ class ShardedSettings:
             "bucket_bytes": self.bucket_bytes,
             "on_nonfinite": self.on_nonfinite,
             "wire": self.wire,
+            "whole": self.whole,
         }

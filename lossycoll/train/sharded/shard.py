@@ -23,9 +23,9 @@ class OwnedFragment:
 
     fragment: Fragment
     parameter: Parameter
-    """A view of the bucket, float (n,)."""
+    """A view of the bucket, float (n,); of a whole parameter, in its shape."""
     grad: Tensor
-    """Its averaged gradient, float (n,)."""
+    """Its averaged gradient, of the same shape."""
 
     @property
     def index(self) -> int:
@@ -60,8 +60,8 @@ class Shard:
         self.owned = [
             OwnedFragment(
                 fragment,
-                Parameter(self.flat[fragment.begin : fragment.end]),
-                self.own_grads[fragment.begin - base : fragment.end - base],
+                Parameter(_view(fragment, self.flat, fragment.begin)),
+                _view(fragment, self.own_grads, fragment.begin - base),
             )
             for fragment in bucket.fragments(rank)
         ]
@@ -78,3 +78,10 @@ class Shard:
         """Return whether all values that this rank contributes are finite."""
         low, high = torch.aminmax(self.grads)  # a single pass, and NaN gets through
         return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _view(fragment: Fragment, flat: Tensor, begin: int) -> Tensor:
+    """A fragment's elements, which begin at ``begin`` in ``flat``."""
+    if fragment.whole:
+        return flat.as_strided(fragment.member.shape, fragment.member.stride, begin)
+    return flat[begin : begin + fragment.end - fragment.begin]

@@ -1,0 +1,98 @@
+"""Ray Train's TorchTrainer: a worker dies, Ray starts the group again from a checkpoint.
+
+python examples/ray_fit.py
+
+This process is the launcher: it starts Ray on this machine, and two workers that train with DDP.
+DriftBound holds the replicas together.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "240")  # for busy machines
+
+import common
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+
+import lossycoll
+
+STEPS, SAVED_AFTER, DIES_AFTER = 40, 10, 15
+MICRO_BATCHES = 2
+
+
+def train(config: dict[str, Any]) -> None:
+    rank = ray.train.get_context().get_world_rank()
+    network = common.network()
+    model = prepare_model(network)
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    lossycoll.DriftBound(model, optimizer)
+    held_out, first = common.Task(9).batch(256), 0
+    before = common.loss(network, held_out).item()
+    kept = ray.train.get_checkpoint()
+    if kept is not None:
+        with kept.as_directory() as folder:
+            state = torch.load(Path(folder) / "state.pt")
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+        assert first == SAVED_AFTER
+    task = common.Task(seed=rank + 100 * first)
+    for step in range(first + 1, STEPS + 1):
+        optimizer.zero_grad()
+        with model.no_sync():
+            for _ in range(MICRO_BATCHES - 1):
+                common.loss(model, task.batch()).backward()
+        common.loss(model, task.batch()).backward()
+        optimizer.step()
+        if step == SAVED_AFTER:
+            with tempfile.TemporaryDirectory() as folder:
+                state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"step": step}, Path(folder) / "state.pt")
+                made = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+                ray.train.report({"step": step}, checkpoint=made)
+        if step == DIES_AFTER and first == 0 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    after = common.loss(network, held_out).item()
+    assert after < 0.3 * before, (before, after)
+    lost = common.dropped()
+    summary = f"went on from step {first}, evaluation loss {before:.3f} -> {after:.3f}, {lost}"
+    ray.train.report({"backend": dist.get_backend(), "summary": summary})
+
+
+def main() -> None:
+    # Workers on this machine inherit this process's variables, lossycoll's among them; others need
+    # runtime_env={"env_vars": {...}}.
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found = TorchTrainer(
+            train,
+            torch_config=TorchConfig(backend="lossy"),
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(
+                storage_path=folder,
+                failure_config=ray.train.FailureConfig(max_failures=1),
+            ),
+        ).fit()
+    ray.shutdown()
+    assert found.metrics is not None
+    assert found.metrics["backend"] == "lossy"
+    print(f"ray_fit: {found.metrics['summary']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

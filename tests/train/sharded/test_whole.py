@@ -1,0 +1,105 @@
+"""Whole matrices dealt to ranks: Muon steps them as one process does."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lossycoll
+from lossycoll.train.common.layout import ParameterSpec, lay_out
+from tests.support import harness
+from tests.support.harness import run_good
+from tests.support.sharded_cases import batch, loss_of, network, sharded, share
+
+WORLD = 3
+STEPS = 4
+ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": "30", "LOSSYCOLL_DELIVERY": "reliable"}
+MUON: dict[str, Any] = {"lr": 0.02, "momentum": 0.9}
+
+
+def test_no_parameter_is_cut_and_padding_is_bounded() -> None:
+    draw = random.Random(5)
+    for _ in range(50):
+        world = draw.randint(1, 5)
+        shapes = [(draw.randint(1, 40), draw.randint(1, 40)) for _ in range(draw.randint(1, 12))]
+        specs = [ParameterSpec(shape, (shape[1], 1), 4) for shape in shapes]
+        for bucket in lay_out(specs, world, draw.choice([1, 3000]), whole=True):
+            owned = [each for rank in range(world) for each in bucket.fragments(rank)]
+            assert all(each.whole for each in owned)
+            spans = sorted((each.begin, each.end) for each in owned)
+            assert spans == sorted((m.begin, m.end) for m in bucket.members)
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
+            largest = max(each.end - each.begin for each in owned)
+            total = sum(each.end - each.begin + 15 for each in owned)
+            assert bucket.chunk <= total / world + largest + 15
+
+
+def split(model: torch.nn.Module) -> tuple[list[Any], list[Any]]:
+    matrices = [each for each in model.parameters() if each.ndim == 2]
+    return matrices, [each for each in model.parameters() if each.ndim != 2]
+
+
+def rank_muon(rank: int, world: int) -> Any:
+    harness.init(timeout=60)
+    model, plain = network(), network()
+    matrices, rest = split(model)
+    optimizers = [
+        sharded(matrices, torch.optim.Muon, whole=True, **MUON),
+        sharded(rest, torch.optim.Adam, lr=0.01),
+    ]
+    theirs, others = split(plain)
+    alone = [torch.optim.Muon(theirs, **MUON), torch.optim.Adam(others, lr=0.01)]
+    kept: Any = None
+    for step in range(2 * STEPS):
+        data = batch(step, world)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(model, share(data, rank)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        plain.zero_grad()
+        loss_of(plain, data).backward()
+        for one in alone:
+            one.step()
+        if step == STEPS - 1:  # a checkpoint of the plain optimizer's form, into another one
+            optimizers[0].consolidate_state_dict(0)
+            boxed = [optimizers[0].state_dict() if rank == 0 else None]
+            dist.broadcast_object_list(boxed)
+            kept = boxed[0]
+            momenta = [each["momentum_buffer"].shape for each in kept["state"].values()]
+            assert momenta == [each.shape for each in matrices]
+            optimizers[0] = sharded(matrices, torch.optim.Muon, whole=True, **MUON)
+            optimizers[0].load_state_dict(kept)
+    for mine, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), wanted.detach(), rtol=1e-3, atol=1e-4)
+    own = sum(len(group["params"]) for group in optimizers[0].param_groups)
+    dist.destroy_process_group()
+    return own
+
+
+def test_muon_steps_as_one_process_does() -> None:
+    """Each of the three matrices is one rank's (and a probe may stand in a group beside it)."""
+    assert all(1 <= own <= 2 for own in run_good(rank_muon, WORLD, ENV))
+
+
+def rank_refusals(rank: int, world: int) -> None:
+    harness.init(timeout=60)
+    matrices, rest = split(network())
+    with pytest.raises(lossycoll.UnsupportedError, match="whole=True"):
+        sharded(matrices, torch.optim.Muon, lr=0.1)
+    with pytest.raises(lossycoll.UnsupportedError, match="LBFGS"):
+        sharded(matrices, torch.optim.LBFGS, whole=True)
+    with pytest.raises(ValueError, match="only supports 2D"):
+        sharded(rest, torch.optim.Muon, whole=True)
+    with pytest.raises(lossycoll.OptionError, match="whole is 1"):
+        sharded(matrices, torch.optim.Muon, whole=1)
+    dist.destroy_process_group()
+
+
+def test_what_whole_refuses() -> None:
+    run_good(rank_refusals, 2, ENV)

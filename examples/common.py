@@ -79,7 +79,7 @@ def die_once() -> None:
 def fingerprint(model: nn.Module) -> str:
     """A hash of all parameters, to compare one backend's with another's."""
     raw = parameters(model).float().contiguous().numpy().tobytes()
-    return f"parameters {blake2b(raw, digest_size=6).hexdigest()}"
+    return f"parameters #{blake2b(raw, digest_size=6).hexdigest()}"
 
 
 def network(hidden: int = HIDDEN) -> nn.Module:

@@ -145,7 +145,7 @@ def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
     for backend in ("gloo", "lossy"):
         outcome = examples.run(clean, backend, timeout=280, python=warm_python())
         assert outcome.status == 0, outcome.output
-        found += re.findall(r"parameters [0-9a-f]{12}", outcome.summary)
+        found += re.findall(r"parameters #[0-9a-f]{12}", outcome.summary)
     assert len(found) == 2
     assert found[0] == found[1]
 

@@ -1,4 +1,4 @@
-"""sharing.json, sharing.png and the table between the marks of congestion.md."""
+"""sharing.json, sharing.png and the table between the marks of congestion-results.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .flow import Samples
 
 def write(entries: Sequence[Result], folder: Path) -> None:
     write_json(folder / "sharing.json", [asdict(entry) for entry in entries])
-    fill(folder / "congestion.md", {"sharing": table(entries)})
+    fill(folder / "congestion-results.md", {"sharing": table(entries)})
     draw(entries, folder / "sharing.png")
 
 

@@ -24,5 +24,5 @@ STUDY = Study(
     arguments=arguments,
     plan=lambda options: CONTESTS,
     measuring=one_by_one(measure),
-    report_help="folder of congestion.md, for the table, sharing.json and sharing.png",
+    report_help="folder of congestion-results.md, for the table, sharing.json and sharing.png",
 )

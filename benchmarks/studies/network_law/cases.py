@@ -106,7 +106,7 @@ GOALS = {
     "hosts of several": Goal(1.2, 0.001),
     "asymmetric": Goal(1.15, 0.005),
 }
-"""By kind; docs/congestion.md says where they come from."""
+"""By kind; docs/congestion-results.md says where they come from."""
 
 
 def cases() -> Iterator[Case]:

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks network_law`` runs what has no result yet with this very engine;
 ``--sample`` is small enough for the short suite. Exit status 1: a goal is missed. ``--report docs``
-writes the table of docs/congestion.md.
+writes the table of docs/congestion-results.md.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def row(case: Case, figures: dict[str, Any]) -> str:
 
 
 def report(found: Mapping[Case, Result], folder: Path) -> None:
-    """Writes the table between the marks of congestion.md, and a line that sums it up."""
+    """Writes the table between the marks of congestion-results.md, and a line that sums it up."""
     rows = []
     for case, result in found.items():
         figures, network = result.figures, name_of(case).partition(": ")[2]
@@ -160,7 +160,7 @@ def report(found: Mapping[Case, Result], folder: Path) -> None:
     which = ", ".join(sorted({f"{one.date} at {one.commit}" for one in found.values()}))
     head = ["kind", "network", "time / limit", "missing", "goal"]
     text = f"{reached} of {len(rows)} networks reach their goals (measured {which})."
-    fill(folder / "congestion.md", {"matrix": f"{text}\n\n{markdown(head, rows)}"})
+    fill(folder / "congestion-results.md", {"matrix": f"{text}\n\n{markdown(head, rows)}"})
 
 
 def name_of(case: Case) -> str:
@@ -201,5 +201,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--again", action="store_true", help="run what this engine has results of, too")
     add("--results", type=Path, help="where results of one pacing are (build/network_law-*)")
     add("--json", type=Path, metavar="PATH", help="where to write all figures")
-    add("--report", type=Path, metavar="FOLDER", help="where congestion.md is, for its table")
+    add("--report", type=Path, metavar="FOLDER", help="of congestion-results.md, for its table")
     return parser

@@ -2,9 +2,11 @@
 
 python examples/torchft_manager.py                   # gradients are averaged in each step
 python examples/torchft_manager.py --method diloco   # fragments of the model, every few steps
+KILLS=0 python examples/torchft_manager.py --replicas 2 --backend gloo   # torchft's own group
 
 This process is the launcher: it runs torchft's lighthouse, starts three replicas, kills one of them
-every 10 seconds and starts it again. The training ends when the last one trains again.
+every 10 seconds and starts it again. The training ends when the last one trains again. Without
+kills all train the same steps in each run, so the hashes of two backends can be compared.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
+from torchft.process_group import ProcessGroupGloo
 
 import lossycoll
 
-REPLICAS = 3
 KILLS = int(os.environ.get("KILLS", "2"))
 KILL_SECONDS = float(os.environ.get("KILL_SECONDS", "10"))
 SECONDS = 400
 """Most that all may take after the first replicas have started."""
 MORE = 40
-"""Steps after the last replica has come back."""
+"""Steps after the last replica has come back; without kills, all."""
 PAUSE = 0.02
 """Seconds of a step, as if it computed."""
 MISSING = {"max_missing": 0.01}
@@ -47,7 +49,7 @@ class Job:
     def __init__(self, port: int = 0) -> None:
         self.store = dist.TCPStore("127.0.0.1", port, is_master=port == 0, wait_for_workers=False)
         if port == 0:
-            self.store.set("last", str(1 << 30))
+            self.store.set("last", str(1 << 30 if KILLS else MORE))
 
     def step_of(self, pid: int) -> int:
         """Steps that a replica has done; 0: it doesn't train yet."""
@@ -55,17 +57,18 @@ class Job:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
 
-def launch(method: str) -> None:
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000)
+def launch(method: str, count: int) -> None:
+    least = 2 if KILLS else count
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=least, join_timeout_ms=1000)
     port = lighthouse.address().rpartition(":")[2]
     job = Job()
 
     def start(number: int) -> subprocess.Popen[bytes]:
         env = {**os.environ, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
         env |= {"REPLICA": str(number), "STORE_PORT": str(job.store.port)}
-        return subprocess.Popen([sys.executable, __file__, "--method", method], env=env)
+        return subprocess.Popen([sys.executable, *sys.argv], env=env)
 
-    replicas = [start(number) for number in range(REPLICAS)]
+    replicas = [start(number) for number in range(count)]
     killed, due, end = 0, None, time.monotonic() + SECONDS
     try:
         while not all(replica.poll() == 0 for replica in replicas):
@@ -74,10 +77,10 @@ def launch(method: str) -> None:
             steps = [job.step_of(replica.pid) for replica in replicas]
             if all(steps) and due is None:
                 due = time.monotonic() + KILL_SECONDS
-                if killed == KILLS:
+                if 0 < killed == KILLS:
                     job.store.set("last", str(max(steps) + MORE))
             if due is not None and killed < KILLS and time.monotonic() > due:
-                replicas[1 + killed % (REPLICAS - 1)].kill()
+                replicas[1 + killed % (count - 1)].kill()
                 killed, due = killed + 1, None
             for number, replica in enumerate(replicas):
                 status = replica.poll() or 0
@@ -96,7 +99,13 @@ def launch(method: str) -> None:
     print(f"torchft_manager: {method}, {killed} kills, all came back", flush=True)
 
 
-def train(method: str, number: str, job: Job) -> None:
+def quorum_group(backend: str) -> Any:
+    if backend == "gloo":
+        return ProcessGroupGloo(timeout=timedelta(seconds=20))
+    return lossycoll.torchft_process_group(timeout=20, options=MISSING)
+
+
+def train(method: str, backend: str, number: str, job: Job) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model = common.network()
     inner = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -105,7 +114,7 @@ def train(method: str, number: str, job: Job) -> None:
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
-    group = lossycoll.torchft_process_group(timeout=20, options=MISSING)
+    group = quorum_group(backend)
     manager = Manager(
         pg=group,
         load_state_dict=load,
@@ -120,7 +129,7 @@ def train(method: str, number: str, job: Job) -> None:
         store_port=store.port,
         hostname="127.0.0.1",
     )
-    task, losses, dropped = common.Task(seed=os.getpid()), [], 0
+    task, losses, dropped = common.Task(seed=int(number)), [], 0
 
     def steps(optimizer: Any) -> None:
         nonlocal dropped
@@ -135,12 +144,15 @@ def train(method: str, number: str, job: Job) -> None:
             optimizer.step()
             losses.append(loss.item())
             job.store.set(f"step/{os.getpid()}", str(manager.current_step()))
-        dropped = lossycoll.stats(group.parent).packets_injected
+        if backend == "lossy":
+            dropped = lossycoll.stats(group.parent).packets_injected
 
     try:
         if method == "diloco":
-            outer = torch.optim.SGD(model.parameters(), lr=1.0)  # the mean of all replicas
             fragments = [model[0], model[2]]
+            # One for each: a common one would step the other fragment by its batch's gradient. A
+            # rate of 1.0 without momentum gives the mean of all replicas.
+            outer = [torch.optim.SGD(each.parameters(), lr=1.0) for each in fragments]
             with DiLoCo(manager, fragments, inner, outer, sync_every=10, fragment_sync_delay=2):
                 steps(inner)
         else:
@@ -148,18 +160,23 @@ def train(method: str, number: str, job: Job) -> None:
     finally:
         manager.shutdown(wait=False)
     print(
-        f"replica {number}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {dropped} packets dropped",
+        f"replica {number}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, "
+        f"{common.fingerprint(model)}, {dropped} packets dropped",
         flush=True,
     )
     assert losses[-1] < 0.2, losses[-1]
-    assert dropped > 0 or not os.environ.get("LOSSYCOLL_INJECT"), "nothing was lost"
+    injecting = backend == "lossy" and os.environ.get("LOSSYCOLL_INJECT")
+    assert dropped > 0 or not injecting, "nothing was lost"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="ddp", choices=["ddp", "diloco"])
-    method = parser.parse_args().method
+    parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
+    parser.add_argument("--replicas", type=int, default=3, choices=[2, 3])
+    asked = parser.parse_args()
     if "REPLICA" in os.environ:
-        train(method, os.environ["REPLICA"], Job(int(os.environ["STORE_PORT"])))
+        job = Job(int(os.environ["STORE_PORT"]))
+        train(asked.method, asked.backend, os.environ["REPLICA"], job)
     else:
-        launch(method)
+        launch(asked.method, asked.replicas)

@@ -125,6 +125,24 @@ def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(580)
+@pytest.mark.parametrize("method", ["ddp", "diloco"])
+def test_torchft_gets_the_parameters_that_its_gloo_gives(method: str) -> None:
+    """Two replicas, without loss and kill. Their task is learnt: the example asserts it."""
+    found = []
+    for backend in ("gloo", "lossy"):
+        said = launch(
+            *("torchft_manager", "--replicas", "2", "--method", method, "--backend", backend),
+            python=sys.executable,
+            KILLS="0",
+            LOSSYCOLL_INJECT="",
+        )
+        found.append(sorted(re.findall(r"replica \d: .* (parameters #[0-9a-f]{12})", said)))
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(580)
 def test_ray_starts_the_workers_again() -> None:
     said = launch("ray_fit", python=sys.executable)
     assert re.search(r"went on from step 10, .* [1-9]\d* packets dropped", said), said

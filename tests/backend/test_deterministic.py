@@ -119,7 +119,22 @@ def test_without_the_option_they_differ() -> None:
     assert not any(one["order_kept"] for each in runs for one in each)
 
 
-def rank_gloo(rank: int, world: int) -> bool:
+def around_the_ring(world: int, count: int) -> Any:
+    """gloo's sum: part ``p`` of the tensor begins at the rank before ``p`` and goes down."""
+    import torch
+
+    parts = []
+    for part in range(world):
+        total, *rest = (
+            rough((part - step) % world, count).chunk(world)[part] for step in range(1, world + 1)
+        )
+        for each in rest:
+            total = total + each
+        parts.append(total)
+    return torch.cat(parts)
+
+
+def rank_gloo(rank: int, world: int) -> dict[str, bool]:
     import torch
     import torch.distributed as dist
 
@@ -129,12 +144,18 @@ def rank_gloo(rank: int, world: int) -> bool:
     dist.all_reduce(one)
     dist.all_reduce(two, group=gloo)
     dist.destroy_process_group()
-    return torch.equal(one, two)
+    return {
+        "alike": torch.equal(one, two),
+        "in rank order": torch.equal(one, in_rank_order(world, one.numel())),
+        "gloo around its ring": torch.equal(two, around_the_ring(world, one.numel())),
+    }
 
 
-def test_two_ranks_give_gloos_bits() -> None:
+@pytest.mark.parametrize("world", [2, 4])
+def test_two_ranks_give_gloos_bits(world: int) -> None:
     """With more, gloo adds each part of a tensor in another order: around its ring."""
-    assert run_good(rank_gloo, 2, ASKED) == [True, True]
+    wanted = {"alike": world == 2, "in rank order": True, "gloo around its ring": True}
+    assert run_good(rank_gloo, world, ASKED) == [wanted] * world
 
 
 def rank_switch(rank: int, world: int) -> dict[str, Any]:

@@ -174,7 +174,11 @@ def test_what_a_dead_link_takes_is_left_to_its_own_warning() -> None:
 
 
 def test_a_dead_link_is_named_and_no_method_against_loss() -> None:
-    env = {"LOSSYCOLL_DEADLINE_MIN": "0.1", "LOSSYCOLL_DEADLINE_MAX": "0.5", "LOSSYCOLL_LINK": "udp"}
+    env = {
+        "LOSSYCOLL_DEADLINE_MIN": "0.1",
+        "LOSSYCOLL_DEADLINE_MAX": "0.5",
+        "LOSSYCOLL_LINK": "udp",
+    }
     more = {"LOSSYCOLL_LIVENESS": "4", "LOSSYCOLL_MTU": "1500"}
     outcomes = run_ranks(rank_deaf, 2, {**env, **more})
     assert not any(outcome.error for outcome in outcomes), list(map(str, outcomes))

@@ -31,6 +31,7 @@ from lossycoll.lab.network import Network
 from lossycoll.lab.profiles import PROFILES
 
 from . import lab_args
+from .argtypes import real
 from .launcher import Interrupted, must_be_writable
 
 ACTIONS: Final = {
@@ -60,10 +61,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
     )
-    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
+    parser.add_argument("--timeout", type=real(0), metavar="S", help="end the job after S seconds")
     parser.add_argument(
         "--grace",
-        type=float,
+        type=real(0),
         default=GRACE_SECONDS,
         metavar="S",
         help="how long ranks have to end when one has failed (%(default)g s)",
@@ -73,7 +74,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mbit",
-        type=float,
+        type=real(0.01),
         default=verify.MBIT,
         metavar="N",
         help="what verify offers a link at most (%(default)g)",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
@@ -52,11 +52,19 @@ try "lossycoll doctor" first, then "lossycoll demo"; "lossycoll --help" says wha
 """
 
 
+NEGATIVE: Final = re.compile(r"-(\.?\d|inf\b|nan\b)", re.IGNORECASE)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest name, and one that points to help."""
 
     commands: Mapping[str, Parser] = MappingProxyType({})
     """The parsers of the subcommands, by name."""
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        # argparse takes -1 for a value, and would take -1% for an option that it doesn't know.
+        self._negative_number_matcher = NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         """Ends the program."""

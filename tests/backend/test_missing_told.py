@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from tests.support.deaf_sockets import drop_share
+from lossycoll.runtime.collectives.group_stats import DeadLinks
+from lossycoll.runtime.engine.reports import PeerStats
+from tests.support.deaf_sockets import drop_from, drop_share
 from tests.support.harness import Outcome, init, run_ranks
 
 LOSSY = {
@@ -84,6 +86,31 @@ def rank_bound(rank: int, world: int) -> tuple[int, float]:
     return train("bound", seconds=1.0)
 
 
+def rank_deaf(rank: int, world: int) -> tuple[int, bool]:
+    """Packets that were missing here, all from a peer that this rank doesn't hear any more."""
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    dist.all_reduce(torch.ones(100_000))
+    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
+    dist.barrier()
+    assert drop_from([ports[1 - rank]])
+    end, silent = time.monotonic() + 2.0, False
+    while time.monotonic() < end or not silent:
+        dist.all_reduce(torch.ones(100_000))
+        time.sleep(0.1)
+        silent = lossycoll.stats().peers[1 - rank].silence > 0
+        assert time.monotonic() < end + 60
+    missing = lossycoll.stats().packets_missing
+    time.sleep(1.0)
+    assert drop_from([])
+    dist.destroy_process_group()
+    return missing, silent
+
+
 def told_by(outcome: Outcome) -> list[str]:
     return [line for line in outcome.stderr.splitlines() if "of the packets were missing" in line]
 
@@ -126,3 +153,42 @@ def test_a_job_with_a_method_that_makes_up_for_it_is_not() -> None:
         assert not outcome.error, outcome
         assert outcome.value[0] > 100
         assert "of the packets were missing" not in outcome.stderr, outcome.stderr
+
+
+def test_what_a_dead_link_takes_is_left_to_its_own_warning() -> None:
+    """Some of it may be missing before the link is known to be dead."""
+    seen = DeadLinks()
+
+    def look(missing: int, silence: int = 0, other: int = 5) -> tuple[int, int]:
+        peers = [peer(0, other, 0), peer(1, missing, silence)]
+        seen.look(peers)
+        return seen.missing, seen.unsure
+
+    assert look(0, other=0) == (0, 0)
+    assert look(50, other=0) == (0, 50)
+    assert look(60, silence=1) == (60, 5)
+    assert look(900, silence=1) == (900, 0)
+    assert look(1000) == (1000, 0)  # it healed since the last look
+    assert look(1010) == (1000, 10)
+    assert look(1010) == (1000, 0)
+
+
+def test_a_dead_link_is_named_and_no_method_against_loss() -> None:
+    env = {
+        "LOSSYCOLL_DEADLINE_MIN": "0.1",
+        "LOSSYCOLL_DEADLINE_MAX": "0.5",
+        "LOSSYCOLL_LINK": "udp",
+    }
+    more = {"LOSSYCOLL_LIVENESS": "4", "LOSSYCOLL_MTU": "1500"}
+    outcomes = run_ranks(rank_deaf, 2, {**env, **more})
+    assert not any(outcome.error for outcome in outcomes), list(map(str, outcomes))
+    assert all(outcome.value[0] > 100 and outcome.value[1] for outcome in outcomes)
+    said = outcomes[0].stderr
+    assert "nothing comes from rank 1" in said
+    assert told_by(outcomes[0]) == [], said
+
+
+def peer(rank: int, missing: int, silence: int) -> PeerStats:
+    return PeerStats(
+        rank, "", 0, 0, missing, rtt_ns=0, deadline_ns=0, delivery_rate=1.0, silence=silence
+    )

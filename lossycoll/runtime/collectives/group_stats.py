@@ -33,7 +33,7 @@ SHARED_STATS: Final = (
     "operation_ns",
 )
 """Counters that a rank sends to others that ask for them."""
-SHARE_OF: Final = ("packets_missing", "packets_received")
+SHARE_OF: Final = ("packets_missing", "packets_received", "missing_at_dead_links")
 
 
 MISSING_SHARE, MISSING_PACKETS = 0.01, 100
@@ -42,6 +42,33 @@ MAKES_UP: Final = (
     "keep DDP's replicas together by lossycoll.DriftBound(model, optimizer), or bring packets back "
     "by Options(max_missing='1%') (docs/guide.md)"
 )
+
+
+class DeadLinks:
+    """Counts what is missing since a link is dead, which no method against loss brings back.
+
+    Attributes:
+        missing: Packets.
+        unsure: Missing packets of the last look, of links that may prove to be dead at the next.
+    """
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self.unsure = 0
+        self._before: dict[int, tuple[int, int, bool]] = {}
+        """By peer at the last look: packets missing, those of them that are unsure, and silence."""
+
+    def look(self, peers: Iterable[PeerStats]) -> None:
+        """Counts what has become missing since the last call."""
+        self.unsure = 0
+        for peer in peers:
+            total, unsure, was_silent = self._before.get(peer.rank, (0, 0, False))
+            grown, silent = peer.packets_missing - total, peer.silence > 0
+            if silent or was_silent:
+                self.missing += grown + unsure
+                grown = 0
+            self.unsure += grown
+            self._before[peer.rank] = (peer.packets_missing, grown, silent)
 
 
 class GroupStats:
@@ -65,6 +92,7 @@ class GroupStats:
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
         self._silence_log = SilenceLog()
+        self._dead_links = DeadLinks()
 
     def stats(self) -> Stats:
         """This rank's since the group was made."""
@@ -110,6 +138,7 @@ class GroupStats:
                 peers = [self.peer(rank) for rank in range(self._where.world)]
                 self._recovery_log.tell(peers, self._where)
                 self._silence_log.tell(peers, self._where)
+                self._dead_links.look(peers)
             except ClosedError:
                 return out
             self._warn_of_missing(sums)
@@ -117,13 +146,17 @@ class GroupStats:
             self._warn_of_strangers(sums.forged)
             self._warn_of_promise(sums)
             out |= {name: getattr(sums, name) for name in SHARED_STATS}
+            out["missing_at_dead_links"] = self._dead_links.missing
         return out
 
     def _warn_of_missing(self, sums: EngineStats) -> None:
         """Once per group, by one rank of each machine."""
         if self._missing_warned:
             return
-        text = self._missing("at this rank so far", sums.packets_missing, sums.packets_received)
+        at_dead_links = self._dead_links.missing + self._dead_links.unsure
+        text = self._missing(
+            "at this rank so far", sums.packets_missing, sums.packets_received, at_dead_links
+        )
         if text and self._speaks():
             self._missing_warned = True
             log.warning("%s: %s", self._where, text)
@@ -145,8 +178,9 @@ class GroupStats:
         if text:
             log.info("%s: %s", self._where, text)
 
-    def _missing(self, at: str, missing: int, received: int) -> str:
+    def _missing(self, at: str, missing: int, received: int, at_dead_links: int) -> str:
         """A sentence on so many missing packets; empty: none."""
+        missing -= at_dead_links  # of which the link's own warning tells, with another remedy
         expected = missing + received
         few = missing < MISSING_PACKETS or missing <= MISSING_SHARE * expected
         if few or self._asked or self.made_up_for:

@@ -81,6 +81,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("bench --dtype int8", "int8"),
         ("bench --seconds inf", "'inf' is not"),
         ("doctor --fix", "--fix"),
+        ("doctor --peer h:99", "'h:99' has a port; --peer h --peer-port 99 on both ends choose"),
+        ("doctor --peer [::1]:99", "--peer [::1] --peer-port 99"),
         (
             "lab python train.py",
             "'python' is not one of run, verify, check, clean, profiles; a comm",
@@ -125,9 +127,11 @@ def test_refuses(line: str, complaint: str, capsys: pytest.CaptureFixture[str]) 
         ("try --loss 0%,5%", "losses", (0.0, 0.05)),
         ("simulate moshpit --failure 1%", "failure", 0.01),
         ("plan-threshold t.json --drop-rate 10%", "drop_rate", 0.1),
+        ("doctor --peer [fd00::2]", "peer", "fd00::2"),
+        ("doctor --peer fd00::2", "peer", "fd00::2"),
     ],
 )
-def test_a_share_may_be_percent(line: str, name: str, value: object) -> None:
+def test_a_value_is_read_as_people_write_it(line: str, name: str, value: object) -> None:
     assert getattr(cli.parser().parse_args(line.split()), name) == value
 
 

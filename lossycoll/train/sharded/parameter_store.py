@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -23,6 +23,11 @@ class ModelGroups(Optimizer):
     """The model's parameter groups as the user gave them, checked by torch; it takes no steps."""
 
     def __init__(self, params: Any) -> None:
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                f"params is a model ({type(params).__name__}), wanted its parameters(): "
+                "ShardedOptimizer(model.parameters(), ...)"
+            )
         super().__init__(params, {})
 
     @contextlib.contextmanager

@@ -65,6 +65,8 @@ def arguments(rank: int) -> None:
     for other in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon):
         text = f"rank {rank}/3: {other.__name__} is not element-wise"
         refuses(lossycoll.UnsupportedError, text, lambda o=other: sharded(some, o, lr=0.1))
+    for model in (network(), nn.DataParallel(network())):
+        refuses(TypeError, r"wanted its parameters\(\)", lambda m=model: sharded(m, sgd))
     refuses(TypeError, "element-wise", lambda: sharded(some, torch.optim.SparseAdam))
 
 

@@ -28,7 +28,9 @@ IDLE_HELP: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the network between two hosts (run on both)")
-    group.add_argument("--peer", metavar="HOST", help="the other host, where this runs as well")
+    group.add_argument(
+        "--peer", type=_host, metavar="HOST", help="the other host, where this runs as well"
+    )
     for name, kind, default, metavar, meaning in (
         ("peer-port", whole(1, 65535), PORT, "PORT", "TCP port at which the two find each other"),
         ("wait", whole(1, 3600), WAIT_SECONDS, "S", "seconds to look for the other end"),
@@ -38,6 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         said = f"{meaning} (default: %(default)s)"
         group.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=said)
+
+
+def _host(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if port.isdecimal() and (":" not in host or host.startswith("[")):
+        wanted = f"--peer {host} --peer-port {port} on both ends"
+        raise argparse.ArgumentTypeError(f"{text!r} has a port; {wanted} choose one")
+    return text.removeprefix("[").removesuffix("]")
 
 
 def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:

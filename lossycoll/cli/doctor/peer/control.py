@@ -24,6 +24,7 @@ from typing import Any, Final
 MAGIC: Final = "lossycoll doctor"
 VERSION: Final = 1
 LONGEST_LINE: Final = 1 << 16
+ENDLESS: Final = f"more than {LONGEST_LINE} bytes without an end of line"
 HELLO_SECONDS: Final = 5.0
 """Longest time for the listener to answer that it is a doctor."""
 PAUSE_SECONDS: Final = 0.5
@@ -290,9 +291,7 @@ class Meeting:
             return None
 
     def _read(self, one: _Pending) -> Control | None:
-        while (
-            line := _next_line(one.received, f"{self._host}, TCP port {self._port}")
-        ) is not None:
+        while (line := self._first_line(one)) is not None:
             try:
                 message = _parsed(bytes(line))
             except PeerError:
@@ -316,6 +315,12 @@ class Meeting:
             else:
                 raise self._no_doctor(f"says {bytes(line[:40])!r}")
         return None
+
+    def _first_line(self, one: _Pending) -> bytearray | None:
+        try:
+            return _next_line(one.received)
+        except PeerError:
+            raise self._no_doctor(f"says {ENDLESS}") from None
 
     @property
     def _greeted(self) -> bool:
@@ -403,11 +408,11 @@ def _line(step: str, **fields: Any) -> bytes:
     return json.dumps({"step": step, **fields}).encode() + b"\n"
 
 
-def _next_line(received: bytearray, who: str = "the other doctor") -> bytearray | None:
+def _next_line(received: bytearray) -> bytearray | None:
     at = received.find(b"\n")
     if at < 0:
         if len(received) > LONGEST_LINE:
-            raise PeerError(f"{who} says more than {LONGEST_LINE} bytes without an end of line")
+            raise PeerError(f"the other doctor says {ENDLESS}")
         return None
     line = received[:at]
     del received[: at + 1]

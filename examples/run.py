@@ -27,7 +27,7 @@ PAGE = HERE.parent / "docs" / "examples.md"
 INJECT = "loss=0.05,seed=7"
 BEGIN, END = "<!-- make examples writes this table -->\n", "<!-- end of the table -->\n"
 
-AGAIN = "torchrun starts all again; gloo meets the keys of the first attempt"
+AGAIN = "torchrun starts all again; gloo fails in some runs"
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,13 @@ LONG_BECAUSE = "Long because "
 MOST_LINES = 700
 LONGER: dict[str, str] = {}
 """Files of tests that are longer, and why."""
-WITHOUT_SAMPLE = {"lab/test_swarm_splits.py"}
-"""Files whose tests are all long: what they test has its short sample in another file."""
+WITHOUT_SAMPLE = {
+    "lab/test_swarm_splits.py",
+    "repository/test_slurm.py",
+    "repository/test_trainjob.py",
+}
+"""Files whose tests are all long: what they test has its short sample in another file, or needs
+other people's programs."""
 
 
 def files() -> Iterator[Path]:

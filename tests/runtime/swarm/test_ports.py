@@ -28,10 +28,17 @@ def test_a_port_that_is_reserved_is_nobodys_else(host: str) -> None:
     bound_to(host, port).close()  # what was closed is free again
 
 
+def free_for_tcp(taken: socket.socket) -> int:
+    """Binds a UDP socket to a port that no TCP connection of this machine has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.bind(("127.0.0.1", 0))
+        taken.bind(one.getsockname())
+    return int(taken.getsockname()[1])
+
+
 def test_a_port_that_is_taken_in_udp_alone_is_held_in_neither() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        port = free_for_tcp(taken)
         with pytest.raises(RendezvousError, match=f":{port}: its UDP port: Address already in use"):
             bound_to("127.0.0.1", port)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:

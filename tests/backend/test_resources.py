@@ -81,4 +81,4 @@ def test_what_a_process_holds_is_bounded_whatever_groups_it_has(
         assert futures.threads == first.threads + 1, "one watcher for all groups"
         assert futures.threads <= 6, "two of them are libzmq's"
         early, late = median(found.seconds[:5]), median(found.seconds[-5:])
-        assert max(early, late) < 3 * min(early, late), "calls cost more by the group's age"
+        assert max(early, late) < 5 * min(early, late), "calls cost more by the group's age"

@@ -8,8 +8,6 @@ all again, and they go on from the checkpoint. DriftBound holds the replicas tog
 
 from __future__ import annotations
 
-import shutil
-
 import common
 import torch
 import torch.distributed as dist
@@ -57,8 +55,6 @@ def main() -> None:
     after = float(accelerator.reduce(own, "mean"))
     assert after < 0.3 * before, (before, after)
     lost = common.dropped()
-    if accelerator.is_main_process:
-        shutil.rmtree(common.scratch())
     common.finish(
         f"went on from epoch {first}, evaluation loss {before:.3f} -> {after:.3f}, "
         f"{common.fingerprint(network)}, {lost}"

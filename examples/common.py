@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,18 +28,16 @@ def run(example: Callable[[], str]) -> None:
 
     An example raises when its own check fails, which ends the process with a status other than 0.
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    dist.init_process_group(backend=options.backend)
+    dist.init_process_group(backend=backend())
     finish(example())
 
 
 def finish(summary: str) -> None:
-    """Prints ``summary`` once, and leaves the job."""
+    """Prints ``summary`` once, removes the job's checkpoints and leaves the job."""
     dist.barrier()
     if dist.get_rank() == 0:
+        if scratch().exists():
+            shutil.rmtree(scratch())
         print(f"{Path(sys.argv[0]).stem}: {summary}", flush=True)
     # DDP's wrapper is part of a reference cycle. While it lives, so do gloo's threads, and those
     # can abort the process while the interpreter is going down.
@@ -47,8 +46,7 @@ def finish(summary: str) -> None:
 
 
 def backend() -> str:
-    """The backend asked for, where a framework makes the process group itself. LOSSYCOLL_REPLACE
-    doesn't hold for gloo."""
+    """The backend that the command line asks for. LOSSYCOLL_REPLACE doesn't hold for gloo."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
     found: str = parser.parse_args().backend

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -65,8 +64,6 @@ def main() -> None:
     assert after < 0.3 * before, (before, after)
     assert common.spread(common.parameters(network)) == 0, "replicas differ"
     lost = common.dropped()
-    if dist.get_rank() == 0:
-        shutil.rmtree(common.scratch())
     common.finish(
         f"went on from step {first}, evaluation loss {before:.3f} -> {after:.3f}, "
         f"replicas equal, {common.fingerprint(network)}, {lost}"

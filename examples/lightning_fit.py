@@ -7,7 +7,6 @@ and all metrics below 16 KiB are exact, and only gradients lose packets. ``sync_
 makes a metric one of all ranks.
 """
 
-import argparse
 import logging
 import tempfile
 import warnings
@@ -113,9 +112,7 @@ def average(backend: str, rank: int, world: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
-    backend = parser.parse_args().backend
+    backend = common.backend()
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     lightning.seed_everything(0)

@@ -7,13 +7,11 @@ one. DriftBound holds the replicas together; it is attached by a callback, as Tr
 optimizer late.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import common
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -82,11 +80,7 @@ def trainer(folder: Path, epochs: int) -> Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="lossy", choices=["lossy", "gloo"])
-    if parser.parse_args().backend == "gloo":
-        lossycoll.stop_replacing()
-    torch.manual_seed(0)
+    common.backend()
     scratch = tempfile.mkdtemp()
     first = trainer(Path(scratch), EPOCHS // 2)  # Trainer makes the process group
     folders = [scratch]

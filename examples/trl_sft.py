@@ -10,7 +10,6 @@ replicas of the adapters together; TRL's Trainer makes its optimizer late.
 from __future__ import annotations
 
 import random
-import shutil
 from typing import Any
 
 import common
@@ -106,8 +105,6 @@ def main() -> None:
     after = trainer.evaluate()["eval_loss"]
     assert after < 0.7 * before, (before, after)
     lost = common.dropped()
-    if dist.get_rank() == 0:
-        shutil.rmtree(common.scratch())
     common.finish(
         f"attempt {common.attempt() + 1}, evaluation loss {before:.3f} -> {after:.3f}, "
         f"{common.fingerprint(trainer.model)}, {lost}"

@@ -37,6 +37,12 @@ def check(budget: Budget, counts: Sequence[str]) -> None:
         raise ValueError(f"limit is {budget.limit:g}, wanted seconds above 0")
 
 
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raises ValueError for seeds of which one is twice, or below 0."""
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ValueError(f"seeds are {seeds}, wanted different numbers from 0")
+
+
 def config(
     budget: Budget, seed: int, backend: str = "", method: str = "", module: str = ""
 ) -> TrainConfig:

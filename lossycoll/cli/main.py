@@ -75,9 +75,8 @@ class Parser(argparse.ArgumentParser):
 
     def unrecognized(self, unknown: Sequence[str], remedy: str = "") -> NoReturn:
         """Ends the program for arguments that it doesn't know."""
-        known = [name for action in self._actions for name in action.option_strings]
         options = _options_in(unknown)
-        hint = remedy or (_did_you_mean(options[0], known) if options else "")
+        hint = remedy or (_did_you_mean(options[0], self._known()) if options else "")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
     def check_options(self, given: Sequence[str]) -> None:
@@ -85,10 +84,12 @@ class Parser(argparse.ArgumentParser):
 
         argparse would take the value of one for a word of its own and complain of that.
         """
-        known = [name for action in self._actions for name in action.option_strings]
         for option in _options_in(given):
-            if not any(name.startswith(option) for name in known):
+            if not any(name.startswith(option) for name in self._known()):
                 self.unrecognized([option])
+
+    def _known(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def _options_in(words: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.common import training
 from benchmarks.common.runner import PieceFailed, Study, one_by_one
 
 from .runs import EVERY, VARIANTS, Budget, Run, runs
@@ -30,8 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> list[Run]:
     """What is asked for, the goal's runs first."""
-    if len(set(options.seeds)) < len(options.seeds) or min(options.seeds) < 0:
-        raise ValueError(f"seeds are {options.seeds}, wanted different numbers from 0")
+    training.check_seeds(options.seeds)
     budget = Budget(options.steps, options.width, options.batch, options.limit)
     return list(runs(options.seeds, options.variants, options.every, budget))
 

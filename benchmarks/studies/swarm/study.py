@@ -11,7 +11,7 @@ import argparse
 import subprocess
 import sys
 
-from benchmarks.common import tcp
+from benchmarks.common import tcp, training
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure
@@ -33,8 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> list[Run]:
     """What can be run here of what is asked for; what is only reported needs no hivemind."""
-    if len(set(options.seeds)) < len(options.seeds) or min(options.seeds) < 0:
-        raise ValueError(f"seeds are {options.seeds}, wanted different numbers from 0")
+    training.check_seeds(options.seeds)
     budget = Budget(options.steps, options.every, options.width, options.batch, options.limit)
     known = ("", *tcp.allowed())
     without = () if getattr(options, "report_only", False) else missing(options.hivemind)

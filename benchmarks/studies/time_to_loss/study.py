@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.common import tcp
+from benchmarks.common import tcp, training
 from benchmarks.common.runner import Study, one_by_one
 
 from .measure import measure
@@ -34,8 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> list[Run]:
     """What this kernel can run of what is asked for."""
-    if len(set(options.seeds)) < len(options.seeds) or min(options.seeds) < 0:
-        raise ValueError(f"seeds are {options.seeds}, wanted different numbers from 0")
+    training.check_seeds(options.seeds)
     budget = Budget(options.steps, options.width, options.batch, options.limit)
     known = ("", *tcp.controls())
     variants = [name for name, variant in VARIANTS.items() if variant.control in known]

@@ -420,18 +420,20 @@ class MoshpitSGD(Optimizer):
         whole = self._rows(self._values() if self._delayed else before, part)
         averages = [*self._parameters, *self._buffers]
         begins, owns = self._rows(before, part), self._rows([p.detach() for p in averages], part)
+        rests = self._rows(self._rests(), part)
         for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
             value = whole[number] + (end - begin) if self._delayed else end
             own.copy_(value)
             if own.dtype != torch.float32:
-                self._keep_rest(number, part, value - own.float())
+                rests[number].copy_(value - own.float())
 
-    def _keep_rest(self, number: int, part: int, rest: Tensor) -> None:
-        averages = [*self._parameters, *self._buffers]
-        if number not in self._rest:
-            self._rest[number] = torch.zeros_like(averages[number], dtype=torch.float32)
-        rests = [self._rest.get(at, one.detach()) for at, one in enumerate(averages)]
-        self._rows(rests, part)[number].copy_(rest)
+    def _rests(self) -> list[Tensor]:
+        """What parameters of 16 bits can't hold. Those of 32, which hold all, stand for theirs."""
+        averages = [one.detach() for one in (*self._parameters, *self._buffers)]
+        for number, one in enumerate(averages):
+            if one.dtype != torch.float32 and number not in self._rest:
+                self._rest[number] = torch.zeros_like(one, dtype=torch.float32)
+        return [self._rest.get(number, one) for number, one in enumerate(averages)]
 
     @property
     def _anchor(self) -> list[Tensor]:

@@ -90,6 +90,7 @@ static void control(lc_host *h, lc_path *p, const lc_header *header, const uint8
     lc_group *g = header->group ? lc_find_group(h, header->group) : NULL;
     lc_release_held(h, p);
     lc_size_came(&p->size, header->slot, h->now);
+    lc_aggregates_came(&p->aggregates, header->slot, p->size.size);
     uint16_t peer = g ? g->rank_of_process[p->number] : 0xFFFF;
     if (g && peer == 0xFFFF) {
         h->live.foreign++;

@@ -67,6 +67,7 @@ typedef struct lc_link_ops {
     void (*close)(lc_link *link);
     int (*set_peer)(lc_link *link, uint16_t peer, const lc_address *address);
     int (*is_here)(const lc_link *link, uint16_t peer);
+    void (*go_singly)(lc_link *link, uint16_t peer, int on); /* NULL: nothing aggregates */
     void (*info)(const lc_link *link, lc_link_info *info);
     uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes, uint32_t peers);
     int (*send)(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
@@ -92,6 +93,7 @@ struct lc_link {
     uint32_t
         small_max;   /* packets of up to so many bytes take less room than others; 0: all alike */
     int routed;      /* paths may carry less than its packets: what each carries is looked for */
+    int aggregates;  /* a run may leave as one piece, which something on the way may drop as one */
     int local;       /* packets stay in this machine's memory: no rate is meant for them, and to ask
                         what has come costs nothing */
     uint64_t handed; /* packets taken over by send since the link was opened */
@@ -123,6 +125,12 @@ static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_addres
 /* Whether a peer's address is one of this host's, as far as that can be told. */
 static inline int lc_link_is_here(const lc_link *link, uint16_t peer) {
     return link->ops->is_here(link, peer);
+}
+
+/* on: packets to that peer leave one by one, since what leaves as one piece doesn't get there. Else
+ * as fast as the system can. Only where the link aggregates. */
+static inline void lc_link_go_singly(lc_link *link, uint16_t peer, int on) {
+    link->ops->go_singly(link, peer, on);
 }
 
 /* From any thread. */

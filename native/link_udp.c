@@ -49,6 +49,7 @@ static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
     if (peer >= u->n_peers && !grow(u, peer + 1u))
         return LC_E_MEMORY;
     lc_udp_segments_again(u, &u->peers[peer]);
+    lc_udp_go_singly(link, peer, 0);
     u->peers[peer] = known;
     return LC_OK;
 }
@@ -271,6 +272,7 @@ static const lc_link_ops udp_ops = {.name = "udp",
                                     .close = close_udp,
                                     .set_peer = set_peer,
                                     .is_here = is_here,
+                                    .go_singly = lc_udp_go_singly,
                                     .info = info,
                                     .credits = credits,
                                     .send = lc_udp_send,
@@ -317,6 +319,7 @@ lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const 
         close_udp(&u->link);
         return NULL;
     }
+    u->link.aggregates = (u->offered & LC_GSO) != 0;
     lc_udp_prepare_receive(u);
     return &u->link;
 }

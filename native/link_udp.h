@@ -47,6 +47,7 @@ typedef union {
 typedef struct {
     lc_udp_address address;
     lc_backoff segment; /* segmentation offload on the way to it */
+    int singly;         /* never, since what went as one didn't come */
     int error;          /* errno for which its packets are lost at present; 0: none */
 } lc_udp_peer;
 
@@ -108,6 +109,8 @@ void lc_udp_refuse_batching(lc_udp *u);
 int lc_udp_segments(const lc_udp *u, uint16_t peer); /* whether it is used with that peer now */
 void lc_udp_refuse_segments(lc_udp *u, uint16_t peer, int error);
 void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer); /* nothing is refused any more */
+
+void lc_udp_go_singly(lc_link *link, uint16_t peer, int on);
 
 /* link_udp_send.c */
 int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);

@@ -35,16 +35,21 @@ void lc_udp_refuse_batching(lc_udp *u) {
 
 int lc_udp_segments(const lc_udp *u, uint16_t peer) {
     const lc_backoff *b = &u->peers[peer].segment;
-    return (u->offered & LC_GSO) &&
+    return (u->offered & LC_GSO) && !u->peers[peer].singly &&
            !(b->until_ns && lc_backoff_holds(b, lc_clock_now(u->link.clock)));
+}
+
+/* The peer's packets go as one no more, or again. */
+static void count_refused(lc_udp *u, int more) {
+    u->n_refused += (uint32_t)more;
+    set_active(u, LC_GSO, u->n_refused == 0);
 }
 
 void lc_udp_refuse_segments(lc_udp *u, uint16_t peer, int error) {
     lc_backoff *b = &u->peers[peer].segment;
     if (!b->until_ns)
-        u->n_refused++;
+        count_refused(u, 1);
     lc_backoff_failed(b, lc_clock_now(u->link.clock), SECOND, 300 * SECOND);
-    set_active(u, LC_GSO, 0);
     u->stats.refused++;
     lc_udp_note(
         u, (lc_event){
@@ -55,6 +60,16 @@ void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer) {
     if (!peer->segment.until_ns)
         return;
     lc_backoff_worked(&peer->segment);
-    if (--u->n_refused == 0)
-        set_active(u, LC_GSO, 1);
+    if (!peer->singly)
+        count_refused(u, -1);
+}
+
+void lc_udp_go_singly(lc_link *link, uint16_t peer, int on) {
+    lc_udp *u = lc_udp_of(link);
+    lc_udp_peer *p = &u->peers[peer];
+    if (p->singly == on)
+        return;
+    p->singly = on;
+    if (!p->segment.until_ns)
+        count_refused(u, on ? 1 : -1);
 }

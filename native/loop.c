@@ -229,17 +229,26 @@ static lc_peer_stats stats_of(const lc_group *g, const lc_member *m) {
     return s;
 }
 
-static void take_sizes(lc_host *h, const lc_interface *via, uint16_t link) {
+static int has_room(const lc_host *h) {
+    return h->events_in - h->events_out < LC_EVENTS;
+}
+
+/* What is news of the paths themselves. */
+static void take_path_events(lc_host *h, const lc_interface *via, uint16_t link) {
     for (uint16_t i = 0; via->link->routed && i < via->n_paths; i++) {
         lc_path *p = via->paths[i];
-        if (!p->size.news || h->events_in - h->events_out >= LC_EVENTS)
-            continue;
-        p->size.news = 0;
-        h->events[h->events_in++ % LC_EVENTS] = (lc_event){.kind = LC_EVENT_SIZE,
-                                                           .peer = p->number,
-                                                           .link = link,
-                                                           .bytes = p->size.size,
-                                                           .wanted = p->size.want};
+        lc_event event = {.kind = LC_EVENT_SINGLE, .peer = p->number, .link = link};
+        if (p->aggregates.news && has_room(h)) {
+            p->aggregates.news = 0;
+            h->events[h->events_in++ % LC_EVENTS] = event;
+        }
+        if (p->size.news && has_room(h)) {
+            p->size.news = 0;
+            event.kind = LC_EVENT_SIZE;
+            event.bytes = p->size.size;
+            event.wanted = p->size.want;
+            h->events[h->events_in++ % LC_EVENTS] = event;
+        }
     }
 }
 
@@ -247,10 +256,9 @@ static void take_sizes(lc_host *h, const lc_interface *via, uint16_t link) {
 static void take_events(lc_host *h) {
     lc_event event;
     for (uint16_t i = 0; i < h->n_interfaces; i++)
-        take_sizes(h, &h->interfaces[i], i);
+        take_path_events(h, &h->interfaces[i], i);
     for (uint16_t i = 0; i < h->n_interfaces; i++)
-        while (h->events_in - h->events_out < LC_EVENTS &&
-               lc_link_event(h->interfaces[i].link, &event)) {
+        while (has_room(h) && lc_link_event(h->interfaces[i].link, &event)) {
             event.link = i;
             h->events[h->events_in++ % LC_EVENTS] = event;
         }

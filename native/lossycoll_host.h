@@ -76,8 +76,9 @@ enum lc_event_kind {
     LC_EVENT_LOST = 2,    /* packets to a process are dropped in this machine, which is loss */
     LC_EVENT_FAILING = 3, /* nothing can be sent: tried again, slower and slower */
     LC_EVENT_WORKS = 4,   /* again, after waited_ns */
-    LC_EVENT_SIZE = 5 /* a path carries no packets as large as the host's, but datagrams of so many
-                         bytes */
+    LC_EVENT_SIZE = 5,    /* a path carries no packets as large as the host's, but datagrams of so
+                             many bytes */
+    LC_EVENT_SINGLE = 6   /* what is sent as one vanishes on the way, so packets go one by one */
 };
 
 typedef struct {

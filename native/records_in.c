@@ -350,6 +350,7 @@ static void jump(lc_path *p, const lc_record *r) {
         p->units_at[(r->a - 1) % LC_UNITS] = p->tx_units;
     p->tx_received = (uint32_t)r->d;
     p->tx_runs = (uint32_t)(r->d >> 32);
+    p->aggregates.is_open = 0;
     p->probe_ns = 0;
 }
 
@@ -410,6 +411,9 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     if (moved)
         p->probe_ns = 0;
     p->tx_acked = r->a;
+    if (p->interface->link->aggregates &&
+        lc_aggregates_told(&p->aggregates, p->tx_acked, p->tx_received, p->size.size))
+        lc_link_go_singly(p->interface->link, p->number, p->aggregates.mode != LC_TOGETHER);
     lc_measure_ack ack = {.now = h->now, .moved = moved, .taken = moved > lost ? moved - lost : 0};
     if (moved && r->c >> 32) { /* an answer that comes again tells how old it is */
         uint32_t kept_us = (uint32_t)(r->c >> 32) - 1;

@@ -21,6 +21,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "aggregates.h"
 #include "cells.h"
 #include "clock.h"
 #include "deadline.h"
@@ -103,6 +104,7 @@ typedef struct {
         rate; /* bytes/s, of pace as long as it knows one: also when a pause has made it forget */
     lc_deadline deadline;
     lc_packet_size size;
+    lc_aggregates aggregates;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
     uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */

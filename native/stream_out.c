@@ -332,6 +332,8 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     uint32_t datagram_bytes = via->tag_bytes;
     datagram_bytes += (uint32_t)(run->iov[0].iov_len + run->iov[1].iov_len);
     lc_size_sent(&path->size, datagram_bytes, run->n_packets, path->tx_next, h->now);
+    lc_aggregates_sent(&path->aggregates, path->tx_next - sent, sent, run->n_packets > 1,
+                       path->tx_received);
     lc_batch_seal(h, via, run, i);
     lc_report *r = &op->report;
     r->packets_sent += sent;

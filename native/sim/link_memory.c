@@ -58,6 +58,7 @@ typedef struct {
     uint32_t asked;
     packet *taken[ARRIVALS]; /* by the latest receive */
     int n_taken;
+    uint8_t *singly; /* by rank: what goes there doesn't go as one */
     lc_link_stats stats;
 } memory_link;
 
@@ -92,6 +93,13 @@ struct memory_net {
 
 static uint64_t time_of(const memory_net *net) {
     return net->time->now;
+}
+
+static void *zeros(size_t n, size_t bytes) {
+    void *made = calloc(n, bytes);
+    if (!made)
+        abort();
+    return made;
 }
 
 /* ---- chance ---- */
@@ -274,7 +282,8 @@ static uint64_t wanders(memory_net *net, memory_path *path, uint64_t at_ns) {
     return path->last_ns;
 }
 
-static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov) {
+static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                        int together) {
     memory_path *path = memory_path_of(net, net->place[from], net->place[to]);
     memory_port *up = &net->up[net->place[from]];
     size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
@@ -288,7 +297,7 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
         net->counts.dropped++;
         return;
     }
-    int vanishes = path->carries && bytes > path->carries;
+    int vanishes = (path->carries && bytes > path->carries) || (path->single && together);
     if (vanishes || is_lost(net, path) || !net->links[stands_for(net, to)]) {
         net->counts.vanished += (uint64_t)vanishes;
         net->counts.lost++;
@@ -351,7 +360,7 @@ static void let_leave(memory_link *l, uint64_t now) {
     while (l->flights && l->flights->leaves_ns <= now) {
         flight *f = l->flights;
         struct iovec iov[2] = {{f->copy, f->header_bytes}, f->payload};
-        send_packet(l->net, l->rank, f->to, iov);
+        send_packet(l->net, l->rank, f->to, iov, 0);
         drop_flight(l);
     }
 }
@@ -384,17 +393,23 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
         most = up_to(net, 8);
         net->counts.refused++;
     }
-    for (int i = 0; i < n_runs; i++)
+    for (int i = 0; i < n_runs; i++) {
+        int together = runs[i].n_packets > 1 && !l->singly[runs[i].peer];
         for (uint32_t k = 0; k < runs[i].n_packets; k++) {
             if ((uint64_t)sent == most)
                 return sent;
             if (net->reads_ns)
                 keep_flight(l, &runs[i], k);
             else
-                send_packet(net, l->rank, runs[i].peer, &runs[i].iov[2 * k]);
+                send_packet(net, l->rank, runs[i].peer, &runs[i].iov[2 * k], together);
             sent++;
         }
+    }
     return sent;
+}
+
+static void go_singly(lc_link *link, uint16_t peer, int on) {
+    of(link)->singly[peer] = (uint8_t)on;
 }
 
 /* ---- receiving ---- */
@@ -535,6 +550,7 @@ static void close_memory(lc_link *link) {
         drop_packet(l->net, l->taken[--l->n_taken]);
     l->net->links[l->rank] = NULL;
     free(l->heap);
+    free(l->singly);
     free(l);
 }
 
@@ -542,6 +558,7 @@ static const lc_link_ops memory_ops = {.name = "memory",
                                        .close = close_memory,
                                        .set_peer = set_peer,
                                        .is_here = is_here,
+                                       .go_singly = go_singly,
                                        .info = info,
                                        .credits = credits,
                                        .send = send_runs,
@@ -561,10 +578,12 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
                         .clock = &net->clock,
                         .packet_max = net->packet_max,
                         .routed = net->routed,
+                        .aggregates = !net->local_payload,
                         .payload_bytes = net->local_payload,
                         .local = net->local_payload > 0};
     l->net = net;
     l->rank = rank;
+    l->singly = zeros(net->size, 1);
     net->links[rank] = l;
     return &l->link;
 }
@@ -577,13 +596,6 @@ static uint64_t now_of(void *context) {
 
 static uint64_t day_of(void *context) {
     return DAY_NS + time_of(context);
-}
-
-static void *zeros(size_t n, size_t bytes) {
-    void *made = calloc(n, bytes);
-    if (!made)
-        abort();
-    return made;
 }
 
 memory_net *memory_net_at(uint16_t size, const uint16_t *places, uint32_t packet_max,

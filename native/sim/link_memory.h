@@ -20,6 +20,7 @@ typedef struct {
     uint64_t queue_ns;  /* what would wait longer at the bottleneck is dropped; 0: waits */
     int cut;            /* nothing comes through */
     uint32_t carries;   /* datagrams of more bytes vanish; 0: none do */
+    int single;         /* what is handed over as one run vanishes */
     /* state */
     uint64_t free_ns; /* when the bottleneck is */
     uint64_t last_ns; /* when the latest packet comes, if they are ordered, */
@@ -48,7 +49,7 @@ typedef struct memory_net memory_net;
 typedef struct {
     uint64_t sent, lost, doubled, dropped; /* dropped: at a bottleneck */
     uint64_t refused;                      /* sends that found the link full */
-    uint64_t vanished;                     /* of those lost, for their size */
+    uint64_t vanished;                     /* of those lost, for their size, or in runs */
 } memory_counts;
 
 /* capacity: packets that a rank's receive buffer holds, all peers together. Each rank is at a place

@@ -44,23 +44,23 @@ class Cable:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "cable")
             for device in ("lo", "cable"):
                 _run("ip", "-n", name, "link", "set", device, "up")
-            self._nft(name, "add table ip cut")
+            self.nft(name, "add table ip cut")
             chain = "{ type filter hook input priority 0; policy accept; }"
-            self._nft(name, f"add chain ip cut in {chain}")
+            self.nft(name, f"add chain ip cut in {chain}")
 
-    def _nft(self, name: str, command: str) -> str:
+    def nft(self, name: str, command: str) -> str:
         return _run("ip", "netns", "exec", name, "nft", command)
 
     def cut(self) -> float:
         for name in self.names:
-            self._nft(name, 'add rule ip cut in iifname "cable" counter drop')
+            self.nft(name, 'add rule ip cut in iifname "cable" counter drop')
         return time.monotonic()
 
     def mend(self) -> int:
         """Returns how many packets the firewall has dropped."""
-        listed = "".join(self._nft(name, "list chain ip cut in") for name in self.names)
+        listed = "".join(self.nft(name, "list chain ip cut in") for name in self.names)
         for name in self.names:
-            self._nft(name, "flush chain ip cut in")
+            self.nft(name, "flush chain ip cut in")
         return sum(int(part.split()[0]) for part in listed.split("counter packets ")[1:])
 
 

@@ -435,6 +435,27 @@ LINKS = (
         "native:test_packet_size",
     ),
     mutation(
+        "chance passes for aggregates that vanish",
+        "native/aggregates.c",
+        "passed - a->singles >= a->singles && ",
+        "",
+        "native:test_packet_size",
+    ),
+    mutation(
+        "aggregates are given up without a trial",
+        "native/aggregates.c",
+        "2 * taken > passed ? LC_SINGLE : LC_TOGETHER",
+        "LC_SINGLE",
+        "native:test_packet_size",
+    ),
+    mutation(
+        "a peer that is forgotten is still sent to one by one",
+        "native/link_udp.c",
+        "    lc_udp_go_singly(link, peer, 0);\n",
+        "",
+        "native:test_link",
+    ),
+    mutation(
         "a packet size that nobody asked for believed",
         "native/packet_size.c",
         "    if (!s->floor || bytes > s->want)\n",

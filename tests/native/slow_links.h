@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "net.h"
+#include "state.h"
 #include "virtual_net.h"
 
 enum { SLOW_OPS = 12, SLOW_PAYLOAD = 1424, SLOW_WIRE = 28, SLOW_TURNS = 1000000 };
@@ -191,6 +192,15 @@ static inline void slow_run_ops(slow_run *r) {
     }
 }
 
+/* Whether some path has given up sending packets together. */
+static inline int slow_is_single(const slow_run *r) {
+    for (uint16_t i = 0; i < r->v.size; i++)
+        for (uint16_t k = 0; k < r->v.size; k++)
+            if (r->v.host[i]->paths[k].aggregates.mode == LC_SINGLE)
+                return 1;
+    return 0;
+}
+
 /* Since it was submitted, or since the one before it ended. */
 static inline double slow_seconds(const slow_run *r, uint32_t k) {
     uint64_t begin = r->ops[k].submitted_ns;
@@ -207,6 +217,7 @@ static inline slow_run *slow_run_all(const slow_scenario *s) {
     r->s = *s;
     slow_open_hosts(r);
     slow_run_ops(r);
+    CHECK(!slow_is_single(r)); /* no trouble of these networks is that */
     virtual_close(&r->v);
     return r;
 }

@@ -319,6 +319,30 @@ static void test_forgotten(void) {
     lc_link_close(link);
 }
 
+/* To one peer packets go one by one until that is called off, whatever is refused meanwhile. */
+static void test_singly(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    CHECK(link->aggregates);
+    lc_link_go_singly(link, 1, 1);
+    lc_link_go_singly(link, 1, 1);
+    CHECK(!(active_of(link) & LC_GSO));
+    CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.plain == PACKETS);
+    CHECK(send_one(link, 2, PACKETS) == PACKETS && kernel.segmented == 1);
+    CHECK(no_event(link) && stats_of(link).refused == 0);
+    lc_link_go_singly(link, 1, 0);
+    CHECK(active_of(link) & LC_GSO);
+    CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.segmented == 2);
+    kernel.segment_error = EIO;
+    kernel.segment_port = 1001;
+    CHECK(send_one(link, 1, PACKETS) == PACKETS);
+    lc_link_go_singly(link, 1, 1);
+    CHECK(lc_link_set_peer(link, 1, NULL) == LC_OK && (active_of(link) & LC_GSO));
+    lc_link_close(link);
+    link = open_link(LC_GSO, &fake_calls);
+    CHECK(!link->aggregates);
+    lc_link_close(link);
+}
+
 static void test_batching_refused(void) {
     lc_link *link = open_link(0, &fake_calls);
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
@@ -695,6 +719,7 @@ int main(void) {
     test_segments_refused(EOPNOTSUPP);
     test_batch();
     test_forgotten();
+    test_singly();
     test_batching_refused();
     test_path_mtu();
     test_peers();

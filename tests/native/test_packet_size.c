@@ -5,6 +5,7 @@
 #include "state.h"
 
 enum { JUMBO = 8896, USUAL = 1408, TUNNEL = 1392, LEAST_V6 = 1252, SMALL = 672 };
+enum { WANT = LC_HEADER_BYTES + USUAL, SENT = 100 };
 
 static const slow_scenario USUALLY = {.seed = 1,
                                       .hosts = 2,
@@ -29,6 +30,7 @@ static slow_run *open_run(const slow_scenario *s) {
 }
 
 static void close_run(slow_run *r) {
+    CHECK(!slow_is_single(r) || memory_path_of(r->v.net, 0, 1)->single);
     virtual_close(&r->v);
     free(r);
 }
@@ -237,6 +239,73 @@ static void test_a_first_call(int sample) {
         }
 }
 
+/* ---- what is sent together ---- */
+
+static int single_is_told(slow_run *r, uint16_t from, uint16_t to) {
+    lc_event event;
+    int told = 0;
+    while (lc_host_event(r->v.host[from], &event))
+        told += event.kind == LC_EVENT_SINGLE && event.peer == to;
+    return told == 1;
+}
+
+/* Runs vanish and single packets come: from then on all go one by one, to that host alone, and to
+ * another process of its number nothing of this is known. */
+static void test_what_is_sent_together(int delivery, double loss) {
+    slow_scenario s = USUALLY;
+    s.delivery = delivery;
+    s.loss = loss;
+    s.hosts = 3;
+    slow_run *r = open_run(&s);
+    memory_path_of(r->v.net, 0, 1)->single = 1;
+    run_one(r);
+    CHECK(memory_counts_of(r->v.net).vanished > 0);
+    CHECK(r->ops[0].code == LC_OK && slow_seconds(r, 0) < 3);
+    run_one(r);
+    CHECK(r->v.host[0]->paths[1].aggregates.mode == LC_SINGLE);
+    CHECK(single_is_told(r, 0, 1));
+    for (uint16_t i = 0; i < 3; i++)
+        for (uint16_t k = 0; k < 3; k++)
+            CHECK((i == 0 && k == 1) || r->v.host[i]->paths[k].aggregates.mode == LC_TOGETHER);
+    uint64_t vanished = memory_counts_of(r->v.net).vanished;
+    for (int k = 0; k < 3; k++)
+        CHECK(run_again(r) && (loss > 0 || !r->ops[0].missing));
+    CHECK(memory_counts_of(r->v.net).vanished == vanished);
+    close_run(r);
+}
+
+/* So many packets went in a run, and so many alone; so many of all came. */
+static int window(lc_aggregates *a, uint32_t together, uint32_t singles, uint32_t came) {
+    static uint32_t next = UINT32_MAX - 50, received = UINT32_MAX - 20; /* both wrap */
+    lc_aggregates_sent(a, next, together, 1, received);
+    CHECK(a->mode == LC_SINGLE || a->is_open);
+    lc_aggregates_sent(a, next + together, singles, 0, received);
+    next += together + singles;
+    CHECK(!lc_aggregates_told(a, next - 1, received, WANT));
+    return lc_aggregates_told(a, next, received += came, WANT);
+}
+
+/* Three windows of which no run came, while a single datagram as large did, are a reason to try;
+ * that single packets come is one to stay with them. */
+static void test_strikes(void) {
+    for (int come = 0; come < 2; come++) {
+        lc_aggregates a = {.size = WANT};
+        CHECK(!window(&a, 16, 2, 2) && !window(&a, 16, 2, 2) && a.strikes == 2);
+        CHECK(!window(&a, 16, 2, 3) && !a.strikes); /* one more came than went alone */
+        CHECK(!window(&a, 16, 17, 1) && !a.strikes);
+        for (int i = 0; i < 5; i++)
+            CHECK(!window(&a, 16, 2, 0));
+        lc_aggregates_came(&a, WANT - 1, WANT);
+        CHECK(!window(&a, 16, 0, 0) && a.mode == LC_TOGETHER);
+        lc_aggregates_came(&a, WANT, WANT);
+        CHECK(window(&a, 16, 0, 0) && a.mode == LC_TRIED && !a.news);
+        CHECK(window(&a, 16, 0, come ? 9 : 8) == !come);
+        CHECK(a.mode == (come ? LC_SINGLE : LC_TOGETHER) && a.news == come);
+    }
+    lc_aggregates a = {.size = WANT, .mode = LC_TRIED}; /* with another size it begins again */
+    CHECK(lc_aggregates_told(&a, 0, 0, WANT - 1) && a.mode == LC_TOGETHER);
+}
+
 /* ---- what would mislead it ---- */
 
 static void forge(slow_run *r, uint16_t from, uint16_t to, uint16_t bytes) {
@@ -314,8 +383,6 @@ static void test_chance(int sealed, int times) {
         close_run(r);
     }
 }
-
-enum { WANT = LC_HEADER_BYTES + USUAL, SENT = 100 };
 
 /* A path that carries the size that is wanted, of which a dozen large ones have vanished. */
 static lc_packet_size doubted_size(uint64_t now) {
@@ -401,6 +468,9 @@ int main(int argc, char **argv) {
         test_chance(sealed, sample ? 3 : 24);
     }
     test_doubts();
+    for (int delivery = SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++)
+        test_what_is_sent_together(delivery, delivery == SLOW_LOSSY ? 0 : 0.05);
+    test_strikes();
     test_a_dead_link(sample);
     test_without();
     return check_result("test_packet_size");

@@ -37,6 +37,8 @@ class LinkEventKind(IntEnum):
     """Sending works again."""
     SIZE = 5
     """A path carries no packets as large as the group's."""
+    SINGLE = 6
+    """What is sent to a peer as one (GSO) vanishes, while single packets come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,15 @@ def sentence(event: LinkEvent, where: Where) -> str:
             f"pieces; LOSSYCOLL_MTU={event.bytes + headers} on all ranks avoids that. "
             "Other such paths aren't named"
         )
+    if event.kind == LinkEventKind.SINGLE:
+        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
+        return (
+            f"{who}: packets to {to} that are sent together (GSO) vanish, and single ones come, so "
+            "they go one by one, which costs CPU time: a device or a filter on the way drops what "
+            "is larger than its MTU (see `ip -s link`; `ethtool -K DEVICE tx-udp-segmentation off` "
+            "makes this host cut them). LOSSYCOLL_DISABLE=gso avoids the search. Other such paths "
+            "aren't named"
+        )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")
         to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
@@ -117,6 +128,10 @@ def sentence(event: LinkEvent, where: Where) -> str:
     return f"{who}: sending works again after {event.waited:.3g} s ({why})"
 
 
+_ONCE: Final = (LinkEventKind.SIZE, LinkEventKind.SINGLE)
+"""Of these, one path stands for all: they have one cause."""
+
+
 def _own(where: Where) -> str:
     return where.addresses[where.rank] if where.rank < len(where.addresses) else "that it bound"
 
@@ -130,7 +145,7 @@ class LinkLog:
     def tell(self, events: Callable[[], LinkEvent | None], where: Where) -> None:
         """Logs what ``events`` gives, until it gives None."""
         while (event := events()) is not None:
-            peer = -1 if event.kind == LinkEventKind.SIZE else event.peer
+            peer = -1 if event.kind in _ONCE else event.peer
             name = (event.link, event.kind, event.errno, peer, event.fast_path)
             if name not in self._told:
                 self._told.add(name)

@@ -5,8 +5,7 @@
 static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
-static const double START_BURST = 16 * 1500.0;
-static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
+static const double LEAST_BYTES = 4 * 1500.0; /* in a round trip */
 static const double LOST_START = 0.3; /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
@@ -53,38 +52,34 @@ static void begin_epoch(lc_port *port, uint64_t now) {
 void lc_port_init(lc_port *port, uint64_t now) {
     *port = (lc_port){.start = START_BYTES, .patience = PATIENCE, .trial = TRIAL_MIN};
     begin_epoch(port, now);
-    lc_rate_init(&port->gate, START_BYTES / START_S, now);
-    port->gate.tokens = port->gate.burst_bytes = START_BURST;
+    port->allowed = START_BYTES / START_S;
 }
 
 /* At less, nobody would find out for long that more goes through; none at all means no bound. */
 static double least_rate(const lc_port *port) {
     double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
-    return BURST_MIN / (rtt > START_S ? rtt : START_S);
+    return LEAST_BYTES / (rtt > START_S ? rtt : START_S);
 }
 
-static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
+static void allow(lc_port *port, double bytes_per_s) {
     double least = least_rate(port);
-    if (!(bytes_per_s > least))
-        bytes_per_s = least;
-    double burst = bytes_per_s * RUN_S;
-    lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
+    port->allowed = bytes_per_s > least ? bytes_per_s : least;
 }
 
 /* ---- a start ---- */
 
-static void set_start(lc_port *port, uint64_t now) {
+static void set_start(lc_port *port) {
     double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
-    set_gate(port, now, 2 * port->start / rtt);
+    allow(port, 2 * port->start / rtt);
 }
 
-void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now) {
+void lc_port_serves(lc_port *port, uint16_t n_paths) {
     if (n_paths <= 1 && port->cap <= 0)
-        lc_rate_init(&port->gate, 0, now);
-    else if (port->gate.bytes_per_s <= 0 && port->rate > 0)
-        set_gate(port, now, port->rate);
-    else if (port->gate.bytes_per_s <= 0)
-        set_start(port, now);
+        port->allowed = 0;
+    else if (port->allowed <= 0 && port->rate > 0)
+        allow(port, port->rate);
+    else if (port->allowed <= 0)
+        set_start(port);
 }
 
 /* A queue that ends a start. */
@@ -101,13 +96,13 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
-        set_gate(port, now, queue > high ? CUT_MOST * port->rate : port->rate);
+        allow(port, queue > high ? CUT_MOST * port->rate : port->rate);
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
     if (port->held)
         port->start *= 2;
-    set_start(port, now);
+    set_start(port);
 }
 
 /* ---- the law ---- */
@@ -201,7 +196,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
 
 /* Whether a queue stood at some time, though it was gone while nothing was sent. */
 static int has_stood(lc_port *port, double sent, double aim) {
-    int rests = sent < RESTED * port->gate.bytes_per_s;
+    int rests = sent < RESTED * port->allowed;
     int rested = rests || port->rests; /* what is heard of now was sent a round trip ago */
     port->rests = rests;
     return rested && 1e-9 * (double)port->peak_ns > aim;
@@ -241,7 +236,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         rate = port->cap;
     if (port->overrun.testing && rate > port->tested * LC_OVERRUN_LESS)
         rate = port->tested * LC_OVERRUN_LESS;
-    set_gate(port, now, rate);
+    allow(port, rate);
 }
 
 /* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
@@ -259,7 +254,7 @@ static void shed(lc_port *port, uint64_t now, double carried) {
     port->tested = port->rate;
     port->tried_from = 0;
     port->idle = 0;
-    set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+    allow(port, port->rate * LC_OVERRUN_LESS);
     lc_overrun_test(&port->overrun, now, port->lost, LC_OVERRUN_LESS * port->rate / before,
                     port->rtt_ns);
 }
@@ -320,11 +315,11 @@ static void set_cap(lc_port *port) {
     port->idle = 0;
 }
 
-static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
+static void obey(lc_port *port, lc_overrun_verdict verdict) {
     if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
         raise_cap(port);
     } else if (verdict == LC_OVERRUN_TEST) {
-        set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+        allow(port, port->rate * LC_OVERRUN_LESS);
         port->tested = port->rate;
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
@@ -340,7 +335,7 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
 
 /* Nanoseconds that one takes at least. */
 static uint64_t epoch_of(const lc_port *port) {
-    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s);
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->allowed);
     uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
     if (epoch < EPOCH_MIN_NS)
         epoch = EPOCH_MIN_NS;
@@ -350,7 +345,7 @@ static uint64_t epoch_of(const lc_port *port) {
 /* Between packets that acknowledgements tell of lies as much only if nothing was sent. */
 static uint64_t pause_of(const lc_port *port) {
     uint64_t wait = port->rtt_ns / 2 < ACK_MAX_NS ? port->rtt_ns / 2 : ACK_MAX_NS;
-    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s) / 2;
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->allowed) / 2;
     return wait + LATE_NS > least ? wait + LATE_NS : least;
 }
 
@@ -367,10 +362,12 @@ static uint64_t rest_of(lc_port *port, const lc_port_ack *ack) {
 }
 
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
+    port->sent += ack->sent;
+    port->held |= ack->held;
     if (ack->rtt_ns && !port->rtt_ns) {
         port->rtt_ns = ack->rtt_ns;
         if (port->rate <= 0)
-            set_start(port, ack->now);
+            set_start(port);
     } else if (ack->rtt_ns) {
         port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
     }
@@ -410,7 +407,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     if (stands && ack->now > port->overrun.from_ns)
         lc_overrun_begin(&port->overrun, ack->now);
     else if (port->rate > 0)
-        obey(port, ack->now,
+        obey(port,
              lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
                             port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
@@ -438,35 +435,50 @@ int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     int first = port->overrun.testing && !port->overrun.again;
     lc_overrun_verdict verdict =
         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns);
-    obey(port, ack->now, verdict);
+    obey(port, verdict);
     double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
     if (most > 0)
-        set_gate(port, ack->now, most);
+        allow(port, most);
     else
-        lc_rate_init(&port->gate, 0, ack->now);
+        port->allowed = 0;
     return first && verdict == LC_OVERRUN_RANDOM && port->cap <= 0;
 }
 
-uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
-                      uint32_t n_paths) {
-    if (port->gate.bytes_per_s <= 0)
-        return want;
-    double run = port->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
-    if (run < PACKETS_MIN)
-        run = PACKETS_MIN;
-    if (run < want)
-        want = (uint32_t)run;
-    uint32_t room = lc_rate_room(&port->gate, now, want, packet_bytes);
-    if (want && !room)
-        port->held = 1;
-    return room;
+lc_port_known lc_port_tell(const lc_port *port) {
+    return (lc_port_known){.allowed = port->allowed,
+                           .rate = port->rate,
+                           .start = port->start,
+                           .aim_most = port->aim_most,
+                           .cap = port->cap,
+                           .cap_found = port->cap_found,
+                           .cap_lost = port->cap_lost,
+                           .usual = port->overrun.lost,
+                           .trial = port->trial,
+                           .patience = port->patience,
+                           .renewed = port->renewed,
+                           .rtt_ns = (double)port->rtt_ns,
+                           .low_ns = (double)port->low_ns};
 }
 
-void lc_port_spend(lc_port *port, uint64_t now, double bytes) {
-    lc_rate_spend(&port->gate, now, 1, (uint32_t)bytes);
-    port->sent += bytes;
-}
-
-uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes) {
-    return lc_rate_delay(&port->gate, now, packet_bytes);
+void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {
+    *port = (lc_port){.allowed = known->allowed,
+                      .rate = known->rate,
+                      .start = known->start,
+                      .aim_most = known->aim_most,
+                      .cap = known->cap,
+                      .cap_found = known->cap_found,
+                      .cap_lost = known->cap_lost,
+                      .overrun = {.lost = known->usual},
+                      .trial = known->trial,
+                      .patience = (uint32_t)known->patience,
+                      .renewed = (uint32_t)known->renewed,
+                      .rtt_ns = (uint64_t)known->rtt_ns,
+                      .low_ns = (int64_t)known->low_ns,
+                      .low_at_ns = now,
+                      .high_ns = now,
+                      .heard_ns = now,
+                      .told_ns = now};
+    begin_epoch(port, now);
+    port->began = 1;
+    lc_overrun_begin(&port->overrun, now + port->rtt_ns);
 }

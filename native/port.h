@@ -6,7 +6,6 @@
 #define LC_PORT_H
 
 #include "overrun.h"
-#include "rate.h"
 
 /* What an acknowledgement of one path tells of the port. */
 typedef struct {
@@ -17,9 +16,20 @@ typedef struct {
     double moved;     /* bytes that the peer has seen or missed, */
     double taken;     /* and those that came; late ones count when they come */
     double packet;    /* bytes of one */
+    double sent;      /* bytes that left since the acknowledgement before, */
+    int held;         /* and whether packets waited for this law */
 } lc_port_ack;
 
+/* What others go on with. */
 typedef struct {
+    double allowed, rate, start, aim_most, cap, cap_found, cap_lost, usual; /* as below */
+    double trial, patience, renewed, rtt_ns, low_ns;
+} lc_port_known;
+
+enum { LC_PORT_KNOWN_WORDS = sizeof(lc_port_known) / sizeof(double) };
+
+typedef struct {
+    double allowed;   /* bytes/s that may be sent; 0: no bound */
     double rate;      /* bytes/s that the uplink carries; 0: unknown */
     double start;     /* bytes of a round trip while it is unknown */
     double aim_most;  /* s of queue that the uplink has room for; 0: not met */
@@ -59,21 +69,17 @@ typedef struct {
                         a second in a second at most */
     int64_t peak_ns; /* the most that it was in this epoch */
     uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
-    lc_rate gate;
 } lc_port;
 
 void lc_port_init(lc_port *port, uint64_t now);
 /* So many paths leave by it from now on. */
-void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
+void lc_port_serves(lc_port *port, uint16_t n_paths);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
 /* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded.
  * Returns whether a test of its loss has held that law back for nothing. */
 int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
-/* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
-uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
-                      uint32_t n_paths);
-void lc_port_spend(lc_port *port, uint64_t now, double bytes);
-/* Nanoseconds until a packet may go; 0: now. */
-uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes);
+lc_port_known lc_port_tell(const lc_port *port);
+/* Goes on with what another has found. */
+void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now);
 
 #endif

@@ -367,14 +367,15 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t 
 
 /* Its own law leaves the queue that all paths meet to the port's. */
 static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
-    lc_port *port = &p->interface->port;
-    if (p->pace.renewed != port->renewed) {
-        p->pace.renewed = port->renewed;
+    lc_uplink *uplink = &p->interface->uplink;
+    uint32_t renewed = lc_uplink_renewed(uplink);
+    if (p->pace.renewed != renewed) {
+        p->pace.renewed = renewed;
         lc_measure_forget(&p->pace.measure);
     }
-    lc_pace_acked(&p->pace, ack, 1, port->low_ns);
+    lc_pace_acked(&p->pace, ack, 1, uplink->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
-    lc_port_acked(port, &told);
+    lc_uplink_acked(uplink, &told);
 }
 
 /* By itself, or beside others that know nothing of it but what all of them deliver. */
@@ -387,7 +388,7 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     if (!lc_leaves_by_port(p))
         return;
     lc_port_ack told = of_port(p, ack, taken);
-    if (lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace)))
+    if (lc_uplink_bound(&via->uplink, &told, lc_pace_rate(&p->pace)))
         lc_pace_start(&p->pace);
 }
 

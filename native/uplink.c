@@ -41,7 +41,8 @@ static void tell_ack(lc_uplink *u, const lc_port_ack *ack) {
     u->moved += ack->moved;
     u->taken += ack->taken;
     u->sent += ack->sent;
-    const uint64_t values[LC_UPLINK_ACK_WORDS] = {ack->sent_ns,
+    const uint64_t values[LC_UPLINK_ACK_WORDS] = {ack->now,
+                                                  ack->sent_ns,
                                                   ack->rtt_ns | (uint64_t)(ack->held != 0) << 63,
                                                   (uint64_t)ack->queue_ns,
                                                   bits_of(u->moved),
@@ -68,15 +69,15 @@ static int read_ack(lc_uplink_rank *rank, uint64_t n, uint64_t now, lc_port_ack 
     atomic_thread_fence(memory_order_acquire);
     if (get(&rank->board->n_acks) - n >= LC_UPLINK_ACKS)
         return 0;
-    *ack = (lc_port_ack){.now = now,
-                         .sent_ns = words[0] < now ? words[0] : now,
-                         .rtt_ns = words[1] << 1 >> 1,
-                         .held = (int)(words[1] >> 63),
-                         .queue_ns = (int64_t)words[2],
-                         .packet = of_bits(words[6])};
-    int sane = advance(&rank->moved, of_bits(words[3]), &ack->moved);
-    sane &= advance(&rank->taken, of_bits(words[4]), &ack->taken);
-    sane &= advance(&rank->sent, of_bits(words[5]), &ack->sent);
+    *ack = (lc_port_ack){.now = words[0] < now ? words[0] : now,
+                         .sent_ns = words[1] < now ? words[1] : now,
+                         .rtt_ns = words[2] << 1 >> 1,
+                         .held = (int)(words[2] >> 63),
+                         .queue_ns = (int64_t)words[3],
+                         .packet = of_bits(words[7])};
+    int sane = advance(&rank->moved, of_bits(words[4]), &ack->moved);
+    sane &= advance(&rank->taken, of_bits(words[5]), &ack->taken);
+    sane &= advance(&rank->sent, of_bits(words[6]), &ack->sent);
     return sane && ack->queue_ns <= QUEUE_MAX_NS && ack->rtt_ns <= (uint64_t)QUEUE_MAX_NS &&
            ack->packet > 0 && ack->packet < BYTES_MAX;
 }
@@ -89,8 +90,11 @@ static void read_acks(lc_uplink *u, lc_uplink_rank *rank, uint64_t now) {
     rank->n_acks = n;
     for (uint64_t i = first; i != n; i++) {
         lc_port_ack ack;
-        if (read_ack(rank, i, now, &ack))
-            lc_port_acked(&u->law, &ack);
+        if (!read_ack(rank, i, now, &ack))
+            continue;
+        if (ack.now < u->law.heard_ns) /* it came between two of another rank */
+            ack.now = u->law.heard_ns;
+        lc_port_acked(&u->law, &ack);
     }
 }
 
@@ -170,7 +174,7 @@ static void lead(lc_uplink *u, uint64_t now) {
 /* ---- what this rank may send ---- */
 
 static void count_busy(lc_uplink *u, uint64_t now) {
-    if (!u->own || now - u->counted_ns < COUNT_NS)
+    if (!u->own)
         return;
     u->counted_ns = now;
     uint32_t busy = 1;
@@ -183,6 +187,13 @@ static void count_busy(lc_uplink *u, uint64_t now) {
 
 static double allowed(const lc_uplink *u) {
     return u->own && !u->leads && u->known.allowed > 0 ? u->known.allowed : u->law.allowed;
+}
+
+/* What the others have told since. */
+static void listen(lc_uplink *u, uint64_t now) {
+    for (uint32_t i = 0; i < u->n_ranks; i++)
+        if (sends_by_it(u, i))
+            read_acks(u, &u->ranks[i], now);
 }
 
 static void set_gate(lc_uplink *u, uint64_t now) {
@@ -237,9 +248,8 @@ void lc_uplink_acked(lc_uplink *u, const lc_port_ack *ack) {
     if (u->own && leads && !u->leads)
         lead(u, ack->now);
     u->leads = u->own && leads;
-    for (uint32_t i = 0; i < u->n_ranks && u->leads; i++)
-        if (sends_by_it(u, i))
-            read_acks(u, &u->ranks[i], ack->now);
+    if (u->leads)
+        listen(u, ack->now);
     if (leads) {
         lc_port_acked(&u->law, &told);
         u->low_ns = u->law.low_ns;
@@ -265,10 +275,15 @@ int lc_uplink_bound(lc_uplink *u, const lc_port_ack *ack, double rate) {
 static void be_busy(lc_uplink *u, uint64_t now, uint32_t packet_bytes) {
     uint64_t wait = lc_rate_delay(&u->gate, now, 2 * packet_bytes);
     put(&u->own->busy_ns, now + BUSY_NS + (wait < AHEAD_NS / 2 ? wait : AHEAD_NS / 2));
-    uint32_t before = u->busy;
+    if (now - u->counted_ns < COUNT_NS)
+        return;
     count_busy(u, now);
-    if (u->busy != before)
-        set_gate(u, now);
+    u->leads = look_for_leader(u, now) && u->leads;
+    if (u->leads) {
+        listen(u, now);
+        tell_known(u, now);
+    }
+    set_gate(u, now);
 }
 
 uint32_t lc_uplink_room(lc_uplink *u, uint64_t now, uint32_t want, uint32_t packet_bytes,

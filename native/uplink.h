@@ -12,7 +12,7 @@
 
 #include <stdatomic.h>
 
-enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 7, LC_UPLINK_RANKS = 256 };
+enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 8, LC_UPLINK_RANKS = 256 };
 
 /* Of one rank. Numbers that aren't whole are written as their bits. */
 typedef struct lc_uplink_board {

@@ -91,13 +91,13 @@ struct lc_link {
     uint32_t payload_bytes; /* what packets of data carry at most; 0: as the host's */
     uint32_t head_max;      /* bytes of the first of a packet's two pieces; 0: any */
     uint32_t
-        small_max;   /* packets of up to so many bytes take less room than others; 0: all alike */
-    int routed;      /* paths may carry less than its packets: what each carries is looked for */
-    int local;       /* packets stay in this machine's memory: no rate is meant for them, and to ask
-                        what has come costs nothing */
+        small_max; /* packets of up to so many bytes take less room than others; 0: all alike */
+    int routed;    /* paths may carry less than its packets: what each carries is looked for */
+    int local;     /* packets stay in this machine's memory: no rate is meant for them, and to ask
+                      what has come costs nothing */
     struct lc_uplink_board *board; /* that this process writes, for all who share its memory; NULL:
                                       none */
-    uint64_t handed; /* packets taken over by send since the link was opened */
+    uint64_t handed;               /* packets taken over by send since the link was opened */
 };
 
 /* The link that the configuration asks for. NULL on failure, with the reason in *failure. What

@@ -6,10 +6,11 @@ static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
 static const double LEAST_BYTES = 4 * 1500.0; /* in a round trip */
-static const double LOST_START = 0.3; /* so much lost ends a start */
+static const double LOST_START = 0.3;         /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
 static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
+static const double LOST_MOST = 0.95; /* share that is taken for usual */
 static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
@@ -56,13 +57,13 @@ void lc_port_init(lc_port *port, uint64_t now) {
 }
 
 /* At less, nobody would find out for long that more goes through; none at all means no bound. */
-static double least_rate(const lc_port *port) {
+double lc_port_least(const lc_port *port) {
     double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
     return LEAST_BYTES / (rtt > START_S ? rtt : START_S);
 }
 
 static void allow(lc_port *port, double bytes_per_s) {
-    double least = least_rate(port);
+    double least = lc_port_least(port);
     port->allowed = bytes_per_s > least ? bytes_per_s : least;
 }
 
@@ -92,7 +93,7 @@ static double high_s(const lc_port *port) {
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
     if ((port->held && queue > high) || port->lost > LOST_START) {
-        port->rate = taken > least_rate(port) ? taken : least_rate(port);
+        port->rate = taken > lc_port_least(port) ? taken : lc_port_least(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
@@ -213,8 +214,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->fresh = 0;
     } else if (carried > port->rate || is_less(port, carried, least, queue, aim))
         port->rate += STEP * (carried - port->rate);
-    if (port->rate < least_rate(port))
-        port->rate = least_rate(port);
+    if (port->rate < lc_port_least(port))
+        port->rate = lc_port_least(port);
     yield_spilled(port, queue, aim);
     judge_trial(port, now, carried);
     port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
@@ -249,8 +250,8 @@ static void shed(lc_port *port, uint64_t now, double carried) {
         less = carried;
     if (port->rate > less)
         port->rate = less;
-    if (port->rate < least_rate(port))
-        port->rate = least_rate(port);
+    if (port->rate < lc_port_least(port))
+        port->rate = lc_port_least(port);
     port->tested = port->rate;
     port->tried_from = 0;
     port->idle = 0;
@@ -407,9 +408,8 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     if (stands && ack->now > port->overrun.from_ns)
         lc_overrun_begin(&port->overrun, ack->now);
     else if (port->rate > 0)
-        obey(port,
-             lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
-                            port->rtt_ns));
+        obey(port, lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                                  port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
     if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
@@ -460,24 +460,31 @@ lc_port_known lc_port_tell(const lc_port *port) {
                            .low_ns = (double)port->low_ns};
 }
 
+static double within(double value, double least, double most) {
+    return value < least ? least : value < most ? value : most;
+}
+
 void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {
-    *port = (lc_port){.allowed = known->allowed,
-                      .rate = known->rate,
-                      .start = known->start,
+    *port = (lc_port){.start = known->start,
                       .aim_most = known->aim_most,
-                      .cap = known->cap,
                       .cap_found = known->cap_found,
                       .cap_lost = known->cap_lost,
-                      .overrun = {.lost = known->usual},
-                      .trial = known->trial,
-                      .patience = (uint32_t)known->patience,
-                      .renewed = (uint32_t)known->renewed,
+                      .overrun = {.lost = within(known->usual, 0, LOST_MOST)},
+                      .trial = within(known->trial, TRIAL_MIN, TRIAL_MAX),
+                      .patience = (uint32_t)within(known->patience, 0, PATIENCE_MAX),
+                      .renewed = (uint32_t)within(known->renewed, 0, UINT32_MAX),
                       .rtt_ns = (uint64_t)known->rtt_ns,
                       .low_ns = (int64_t)known->low_ns,
                       .low_at_ns = now,
                       .high_ns = now,
                       .heard_ns = now,
                       .told_ns = now};
+    double least = lc_port_least(port);
+    port->rate = known->rate > least ? known->rate : 0; /* 0: it starts */
+    port->cap = known->cap > least ? known->cap : 0;
+    if (port->start < START_BYTES)
+        port->start = START_BYTES;
+    allow(port, known->allowed);
     begin_epoch(port, now);
     port->began = 1;
     lc_overrun_begin(&port->overrun, now + port->rtt_ns);

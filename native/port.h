@@ -78,6 +78,8 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack);
 /* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded.
  * Returns whether a test of its loss has held that law back for nothing. */
 int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
+/* Bytes/s below which it never goes. */
+double lc_port_least(const lc_port *port);
 lc_port_known lc_port_tell(const lc_port *port);
 /* Goes on with what another has found. */
 void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now);

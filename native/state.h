@@ -302,8 +302,8 @@ struct lc_host {
     lc_sealing sealing;
     uint64_t address_key;         /* of what its socket is bound to */
     lc_uplink_rank *uplink_ranks; /* that share its uplink */
-    uint8_t *unsealed;   /* a datagram that was sealed; NULL: none are */
-    lc_oob_ring *oob;    /* NULL: there are none, and what looks like one is malformed */
+    uint8_t *unsealed;            /* a datagram that was sealed; NULL: none are */
+    lc_oob_ring *oob;             /* NULL: there are none, and what looks like one is malformed */
     double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;        /* of this turn of the loop */
     uint64_t came_ns;    /* when the kernel got the datagram that is looked at, */

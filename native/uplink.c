@@ -5,22 +5,25 @@
 
 static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
 static const double START_BURST = 16 * 1500.0;
-static const uint64_t COUNT_NS = 100000u; /* ranks are counted so often */
-static const uint64_t BUSY_NS = 1000000u; /* who had something to send is taken to have more */
-static const uint64_t LED_NS = 20000000u; /* who hasn't led for so long, or two round trips, */
-static const uint64_t LED_RTTS = 2;       /* doesn't lead any more */
+static const uint64_t COUNT_NS = 100000u;     /* ranks are counted so often */
+static const uint64_t BUSY_NS = 1000000u;     /* who had something to send is taken to have more */
+static const uint64_t LED_NS = 20000000u;     /* who hasn't led for so long, or two round trips, */
+static const uint64_t LED_RTTS = 2;           /* doesn't lead any more */
 static const uint64_t AHEAD_NS = 1000000000u; /* a time so far ahead is nonsense */
 static const double BYTES_MAX = 1e12;         /* an acknowledgement tells of less */
 static const int64_t QUEUE_MAX_NS = 60000000000;
 
 /* ---- boards ---- */
 
+/* What is read later is as new as this, */
 static uint64_t get(const _Atomic uint64_t *word) {
-    return atomic_load_explicit(word, memory_order_relaxed);
+    return atomic_load_explicit(word, memory_order_acquire);
 }
 
+/* and who reads this reads what was written before. So no fences are needed, which TSan can't see.
+ */
 static void put(_Atomic uint64_t *word, uint64_t value) {
-    atomic_store_explicit(word, value, memory_order_relaxed);
+    atomic_store_explicit(word, value, memory_order_release);
 }
 
 static uint64_t bits_of(double value) {
@@ -51,7 +54,7 @@ static void tell_ack(lc_uplink *u, const lc_port_ack *ack) {
                                                   bits_of(ack->packet)};
     for (int i = 0; i < LC_UPLINK_ACK_WORDS; i++)
         put(&words[i], values[i]);
-    atomic_store_explicit(&u->own->n_acks, n + 1, memory_order_release);
+    put(&u->own->n_acks, n + 1);
 }
 
 /* What the rank has told since `before`, which becomes `now`. Whether that can be. */
@@ -66,7 +69,6 @@ static int read_ack(lc_uplink_rank *rank, uint64_t n, uint64_t now, lc_port_ack 
     uint64_t words[LC_UPLINK_ACK_WORDS];
     for (int i = 0; i < LC_UPLINK_ACK_WORDS; i++)
         words[i] = get(&rank->board->acks[n % LC_UPLINK_ACKS][i]);
-    atomic_thread_fence(memory_order_acquire);
     if (get(&rank->board->n_acks) - n >= LC_UPLINK_ACKS)
         return 0;
     *ack = (lc_port_ack){.now = words[0] < now ? words[0] : now,
@@ -83,7 +85,7 @@ static int read_ack(lc_uplink_rank *rank, uint64_t n, uint64_t now, lc_port_ack 
 }
 
 static void read_acks(lc_uplink *u, lc_uplink_rank *rank, uint64_t now) {
-    uint64_t n = atomic_load_explicit(&rank->board->n_acks, memory_order_acquire);
+    uint64_t n = get(&rank->board->n_acks);
     uint64_t first = rank->n_acks;
     if (n - first > LC_UPLINK_ACKS - 1)
         first = n - (LC_UPLINK_ACKS - 1);
@@ -101,7 +103,7 @@ static void read_acks(lc_uplink *u, lc_uplink_rank *rank, uint64_t now) {
 /* What was told before isn't of this epoch. */
 static void skip_acks(lc_uplink_rank *rank, uint64_t now) {
     lc_port_ack ack;
-    rank->n_acks = atomic_load_explicit(&rank->board->n_acks, memory_order_acquire);
+    rank->n_acks = get(&rank->board->n_acks);
     if (rank->n_acks)
         read_ack(rank, rank->n_acks - 1, now, &ack);
 }
@@ -113,23 +115,21 @@ static void tell_known(lc_uplink *u, uint64_t now) {
     u->known = lc_port_tell(&u->law);
     memcpy(values, &u->known, sizeof values);
     put(&b->sequence, n + 1);
-    atomic_thread_fence(memory_order_release);
     for (int i = 0; i < LC_PORT_KNOWN_WORDS; i++)
         put(&b->known[i], bits_of(values[i]));
     put(&b->led_ns, now);
-    atomic_store_explicit(&b->sequence, n + 2, memory_order_release);
+    put(&b->sequence, n + 2);
 }
 
 /* Left as it was if the leader writes it now, or it makes no sense. */
 static void read_known(lc_uplink *u, const lc_uplink_board *b, uint64_t led_ns) {
-    uint64_t n = atomic_load_explicit(&b->sequence, memory_order_acquire);
+    uint64_t n = get(&b->sequence);
     double values[LC_PORT_KNOWN_WORDS];
     int sane = n % 2 == 0;
     for (int i = 0; i < LC_PORT_KNOWN_WORDS; i++) {
         values[i] = of_bits(get(&b->known[i]));
         sane &= values[i] >= 0 && values[i] < BYTES_MAX; /* not what isn't a number */
     }
-    atomic_thread_fence(memory_order_acquire);
     if (!sane || get(&b->sequence) != n)
         return;
     memcpy(&u->known, values, sizeof values);
@@ -186,7 +186,10 @@ static void count_busy(lc_uplink *u, uint64_t now) {
 }
 
 static double allowed(const lc_uplink *u) {
-    return u->own && !u->leads && u->known.allowed > 0 ? u->known.allowed : u->law.allowed;
+    if (!u->own || u->leads || u->known.allowed <= 0)
+        return u->law.allowed;
+    double least = lc_port_least(&u->law);
+    return u->known.allowed > least ? u->known.allowed : least;
 }
 
 /* What the others have told since. */

@@ -2,8 +2,8 @@
  *
  * Ranks that share this machine's memory, and send from one address, pace it as one. Each tells the
  * others what its acknowledgements say, on a board that it alone writes. One of them leads: it runs
- * the port's law over what all tell, and says what may be sent together. That is divided among those
- * that have something to send. Where nobody tells for a while, whoever sends leads. */
+ * the port's law over what all tell, and says what may be sent together. That is divided among
+ * those that have something to send. Where nobody tells for a while, whoever sends leads. */
 #ifndef LC_UPLINK_H
 #define LC_UPLINK_H
 
@@ -16,9 +16,9 @@ enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 8, LC_UPLINK_RANKS = 256 };
 
 /* Of one rank. Numbers that aren't whole are written as their bits. */
 typedef struct lc_uplink_board {
-    _Atomic uint64_t key;     /* of the address that it sends from */
-    _Atomic uint64_t busy_ns; /* until when it has something to send */
-    _Atomic uint64_t led_ns;  /* when it led last; 0: never */
+    _Atomic uint64_t key;      /* of the address that it sends from */
+    _Atomic uint64_t busy_ns;  /* until when it has something to send */
+    _Atomic uint64_t led_ns;   /* when it led last; 0: never */
     _Atomic uint64_t sequence; /* of `known`; odd while it is written */
     _Atomic uint64_t known[LC_PORT_KNOWN_WORDS];
     _Atomic uint64_t n_acks; /* ever, of which the latest are kept */

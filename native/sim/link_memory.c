@@ -85,11 +85,11 @@ struct memory_net {
     void *rename_context;
     uint64_t step_ns;
     memory_counts counts;
-    packet *free[2];        /* for all, and small ones */
-    memory_link **links;    /* by rank */
+    packet *free[2];         /* for all, and small ones */
+    memory_link **links;     /* by rank */
     lc_uplink_board *boards; /* by rank, where they share memory */
-    memory_path *paths;     /* by the place that they are from, and to */
-    memory_port *up, *down; /* by place */
+    memory_path *paths;      /* by the place that they are from, and to */
+    memory_port *up, *down;  /* by place */
 };
 
 static uint64_t time_of(const memory_net *net) {

@@ -201,6 +201,8 @@ static void listen(lc_uplink *u, uint64_t now) {
 
 static void set_gate(lc_uplink *u, uint64_t now) {
     double rate = allowed(u) / u->busy;
+    if (rate == u->gate.bytes_per_s) /* what may be saved up at the begin stays */
+        return;
     if (rate <= 0) {
         lc_rate_init(&u->gate, 0, now);
         return;

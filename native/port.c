@@ -124,11 +124,13 @@ static void watch_trial(lc_port *port, const lc_port_ack *ack) {
 
 /* More is tried where no queue stands. What it loses shows in its first epoch, and its queue, where
  * delays wander, later. */
-static void judge_trial(lc_port *port, uint64_t now, double carried) {
+static void judge_trial(lc_port *port, uint64_t now, double sent, double carried) {
     if (port->tried_from <= 0)
         return;
-    if (port->tried++ == 0)
+    if (port->tried++ == 0) {
         port->tried_to_ns = now;
+        port->tried_sent = sent;
+    }
     double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
     double brought = carried / port->tried_from - 1;
     double found = port->tried_found;
@@ -141,6 +143,9 @@ static void judge_trial(lc_port *port, uint64_t now, double carried) {
     if (found < brought)
         found = brought;
     if (found > port->trial / 2) {
+        double left = port->tried_sent / port->tried_from - 1; /* the rest has shown nothing */
+        if (found > left && left > brought)
+            found = left > TRIAL_MIN ? left : TRIAL_MIN;
         double got = port->held ? port->tried_from * (1 + found) : carried;
         if (got > port->rate)
             port->rate = got;
@@ -217,7 +222,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     if (port->rate < lc_port_least(port))
         port->rate = lc_port_least(port);
     yield_spilled(port, queue, aim);
-    judge_trial(port, now, carried);
+    judge_trial(port, now, sent, carried);
     port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;

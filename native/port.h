@@ -46,6 +46,7 @@ typedef struct {
     uint32_t tried;           /* epochs since, */
     uint64_t tried_ns;        /* when that began */
     uint64_t tried_to_ns;     /* and ended, */
+    double tried_sent;        /* the rate at which packets left by then, */
     double tried_found;       /* and the share that it has found so far */
     uint32_t cuts;            /* epochs in a row in which much less was sent, for the queue, */
     double cut_from, shrinks; /* the queue before, and by how much it should be shorter */

@@ -44,6 +44,7 @@ static double aim_s(const lc_port *port) {
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
     port->moved = port->taken = port->sent = port->spilled = 0;
+    port->held_before = port->held; /* what is heard of now was sent a round trip ago */
     port->held = port->began = 0;
     port->peak_ns = 0;
     port->least_queue_ns = INT64_MAX;
@@ -92,7 +93,7 @@ static double high_s(const lc_port *port) {
 /* Doubles as long as no queue of this port stands: one that didn't hold packets back has none. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
-    if ((port->held && queue > high) || port->lost > LOST_START) {
+    if (((port->held || port->held_before) && queue > high) || port->lost > LOST_START) {
         port->rate = taken > lc_port_least(port) ? taken : lc_port_least(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
@@ -417,8 +418,9 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
                                   port->rtt_ns));
     if (1e-9 * (double)port->low_ns <= high_s(port))
         port->high_ns = ack->now;
-    if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
-        ack->now - port->high_ns > port->rtt_ns / 2) {
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && (port->held || port->held_before) &&
+        ack->now - port->high_ns > port->rtt_ns / 2 &&
+        ack->now - port->epoch_ns > port->rtt_ns / 2) {
         end_epoch(port, ack->now, port->low_ns);
         begin_epoch(port, ack->now);
     }

@@ -60,7 +60,8 @@ typedef struct {
     int began;           /* nothing was sent before it */
     int rests;           /* less was sent than might be */
     uint64_t told_ns;    /* when the latest packet was sent that is known to have come */
-    int held;            /* packets waited for this law */
+    int held;            /* packets waited for this law, */
+    int held_before;     /* as in the last epoch */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
     uint32_t sudden;          /* epochs in a row that lost much more than usual */

@@ -102,7 +102,7 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
-    if (port->held)
+    if (port->held && 1e-9 * (double)port->low_ns <= high / 2) /* else it may end soon */
         port->start *= 2;
     set_start(port);
 }

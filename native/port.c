@@ -28,6 +28,7 @@ static const uint64_t ACK_MAX_NS = 10000000u; /* acknowledgements wait so long, 
 static const uint64_t LATE_NS = 2000000u;     /* beside what threads take */
 static const double TOLD = 0.5;               /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
+static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
 /* Seconds of queue that the port aims at. */
@@ -84,17 +85,29 @@ void lc_port_serves(lc_port *port, uint16_t n_paths) {
         set_start(port);
 }
 
-/* A queue that ends a start. */
+/* A queue that ends a start: buffers hold no more because the way is long. */
 static double high_s(const lc_port *port) {
-    double high = 1e-9 * (double)port->rtt_ns / 8;
+    double high = 1e-9 * (double)port->rtt_ns / 8, most = 2 * lc_pace_aim_s(port->allowed);
+    if (high > most)
+        high = most;
     return high > 2 * NOISE_S ? high : 2 * NOISE_S;
+}
+
+/* Bytes/s that came while the queue was too long for a start: what the port carries. 0: it has been
+ * for too short to tell. */
+static double taken_since_high(const lc_port *port, uint64_t now) {
+    uint64_t ns = now - port->high_ns;
+    return ns >= 2 * ACK_MAX_NS ? 1e9 * port->high_taken / (double)ns : 0;
 }
 
 /* Doubles as long as no queue of this port stands: one that didn't hold packets back has none. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
     if (((port->held || port->held_before) && queue > high) || port->lost > LOST_START) {
-        port->rate = taken > lc_port_least(port) ? taken : lc_port_least(port);
+        double stood = taken_since_high(port, now);
+        port->rate = taken > stood ? taken : stood;
+        if (port->rate < lc_port_least(port))
+            port->rate = lc_port_least(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
@@ -108,6 +121,19 @@ static void start(lc_port *port, uint64_t now, double taken, double queue) {
 }
 
 /* ---- the law ---- */
+
+/* The share by which a trial begins: what it queues in an epoch is no more than twice the aim. */
+static double least_trial(const lc_port *port) {
+    double least = TRIAL_AIMS * aim_s(port) / (1e-9 * (double)(EPOCH_RTTS * port->rtt_ns));
+    return least < TRIAL_MIN ? least : TRIAL_MIN;
+}
+
+/* None queues more than so many times that. */
+static double trial_of(const lc_port *port, double share) {
+    double least = least_trial(port), most = TRIAL_TIMES * least;
+    share = share > least ? share : least;
+    return share < most ? share : most;
+}
 
 /* What a packet that was sent while more was tried tells of it: all of it that the port doesn't
  * carry is in the queue. What delays wander is there too, so the shortest queue tells most. */
@@ -144,9 +170,10 @@ static void judge_trial(lc_port *port, uint64_t now, double sent, double carried
     if (found < brought)
         found = brought;
     if (found > port->trial / 2) {
+        double least = least_trial(port);
         double left = port->tried_sent / port->tried_from - 1; /* the rest has shown nothing */
         if (found > left && left > brought)
-            found = left > TRIAL_MIN ? left : TRIAL_MIN;
+            found = left > least ? left : least;
         double got = port->held ? port->tried_from * (1 + found) : carried;
         if (got > port->rate)
             port->rate = got;
@@ -154,7 +181,7 @@ static void judge_trial(lc_port *port, uint64_t now, double sent, double carried
             port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
-        port->trial = TRIAL_MIN;
+        port->trial = least_trial(port);
         port->patience = port->patience < PATIENCE ? PATIENCE : port->patience * 2;
         if (port->patience > PATIENCE_MAX)
             port->patience = PATIENCE_MAX;
@@ -229,7 +256,8 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
     times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;
     judge_length(port, times, queue, seconds);
     double room = port->cap > 0 ? port->cap / port->rate - 1 : TRIAL_MAX;
-    if (port->tried_from <= 0 && port->idle > port->patience && room > TRIAL_MIN / 2) {
+    if (port->tried_from <= 0 && port->idle > port->patience && room > least_trial(port) / 2) {
+        port->trial = trial_of(port, port->trial);
         port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
@@ -318,7 +346,7 @@ static void set_cap(lc_port *port) {
         uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
         port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
     }
-    port->trial = TRIAL_MIN;
+    port->trial = least_trial(port);
     port->idle = 0;
 }
 
@@ -416,8 +444,11 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     else if (port->rate > 0)
         obey(port, lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
                                   port->rtt_ns));
-    if (1e-9 * (double)port->low_ns <= high_s(port))
+    port->high_taken += ack->taken;
+    if (1e-9 * (double)port->low_ns <= high_s(port)) {
         port->high_ns = ack->now;
+        port->high_taken = 0;
+    }
     if (port->rate <= 0 && port->moved >= EPOCH_BYTES && (port->held || port->held_before) &&
         ack->now - port->high_ns > port->rtt_ns / 2 &&
         ack->now - port->epoch_ns > port->rtt_ns / 2) {
@@ -477,7 +508,7 @@ void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {
                       .cap_found = known->cap_found,
                       .cap_lost = known->cap_lost,
                       .overrun = {.lost = within(known->usual, 0, LOST_MOST)},
-                      .trial = within(known->trial, TRIAL_MIN, TRIAL_MAX),
+                      .trial = within(known->trial, 0, TRIAL_MAX),
                       .patience = (uint32_t)within(known->patience, 0, PATIENCE_MAX),
                       .renewed = (uint32_t)within(known->renewed, 0, UINT32_MAX),
                       .rtt_ns = (uint64_t)known->rtt_ns,

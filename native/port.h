@@ -70,7 +70,8 @@ typedef struct {
     int64_t low_ns;  /* the queue of the latest packets, of whatever path: the least, which grows by
                         a second in a second at most */
     int64_t peak_ns; /* the most that it was in this epoch */
-    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
+    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start, */
+    double high_taken;           /* and bytes that have come since */
 } lc_port;
 
 void lc_port_init(lc_port *port, uint64_t now);

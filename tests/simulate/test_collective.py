@@ -218,7 +218,7 @@ def test_the_time_of_all_hosts_is_in_the_interval_of_a_few_that_stand_for_all() 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "reduce_scatter", "all_reduce"])
 def test_hosts_of_several_ranks_stand_for_others(collective: str) -> None:
-    how: dict[str, Any] = {"collective": collective, "hosts": 6, "ranks_per_host": 2, "calls": 3}
+    how: dict[str, Any] = {"collective": collective, "hosts": 6, "ranks_per_host": 2, "calls": 4}
     every = simulate_collective(QUIET, MIB, **how)
     some = simulate_collective(QUIET, MIB, whole=3, **how)
     assert not some.failed

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lossycoll.cli.launcher import on_one_machine
 from tests.support.harness import free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +41,11 @@ def agent(folder: Path, port: int, name: str) -> subprocess.Popen[bytes]:
         )
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_an_agent_comes_back(tmp_path: Path) -> None:
@@ -56,12 +61,6 @@ def test_an_agent_comes_back(tmp_path: Path) -> None:
     def logs() -> str:
         return "".join(each.read_text() for each in tmp_path.glob("*.log"))
 
-    def until(what: str, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 180
-        while not holds():
-            assert time.monotonic() < end, f"never {what}: {progress()[-3:]}\n{logs()}"
-            time.sleep(0.1)
-
     def kill(one: subprocess.Popen[bytes]) -> None:
         worker = tmp_path / f"worker-{one.pid}"
         one.kill()
@@ -72,13 +71,13 @@ def test_an_agent_comes_back(tmp_path: Path) -> None:
 
     try:
         agents.append(agent(tmp_path, port, "first"))
-        time.sleep(1)
+        until(lambda: listens(port), "the rendezvous' store is the first agent's", seconds=120)
         agents.append(agent(tmp_path, port, "second"))
-        until("two ranks", lambda: bool(progress()) and progress()[-1][0] == 2)
+        until(lambda: progress() and progress()[-1][0] == 2, "two ranks", seconds=180)
         kill(agents.pop())
-        until("one rank", lambda: progress()[-1][0] == 1)
+        until(lambda: progress()[-1][0] == 1, "one rank", seconds=180)
         agents.append(agent(tmp_path, port, "third"))
-        until("two ranks again", lambda: progress()[-1][0] == 2)
+        until(lambda: progress()[-1][0] == 2, "two ranks again", seconds=180)
         (tmp_path / "stop").touch()
         assert [each.wait(60) for each in agents] == [0, 0], logs()
     finally:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from lossycoll.cli.main import main
 from lossycoll.errors import OptionError
 from lossycoll.runtime.world.failure_detector import HEARTBEATS_PER_LIVENESS, SILENT_SHARE
 from lossycoll.simulate.control import COSTS, DESCRIPTORS, simulate_control
@@ -56,15 +53,3 @@ def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
 def test_few_ranks_are_refused() -> None:
     with pytest.raises(OptionError, match="ranks=3: use at least 4"):
         simulate_control(3)
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_the_command(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "control", "--ranks", "12", "--liveness", "2"]
-    assert main([*arguments, *["--json"] * as_json]) == 0
-    out = capsys.readouterr().out
-    if as_json:
-        assert json.loads(out)["ended"]["last"] < 0.1
-    else:
-        assert "coordinator of 12 ranks" in out
-        assert "a host falls silent" in out

@@ -21,7 +21,8 @@ DESCRIPTORS: Final = 17
 """That a coordinator has besides one for each connection."""
 CONNECTION_BYTES: Final = 35_000
 """Memory of a connection."""
-MOST_SECONDS: Final = 600.0
+MOST_LIVENESS: Final = 3.0
+"""Times which anything may take."""
 STEP: Final = 0.02
 """Seconds of virtual time between two looks whether something has happened."""
 
@@ -78,7 +79,8 @@ def simulate_control(
     """Start a world of ``ranks`` processes, watch it, and kill three of them.
 
     ``liveness``: as the option. ``delay``: longest one-way delay of a message, seconds. All ranks
-    begin at once; the rendezvous before that isn't part of it. OptionError: fewer than 4 ranks.
+    begin at once; the rendezvous before that isn't part of it. OptionError: fewer than 4 ranks, or
+    more than a coordinator gets through within ``liveness``.
     """
     if ranks < 4:
         raise OptionError(f"ranks={ranks}: use at least 4, of which three die")
@@ -117,10 +119,14 @@ def simulate_control(
 
 def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
     """Lets time pass until something has happened."""
-    end = net.now + MOST_SECONDS
+    most = MOST_LIVENESS * net.liveness
+    end = net.now + most
     while not happened():
         if net.now > end:
-            raise OptionError(f"this takes more than {MOST_SECONDS:.0f} s: use fewer ranks")
+            raise OptionError(
+                f"{net.world} ranks keep the coordinator busy for more than {most:g} s, and ask "
+                f"meanwhile whether it lives: use a liveness of more than {net.liveness:g} s"
+            )
         net.run(STEP)
 
 

@@ -53,3 +53,8 @@ def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
 def test_few_ranks_are_refused() -> None:
     with pytest.raises(OptionError, match="ranks=3: use at least 4"):
         simulate_control(3)
+
+
+def test_a_coordinator_that_never_gets_through_wants_a_longer_liveness() -> None:
+    with pytest.raises(OptionError, match=r"40 ranks .* for more than 3 s.* liveness of more than"):
+        simulate_control(RANKS, liveness=1.0, costs=Costs(connect=0.5))

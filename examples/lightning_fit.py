@@ -1,15 +1,16 @@
 """Lightning's Trainer and Fabric: training, validation and epoch metrics over all ranks.
 
-torchrun --nproc-per-node 2 examples/lightning_fit.py
+torchrun --nproc-per-node 2 --max-restarts 1 examples/lightning_fit.py
 
 Lightning makes the process group itself. It averages metrics with AVG, integers among them; those
 and all metrics below 16 KiB are exact, and only gradients lose packets. ``sync_dist=True`` is what
-makes a metric one of all ranks.
+makes a metric one of all ranks. A rank is killed in the middle of the training, torchrun starts all
+again, and they resume from the checkpoint.
 """
 
 import logging
-import tempfile
 import warnings
+from typing import Any
 
 import common
 import lightning
@@ -18,11 +19,13 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = 4
+DIES_IN = 2
 Batch = tuple[Tensor, Tensor]
 
 
@@ -49,6 +52,16 @@ class Model(LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.validated.append(float(self.trainer.callback_metrics["valid"]))
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+        if self.current_epoch == DIES_IN:
+            common.die_once()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["validated"] = self.validated
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.validated = checkpoint["validated"]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.005)
 
@@ -57,31 +70,34 @@ def loader(seed: int, rows: int) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(*common.Task(seed).batch(rows)), batch_size=64)
 
 
-def fit(backend: str, rank: int, world: int) -> tuple[Model, str]:
-    model = Model()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=world,
-            strategy=DDPStrategy(process_group_backend=backend),
-            max_epochs=EPOCHS,
-            use_distributed_sampler=False,  # the data is each rank's own
-            default_root_dir=folder,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            logger=False,
-        )
-        trainer.fit(model, loader(rank, 1024), loader(100 + rank, 128 + 64 * rank))
-        assert dist.get_backend() == backend
-        # The sanity check's metrics aside, all ranks have seen the same, and it became better.
-        seen = torch.tensor(model.validated)
-        assert common.spread(seen) == 0, seen
-        assert seen[-1] < 0.5 * seen[0], seen
-        rows = trainer.callback_metrics["rows"]
-        assert rows == sum(128 + 64 * r for r in range(world)), rows
-    first, last = model.validated[0], model.validated[-1]
-    return model, f"validation loss {first:.3f} -> {last:.3f}, alike on all ranks"
+def fit(backend: str, rank: int, world: int) -> str:
+    model, folder = Model(), common.scratch()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=world,
+        strategy=DDPStrategy(process_group_backend=backend),
+        max_epochs=EPOCHS,
+        use_distributed_sampler=False,  # the data is each rank's own
+        default_root_dir=folder,
+        callbacks=[ModelCheckpoint(folder, save_last=True)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+    )
+    kept = str(folder / "last.ckpt") if common.attempt() else None
+    trainer.fit(model, loader(rank, 1024), loader(100 + rank, 128 + 64 * rank), ckpt_path=kept)
+    assert dist.get_backend() == backend
+    # The sanity check's metrics aside, all ranks have seen the same, and it became better.
+    seen = torch.tensor(model.validated)
+    assert common.spread(seen) == 0, seen
+    assert seen[-1] < 0.5 * seen[0], seen
+    assert trainer.global_step == EPOCHS * 1024 // 64
+    rows = trainer.callback_metrics["rows"]
+    assert rows == sum(128 + 64 * r for r in range(world)), rows
+    return (
+        f"attempt {common.attempt() + 1}, validation loss {seen[0]:.3f} -> {seen[-1]:.3f}, "
+        f"alike on all ranks, {common.fingerprint(model)}"
+    )
 
 
 def average(backend: str, rank: int, world: int) -> None:
@@ -118,13 +134,9 @@ def main() -> None:
     lightning.seed_everything(0)
     environment = lightning.fabric.plugins.environments.TorchElasticEnvironment()
     rank, world = environment.global_rank(), environment.world_size()
-    summary = fit(backend, rank, world)[1]
+    summary = fit(backend, rank, world)
     average(backend, rank, world)
-    lost = common.dropped()
-    if rank == 0:
-        print(f"lightning_fit: {summary}, {lost}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    common.finish(f"{summary}, {common.dropped()}")
 
 
 if __name__ == "__main__":

@@ -128,17 +128,20 @@ EXAMPLES = (
     Example(
         "lightning_fit",
         2,
-        "Lightning's `Trainer.fit` with validation and epoch metrics, and Fabric",
-        '`DDPStrategy(process_group_backend="lossy")`; needs requirements-long.txt',
+        "Lightning's `Trainer.fit` with validation, epoch metrics, resume after a kill; Fabric",
+        f'`DDPStrategy(process_group_backend="lossy")`, {AGAIN}; needs requirements-long.txt',
+        arguments=("--max-restarts", "1"),
         needs="lightning",
     ),
     Example(
         "transformers_fit",
         2,
-        "Transformers' `Trainer` on accelerate: accumulation, evaluation, checkpoint and resume",
+        "Transformers' `Trainer` on accelerate: accumulation, evaluation, a checkpoint, resume "
+        "after a kill",
         "`LOSSYCOLL_REPLACE=gloo`, since accelerate asks for gloo on CPUs; "
-        "needs requirements-long.txt",
+        f"{AGAIN}; needs requirements-long.txt",
         environment={"LOSSYCOLL_REPLACE": "gloo"},
+        arguments=("--max-restarts", "1"),
         needs="transformers",
     ),
     Example(

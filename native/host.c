@@ -11,6 +11,7 @@
 
 #include "forks.h"
 #include "loop.h"
+#include "mix.h"
 #include "page.h"
 #include "path.h"
 
@@ -78,6 +79,7 @@ void lc_host_free(lc_host *h) {
     free(h->late_fins);
     free(h->restorer);
     free(h->unsealed);
+    free(h->uplink_ranks);
     lc_oob_close(h->oob);
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
@@ -169,6 +171,19 @@ static void open_links(lc_host *h, const lc_host_config *config, const lc_settin
         fits(h, h->interfaces[0].link, 0, failure);
 }
 
+static uint64_t key_of_text(const char *text) {
+    uint64_t key = 0;
+    for (; *text; text++)
+        key = lc_mix(key ^ (uint8_t)*text);
+    return key;
+}
+
+/* Before any other process looks there. */
+static void put_key(const lc_host *h, const lc_interface *via) {
+    if (via->link->board)
+        atomic_store(&via->link->board->key, h->address_key);
+}
+
 lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
                          lc_failure *failure) {
     refuse(failure, LC_E_ARGUMENT);
@@ -195,6 +210,9 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
         lc_host_free(h);
         return NULL;
     }
+    h->address_key = key_of_text(config->address);
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        put_key(h, &h->interfaces[i]);
     h->config.address = NULL; /* what the caller points to is not kept */
     return h;
 }
@@ -213,9 +231,10 @@ int lc_host_share(lc_host *h, const uint16_t *processes, uint16_t n, int descrip
     via->link = lc_shm_open(&h->config, processes, n, h->clock, descriptors, failure);
     if (via->link && !make_interface(h, via, via->link))
         refuse(failure, LC_E_MEMORY);
-    if (failure->code == LC_OK)
+    if (failure->code == LC_OK) {
         h->n_interfaces = SHARED_MEMORY + 1;
-    else
+        put_key(h, via);
+    } else
         free_interface(via);
     return failure->code;
 }
@@ -376,7 +395,7 @@ void lc_host_crowded(lc_host *h) {
 static void begin_interface(const lc_host *h, lc_interface *via) {
     via->n_paths = via->n_far = 0;
     via->paces_port = h->config.paces_port;
-    lc_port_init(&via->port, lc_clock_now(h->clock));
+    lc_uplink_init(&via->uplink, lc_clock_now(h->clock));
 }
 
 /* Each host begins with another one, so that no receiver has all of them at once. */
@@ -385,6 +404,30 @@ static uint16_t begins_with(const lc_host *h, const lc_interface *via) {
     while (lower < via->n_paths && via->paths[lower]->number < h->config.process)
         lower++;
     return lower < via->n_paths ? lower : 0;
+}
+
+/* The socket's uplink is that of all who share this machine's memory and send from its address. */
+static int share_uplink(lc_host *h) {
+    lc_uplink_board *own = NULL;
+    const lc_uplink_board *boards[LC_UPLINK_RANKS];
+    uint32_t n = 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        own = h->interfaces[i].link->board ? h->interfaces[i].link->board : own;
+    for (uint16_t i = 0; i < h->config.processes && own && n < LC_UPLINK_RANKS; i++) {
+        const lc_interface *via = h->paths[i].interface;
+        if (i == h->config.process || !via || !via->link->local)
+            continue;
+        boards[n] = lc_link_board(via->link, i);
+        n += boards[n] != NULL;
+    }
+    if (!n)
+        return LC_OK;
+    free(h->uplink_ranks);
+    h->uplink_ranks = calloc(n, sizeof *h->uplink_ranks);
+    if (!h->uplink_ranks)
+        return LC_E_MEMORY;
+    lc_uplink_share(&h->interfaces[0].uplink, own, h->uplink_ranks, boards, n);
+    return LC_OK;
 }
 
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
@@ -397,6 +440,8 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
         come_and_go |= processes[i].absent;
         code = set_address(h, &h->paths[i], &processes[i]);
     }
+    if (code == LC_OK)
+        code = share_uplink(h);
     if (code != LC_OK)
         return code;
     h->session = session;

@@ -68,6 +68,7 @@ typedef struct lc_link_ops {
     int (*set_peer)(lc_link *link, uint16_t peer, const lc_address *address);
     int (*is_here)(const lc_link *link, uint16_t peer);
     void (*go_singly)(lc_link *link, uint16_t peer, int on); /* NULL: nothing aggregates */
+    const struct lc_uplink_board *(*board)(const lc_link *link, uint16_t peer); /* NULL: none has */
     void (*info)(const lc_link *link, lc_link_info *info);
     uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes, uint32_t peers);
     int (*send)(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
@@ -91,12 +92,14 @@ struct lc_link {
     uint32_t payload_bytes; /* what packets of data carry at most; 0: as the host's */
     uint32_t head_max;      /* bytes of the first of a packet's two pieces; 0: any */
     uint32_t
-        small_max;   /* packets of up to so many bytes take less room than others; 0: all alike */
-    int routed;      /* paths may carry less than its packets: what each carries is looked for */
-    int aggregates;  /* a run may leave as one piece, which something on the way may drop as one */
-    int local;       /* packets stay in this machine's memory: no rate is meant for them, and to ask
-                        what has come costs nothing */
-    uint64_t handed; /* packets taken over by send since the link was opened */
+        small_max;  /* packets of up to so many bytes take less room than others; 0: all alike */
+    int routed;     /* paths may carry less than its packets: what each carries is looked for */
+    int aggregates; /* a run may leave as one piece, which something on the way may drop as one */
+    int local;      /* packets stay in this machine's memory: no rate is meant for them, and to ask
+                       what has come costs nothing */
+    struct lc_uplink_board *board; /* that this process writes, for all who share its memory; NULL:
+                                      none */
+    uint64_t handed;               /* packets taken over by send since the link was opened */
 };
 
 /* The link that the configuration asks for. NULL on failure, with the reason in *failure. What
@@ -123,6 +126,11 @@ static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_addres
 }
 
 /* Whether a peer's address is one of this host's, as far as that can be told. */
+/* The board that a peer writes (uplink.h); NULL: there is none, or not yet. */
+static inline const struct lc_uplink_board *lc_link_board(const lc_link *link, uint16_t peer) {
+    return link->ops->board ? link->ops->board(link, peer) : NULL;
+}
+
 static inline int lc_link_is_here(const lc_link *link, uint16_t peer) {
     return link->ops->is_here(link, peer);
 }

@@ -116,6 +116,7 @@ static void write_header(lc_shm *s, uint16_t process) {
     s->header->version = LC_SHM_VERSION;
     s->header->process = process;
     s->header->processes = (uint16_t)(s->n_peers + 1);
+    s->link.board = &s->header->uplink;
     s->buffers = s->memory + buffers_at(s);
 }
 
@@ -192,6 +193,11 @@ static int is_here(const lc_link *link, uint16_t peer) {
     return 1;
 }
 
+static const lc_uplink_board *board(const lc_link *link, uint16_t process) {
+    const lc_shm_peer *p = lc_shm_peer_of(lc_shm_of_const(link), process);
+    return p && p->memory ? &((const lc_shm_header *)(const void *)p->memory)->uplink : NULL;
+}
+
 static void info(const lc_link *link, lc_link_info *info) {
     *info = (lc_link_info){.payload_bytes = (uint16_t)link->payload_bytes};
 }
@@ -243,6 +249,7 @@ static const lc_link_ops shm_ops = {.name = "shm",
                                     .close = close_shm,
                                     .set_peer = set_peer,
                                     .is_here = is_here,
+                                    .board = board,
                                     .info = info,
                                     .credits = credits,
                                     .send = lc_shm_send,

@@ -10,6 +10,7 @@ static const double MOST = 4;        /* times as many packets, where chance may 
 static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
 static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
 static const uint32_t AGAIN = 8;     /* after so many windows, and then twice as many */
+static const double HALF = 0.5;
 static const double FADES = 0.25;    /* share of the way to a lower loss that a window goes */
 
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
@@ -41,8 +42,11 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
     double least = falls(o) / 2;
     int again = o->again;
     o->testing = o->again = 0;
-    if (o->share - share > least)
+    if (o->share - share > least) {
+        if (o->lost > DOUBTED) /* some of that may have been the sender's doing, too */
+            o->lost *= HALF;
         return LC_OVERRUN_OWN;
+    }
     o->lost = share < LOST_MOST ? share : LOST_MOST;
     o->patience = again ? 2 * o->patience : AGAIN;
     return LC_OVERRUN_RANDOM;

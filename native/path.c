@@ -85,7 +85,7 @@ static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
 /* Where small packets take less room, the window is as many of those, and large ones count so much
  * that no more of them fit into it than there is room for. */
 void lc_share_credits(const lc_host *h, lc_interface *via) {
-    lc_port_serves(&via->port, via->n_far, lc_clock_now(h->clock));
+    lc_uplink_serves(&via->uplink, via->n_far, lc_clock_now(h->clock));
     uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
     via->window = small_max ? share_of(via, small_max) : large;
     via->large_units = (via->window + large - 1) / large;

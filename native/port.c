@@ -5,12 +5,12 @@
 static const double NOISE_S = 1e-9 * LC_NOISE_NS;
 static const uint64_t EPOCH_MIN_NS = 10000000u, EPOCH_RTTS = 2;
 static const double EPOCH_BYTES = 16 * 1500.0, START_BYTES = 64 * 1500.0, START_S = 0.02;
-static const double START_BURST = 16 * 1500.0;
-static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
-static const double LOST_START = 0.3; /* so much lost ends a start */
+static const double LEAST_BYTES = 4 * 1500.0; /* in a round trip */
+static const double LOST_START = 0.3;         /* so much lost ends a start */
 static const double GAIN = 0.5;       /* share of a queue beyond the aim that an epoch takes away */
 static const double CUT_MOST = 0.7;   /* an epoch sends at least so much of the rate, */
 static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs no test */
+static const double LOST_MOST = 0.95; /* share that is taken for usual */
 static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
@@ -28,6 +28,7 @@ static const uint64_t ACK_MAX_NS = 10000000u; /* acknowledgements wait so long, 
 static const uint64_t LATE_NS = 2000000u;     /* beside what threads take */
 static const double TOLD = 0.5;               /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
+static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
 
 /* Seconds of queue that the port aims at. */
@@ -44,6 +45,7 @@ static double aim_s(const lc_port *port) {
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
     port->moved = port->taken = port->sent = port->spilled = 0;
+    port->held_before = port->held; /* what is heard of now was sent a round trip ago */
     port->held = port->began = 0;
     port->peak_ns = 0;
     port->least_queue_ns = INT64_MAX;
@@ -53,64 +55,85 @@ static void begin_epoch(lc_port *port, uint64_t now) {
 void lc_port_init(lc_port *port, uint64_t now) {
     *port = (lc_port){.start = START_BYTES, .patience = PATIENCE, .trial = TRIAL_MIN};
     begin_epoch(port, now);
-    lc_rate_init(&port->gate, START_BYTES / START_S, now);
-    port->gate.tokens = port->gate.burst_bytes = START_BURST;
+    port->allowed = START_BYTES / START_S;
 }
 
 /* At less, nobody would find out for long that more goes through; none at all means no bound. */
-static double least_rate(const lc_port *port) {
+double lc_port_least(const lc_port *port) {
     double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
-    return BURST_MIN / (rtt > START_S ? rtt : START_S);
+    return LEAST_BYTES / (rtt > START_S ? rtt : START_S);
 }
 
-static void set_gate(lc_port *port, uint64_t now, double bytes_per_s) {
-    double least = least_rate(port);
-    if (!(bytes_per_s > least))
-        bytes_per_s = least;
-    double burst = bytes_per_s * RUN_S;
-    lc_rate_set(&port->gate, bytes_per_s, burst > BURST_MIN ? burst : BURST_MIN, now);
+static void allow(lc_port *port, double bytes_per_s) {
+    double least = lc_port_least(port);
+    port->allowed = bytes_per_s > least ? bytes_per_s : least;
 }
 
 /* ---- a start ---- */
 
-static void set_start(lc_port *port, uint64_t now) {
+static void set_start(lc_port *port) {
     double rtt = port->rtt_ns ? 1e-9 * (double)port->rtt_ns : START_S;
-    set_gate(port, now, 2 * port->start / rtt);
+    allow(port, 2 * port->start / rtt);
 }
 
-void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now) {
+void lc_port_serves(lc_port *port, uint16_t n_paths) {
     if (n_paths <= 1 && port->cap <= 0)
-        lc_rate_init(&port->gate, 0, now);
-    else if (port->gate.bytes_per_s <= 0 && port->rate > 0)
-        set_gate(port, now, port->rate);
-    else if (port->gate.bytes_per_s <= 0)
-        set_start(port, now);
+        port->allowed = 0;
+    else if (port->allowed <= 0 && port->rate > 0)
+        allow(port, port->rate);
+    else if (port->allowed <= 0)
+        set_start(port);
 }
 
-/* A queue that ends a start. */
+/* A queue that ends a start: buffers hold no more because the way is long. */
 static double high_s(const lc_port *port) {
-    double high = 1e-9 * (double)port->rtt_ns / 8;
+    double high = 1e-9 * (double)port->rtt_ns / 8, most = 2 * lc_pace_aim_s(port->allowed);
+    if (high > most)
+        high = most;
     return high > 2 * NOISE_S ? high : 2 * NOISE_S;
+}
+
+/* Bytes/s that came while the queue was too long for a start: what the port carries. 0: it has been
+ * for too short to tell. */
+static double taken_since_high(const lc_port *port, uint64_t now) {
+    uint64_t ns = now - port->high_ns;
+    return ns >= 2 * ACK_MAX_NS ? 1e9 * port->high_taken / (double)ns : 0;
 }
 
 /* Doubles as long as no queue of this port stands: one that didn't hold packets back has none. */
 static void start(lc_port *port, uint64_t now, double taken, double queue) {
     double high = high_s(port);
-    if ((port->held && queue > high) || port->lost > LOST_START) {
-        port->rate = taken > least_rate(port) ? taken : least_rate(port);
+    if (((port->held || port->held_before) && queue > high) || port->lost > LOST_START) {
+        double stood = taken_since_high(port, now);
+        port->rate = taken > stood ? taken : stood;
+        if (port->rate < lc_port_least(port))
+            port->rate = lc_port_least(port);
         port->trial = TRIAL_MAX / 4;
         port->patience = 0;
         port->fresh = 1;
-        set_gate(port, now, queue > high ? CUT_MOST * port->rate : port->rate);
+        allow(port, queue > high ? CUT_MOST * port->rate : port->rate);
         lc_overrun_begin(&port->overrun, now + 2 * port->rtt_ns);
         return;
     }
-    if (port->held)
+    if (port->held && 1e-9 * (double)port->low_ns <= high / 2) /* else it may end soon */
         port->start *= 2;
-    set_start(port, now);
+    set_start(port);
 }
 
 /* ---- the law ---- */
+
+/* The share by which a trial begins: what it queues in an epoch is no more than twice the aim. */
+static double least_trial(const lc_port *port) {
+    double least = TRIAL_AIMS * aim_s(port) / (1e-9 * (double)(EPOCH_RTTS * port->rtt_ns));
+    return least < TRIAL_MIN ? least : TRIAL_MIN;
+}
+
+/* None queues more than so many times that. */
+static double trial_of(const lc_port *port, double share) {
+    double least = least_trial(port), most = TRIAL_TIMES * least;
+    share = share > least ? share : least;
+    return share < most ? share : most;
+}
 
 /* What a packet that was sent while more was tried tells of it: all of it that the port doesn't
  * carry is in the queue. What delays wander is there too, so the shortest queue tells most. */
@@ -128,11 +151,13 @@ static void watch_trial(lc_port *port, const lc_port_ack *ack) {
 
 /* More is tried where no queue stands. What it loses shows in its first epoch, and its queue, where
  * delays wander, later. */
-static void judge_trial(lc_port *port, uint64_t now, double carried) {
+static void judge_trial(lc_port *port, uint64_t now, double sent, double carried) {
     if (port->tried_from <= 0)
         return;
-    if (port->tried++ == 0)
+    if (port->tried++ == 0) {
         port->tried_to_ns = now;
+        port->tried_sent = sent;
+    }
     double own = port->lost - port->overrun.lost; /* by sending more, perhaps */
     double brought = carried / port->tried_from - 1;
     double found = port->tried_found;
@@ -145,6 +170,10 @@ static void judge_trial(lc_port *port, uint64_t now, double carried) {
     if (found < brought)
         found = brought;
     if (found > port->trial / 2) {
+        double least = least_trial(port);
+        double left = port->tried_sent / port->tried_from - 1; /* the rest has shown nothing */
+        if (found > left && left > brought)
+            found = left > least ? left : least;
         double got = port->held ? port->tried_from * (1 + found) : carried;
         if (got > port->rate)
             port->rate = got;
@@ -152,7 +181,7 @@ static void judge_trial(lc_port *port, uint64_t now, double carried) {
             port->trial = port->trial * 2 < TRIAL_MAX ? port->trial * 2 : TRIAL_MAX;
         port->patience = 0;
     } else {
-        port->trial = TRIAL_MIN;
+        port->trial = least_trial(port);
         port->patience = port->patience < PATIENCE ? PATIENCE : port->patience * 2;
         if (port->patience > PATIENCE_MAX)
             port->patience = PATIENCE_MAX;
@@ -201,7 +230,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
 
 /* Whether a queue stood at some time, though it was gone while nothing was sent. */
 static int has_stood(lc_port *port, double sent, double aim) {
-    int rests = sent < RESTED * port->gate.bytes_per_s;
+    int rests = sent < RESTED * port->allowed;
     int rested = rests || port->rests; /* what is heard of now was sent a round trip ago */
     port->rests = rests;
     return rested && 1e-9 * (double)port->peak_ns > aim;
@@ -218,16 +247,17 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->fresh = 0;
     } else if (carried > port->rate || is_less(port, carried, least, queue, aim))
         port->rate += STEP * (carried - port->rate);
-    if (port->rate < least_rate(port))
-        port->rate = least_rate(port);
+    if (port->rate < lc_port_least(port))
+        port->rate = lc_port_least(port);
     yield_spilled(port, queue, aim);
-    judge_trial(port, now, carried);
+    judge_trial(port, now, sent, carried);
     port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;
     judge_length(port, times, queue, seconds);
     double room = port->cap > 0 ? port->cap / port->rate - 1 : TRIAL_MAX;
-    if (port->tried_from <= 0 && port->idle > port->patience && room > TRIAL_MIN / 2) {
+    if (port->tried_from <= 0 && port->idle > port->patience && room > least_trial(port) / 2) {
+        port->trial = trial_of(port, port->trial);
         port->trial = port->trial < room ? port->trial : room;
         port->tried_from = port->rate;
         port->tried = 0;
@@ -241,7 +271,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         rate = port->cap;
     if (port->overrun.testing && rate > port->tested * LC_OVERRUN_LESS)
         rate = port->tested * LC_OVERRUN_LESS;
-    set_gate(port, now, rate);
+    allow(port, rate);
 }
 
 /* So much is lost, in one epoch and the next, that what came is taken for what the way carries. If
@@ -254,12 +284,12 @@ static void shed(lc_port *port, uint64_t now, double carried) {
         less = carried;
     if (port->rate > less)
         port->rate = less;
-    if (port->rate < least_rate(port))
-        port->rate = least_rate(port);
+    if (port->rate < lc_port_least(port))
+        port->rate = lc_port_least(port);
     port->tested = port->rate;
     port->tried_from = 0;
     port->idle = 0;
-    set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+    allow(port, port->rate * LC_OVERRUN_LESS);
     lc_overrun_test(&port->overrun, now, port->lost, LC_OVERRUN_LESS * port->rate / before,
                     port->rtt_ns);
 }
@@ -316,15 +346,15 @@ static void set_cap(lc_port *port) {
         uint32_t patience = port->patience * 2 + PATIENCE_OVERRUN;
         port->patience = patience < PATIENCE_MAX ? patience : PATIENCE_MAX;
     }
-    port->trial = TRIAL_MIN;
+    port->trial = least_trial(port);
     port->idle = 0;
 }
 
-static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
+static void obey(lc_port *port, lc_overrun_verdict verdict) {
     if (verdict == LC_OVERRUN_CLEAN && port->cap > 0) {
         raise_cap(port);
     } else if (verdict == LC_OVERRUN_TEST) {
-        set_gate(port, now, port->rate * LC_OVERRUN_LESS);
+        allow(port, port->rate * LC_OVERRUN_LESS);
         port->tested = port->rate;
         port->tried_from = 0;
     } else if (verdict == LC_OVERRUN_OWN) {
@@ -340,7 +370,7 @@ static void obey(lc_port *port, uint64_t now, lc_overrun_verdict verdict) {
 
 /* Nanoseconds that one takes at least. */
 static uint64_t epoch_of(const lc_port *port) {
-    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s);
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->allowed);
     uint64_t epoch = EPOCH_RTTS * port->rtt_ns;
     if (epoch < EPOCH_MIN_NS)
         epoch = EPOCH_MIN_NS;
@@ -350,7 +380,7 @@ static uint64_t epoch_of(const lc_port *port) {
 /* Between packets that acknowledgements tell of lies as much only if nothing was sent. */
 static uint64_t pause_of(const lc_port *port) {
     uint64_t wait = port->rtt_ns / 2 < ACK_MAX_NS ? port->rtt_ns / 2 : ACK_MAX_NS;
-    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->gate.bytes_per_s) / 2;
+    uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->allowed) / 2;
     return wait + LATE_NS > least ? wait + LATE_NS : least;
 }
 
@@ -367,10 +397,12 @@ static uint64_t rest_of(lc_port *port, const lc_port_ack *ack) {
 }
 
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
+    port->sent += ack->sent;
+    port->held |= ack->held;
     if (ack->rtt_ns && !port->rtt_ns) {
         port->rtt_ns = ack->rtt_ns;
         if (port->rate <= 0)
-            set_start(port, ack->now);
+            set_start(port);
     } else if (ack->rtt_ns) {
         port->rtt_ns = port->rtt_ns - port->rtt_ns / 16 + ack->rtt_ns / 16;
     }
@@ -410,13 +442,16 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     if (stands && ack->now > port->overrun.from_ns)
         lc_overrun_begin(&port->overrun, ack->now);
     else if (port->rate > 0)
-        obey(port, ack->now,
-             lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
-                            port->rtt_ns));
-    if (1e-9 * (double)port->low_ns <= high_s(port))
+        obey(port, lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet,
+                                  port->rtt_ns));
+    port->high_taken += ack->taken;
+    if (1e-9 * (double)port->low_ns <= high_s(port)) {
         port->high_ns = ack->now;
-    if (port->rate <= 0 && port->moved >= EPOCH_BYTES &&
-        ack->now - port->high_ns > port->rtt_ns / 2) {
+        port->high_taken = 0;
+    }
+    if (port->rate <= 0 && port->moved >= EPOCH_BYTES && (port->held || port->held_before) &&
+        ack->now - port->high_ns > port->rtt_ns / 2 &&
+        ack->now - port->epoch_ns > port->rtt_ns / 2) {
         end_epoch(port, ack->now, port->low_ns);
         begin_epoch(port, ack->now);
     }
@@ -438,35 +473,57 @@ int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     int first = port->overrun.testing && !port->overrun.again;
     lc_overrun_verdict verdict =
         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns);
-    obey(port, ack->now, verdict);
+    obey(port, verdict);
     double most = port->overrun.testing ? port->tested * LC_OVERRUN_LESS : port->cap;
     if (most > 0)
-        set_gate(port, ack->now, most);
+        allow(port, most);
     else
-        lc_rate_init(&port->gate, 0, ack->now);
+        port->allowed = 0;
     return first && verdict == LC_OVERRUN_RANDOM && port->cap <= 0;
 }
 
-uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
-                      uint32_t n_paths) {
-    if (port->gate.bytes_per_s <= 0)
-        return want;
-    double run = port->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
-    if (run < PACKETS_MIN)
-        run = PACKETS_MIN;
-    if (run < want)
-        want = (uint32_t)run;
-    uint32_t room = lc_rate_room(&port->gate, now, want, packet_bytes);
-    if (want && !room)
-        port->held = 1;
-    return room;
+lc_port_known lc_port_tell(const lc_port *port) {
+    return (lc_port_known){.allowed = port->allowed,
+                           .rate = port->rate,
+                           .start = port->start,
+                           .aim_most = port->aim_most,
+                           .cap = port->cap,
+                           .cap_found = port->cap_found,
+                           .cap_lost = port->cap_lost,
+                           .usual = port->overrun.lost,
+                           .trial = port->trial,
+                           .patience = port->patience,
+                           .renewed = port->renewed,
+                           .rtt_ns = (double)port->rtt_ns,
+                           .low_ns = (double)port->low_ns};
 }
 
-void lc_port_spend(lc_port *port, uint64_t now, double bytes) {
-    lc_rate_spend(&port->gate, now, 1, (uint32_t)bytes);
-    port->sent += bytes;
+static double within(double value, double least, double most) {
+    return value < least ? least : value < most ? value : most;
 }
 
-uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes) {
-    return lc_rate_delay(&port->gate, now, packet_bytes);
+void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {
+    *port = (lc_port){.start = known->start,
+                      .aim_most = known->aim_most,
+                      .cap_found = known->cap_found,
+                      .cap_lost = known->cap_lost,
+                      .overrun = {.lost = within(known->usual, 0, LOST_MOST)},
+                      .trial = within(known->trial, 0, TRIAL_MAX),
+                      .patience = (uint32_t)within(known->patience, 0, PATIENCE_MAX),
+                      .renewed = (uint32_t)within(known->renewed, 0, UINT32_MAX),
+                      .rtt_ns = (uint64_t)known->rtt_ns,
+                      .low_ns = (int64_t)known->low_ns,
+                      .low_at_ns = now,
+                      .high_ns = now,
+                      .heard_ns = now,
+                      .told_ns = now};
+    double least = lc_port_least(port);
+    port->rate = known->rate > least ? known->rate : 0; /* 0: it starts */
+    port->cap = known->cap > least ? known->cap : 0;
+    if (port->start < START_BYTES)
+        port->start = START_BYTES;
+    allow(port, known->allowed);
+    begin_epoch(port, now);
+    port->began = 1;
+    lc_overrun_begin(&port->overrun, now + port->rtt_ns);
 }

@@ -6,7 +6,6 @@
 #define LC_PORT_H
 
 #include "overrun.h"
-#include "rate.h"
 
 /* What an acknowledgement of one path tells of the port. */
 typedef struct {
@@ -17,9 +16,20 @@ typedef struct {
     double moved;     /* bytes that the peer has seen or missed, */
     double taken;     /* and those that came; late ones count when they come */
     double packet;    /* bytes of one */
+    double sent;      /* bytes that left since the acknowledgement before, */
+    int held;         /* and whether packets waited for this law */
 } lc_port_ack;
 
+/* What others go on with. */
 typedef struct {
+    double allowed, rate, start, aim_most, cap, cap_found, cap_lost, usual; /* as below */
+    double trial, patience, renewed, rtt_ns, low_ns;
+} lc_port_known;
+
+enum { LC_PORT_KNOWN_WORDS = sizeof(lc_port_known) / sizeof(double) };
+
+typedef struct {
+    double allowed;   /* bytes/s that may be sent; 0: no bound */
     double rate;      /* bytes/s that the uplink carries; 0: unknown */
     double start;     /* bytes of a round trip while it is unknown */
     double aim_most;  /* s of queue that the uplink has room for; 0: not met */
@@ -36,6 +46,7 @@ typedef struct {
     uint32_t tried;           /* epochs since, */
     uint64_t tried_ns;        /* when that began */
     uint64_t tried_to_ns;     /* and ended, */
+    double tried_sent;        /* the rate at which packets left by then, */
     double tried_found;       /* and the share that it has found so far */
     uint32_t cuts;            /* epochs in a row in which much less was sent, for the queue, */
     double cut_from, shrinks; /* the queue before, and by how much it should be shorter */
@@ -49,7 +60,8 @@ typedef struct {
     int began;           /* nothing was sent before it */
     int rests;           /* less was sent than might be */
     uint64_t told_ns;    /* when the latest packet was sent that is known to have come */
-    int held;            /* packets waited for this law */
+    int held;            /* packets waited for this law, */
+    int held_before;     /* as in the last epoch */
     int64_t least_queue_ns, most_queue_ns;
     double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
     uint32_t sudden;          /* epochs in a row that lost much more than usual */
@@ -58,22 +70,21 @@ typedef struct {
     int64_t low_ns;  /* the queue of the latest packets, of whatever path: the least, which grows by
                         a second in a second at most */
     int64_t peak_ns; /* the most that it was in this epoch */
-    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start */
-    lc_rate gate;
+    uint64_t low_at_ns, high_ns; /* and when it was last too short to end a start, */
+    double high_taken;           /* and bytes that have come since */
 } lc_port;
 
 void lc_port_init(lc_port *port, uint64_t now);
 /* So many paths leave by it from now on. */
-void lc_port_serves(lc_port *port, uint16_t n_paths, uint64_t now);
+void lc_port_serves(lc_port *port, uint16_t n_paths);
 void lc_port_acked(lc_port *port, const lc_port_ack *ack);
 /* The same where it has one path, whose own law sends at `rate` (bytes/s): it is only bounded.
  * Returns whether a test of its loss has held that law back for nothing. */
 int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate);
-/* Packets of packet_bytes that may go now; at most want. n_paths: of those that have some. */
-uint32_t lc_port_room(lc_port *port, uint64_t now, uint32_t want, uint32_t packet_bytes,
-                      uint32_t n_paths);
-void lc_port_spend(lc_port *port, uint64_t now, double bytes);
-/* Nanoseconds until a packet may go; 0: now. */
-uint64_t lc_port_delay(const lc_port *port, uint64_t now, uint32_t packet_bytes);
+/* Bytes/s below which it never goes. */
+double lc_port_least(const lc_port *port);
+lc_port_known lc_port_tell(const lc_port *port);
+/* Goes on with what another has found. */
+void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now);
 
 #endif

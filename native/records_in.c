@@ -9,6 +9,9 @@
 #include "silence.h"
 
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
+/* Of a path's round trip a port believes so much at once, and more only up to so many times the
+ * least of its paths. */
+static const int64_t PORT_RTT_NS = 500000000, PORT_RTTS = 8;
 
 static int is_message(const lc_record *r) {
     return r->slot == LC_SLOT_MESSAGE;
@@ -354,12 +357,31 @@ static void jump(lc_path *p, const lc_record *r) {
     p->probe_ns = 0;
 }
 
+/* Round trip of a path, as the port believes it: all paths share the port, and a peer may delay its
+ * acknowledgements, or invent their age. */
+static uint64_t port_rtt_ns(const lc_path *p) {
+    const lc_interface *via = p->interface;
+    int64_t rtt = lc_measure_rtt_ns(&p->pace.measure), least = INT64_MAX;
+    if (rtt <= PORT_RTT_NS || via->n_far < 2)
+        return (uint64_t)rtt;
+    for (uint16_t i = 0; i < via->n_paths; i++) {
+        const lc_path *other = via->paths[i];
+        if (other == p || other->pace.same_host || !other->pace.measure.rtt.known)
+            continue;
+        int64_t found = lc_measure_rtt_ns(&other->pace.measure);
+        least = found < least ? found : least;
+    }
+    if (least == INT64_MAX || least < PORT_RTT_NS / PORT_RTTS)
+        least = PORT_RTT_NS / PORT_RTTS;
+    return (uint64_t)(rtt / PORT_RTTS < least ? rtt : PORT_RTTS * least);
+}
+
 /* taken: packets that came, with late ones. */
 static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     double bytes = p->pace.packet_bytes;
     return (lc_port_ack){.now = ack->now,
                          .sent_ns = ack->now - ack->elapsed_ns,
-                         .rtt_ns = (uint64_t)lc_measure_rtt_ns(&p->pace.measure),
+                         .rtt_ns = port_rtt_ns(p),
                          .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
                          .moved = bytes * ack->moved,
                          .taken = bytes * taken,
@@ -368,14 +390,15 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t 
 
 /* Its own law leaves the queue that all paths meet to the port's. */
 static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
-    lc_port *port = &p->interface->port;
-    if (p->pace.renewed != port->renewed) {
-        p->pace.renewed = port->renewed;
+    lc_uplink *uplink = &p->interface->uplink;
+    uint32_t renewed = lc_uplink_renewed(uplink);
+    if (p->pace.renewed != renewed) {
+        p->pace.renewed = renewed;
         lc_measure_forget(&p->pace.measure);
     }
-    lc_pace_acked(&p->pace, ack, 1, port->low_ns);
+    lc_pace_acked(&p->pace, ack, 1, uplink->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
-    lc_port_acked(port, &told);
+    lc_uplink_acked(uplink, &told);
 }
 
 /* By itself, or beside others that know nothing of it but what all of them deliver. */
@@ -388,7 +411,7 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     if (!lc_leaves_by_port(p))
         return;
     lc_port_ack told = of_port(p, ack, taken);
-    if (lc_port_bound(&via->port, &told, lc_pace_rate(&p->pace)))
+    if (lc_uplink_bound(&via->uplink, &told, lc_pace_rate(&p->pace)))
         lc_pace_start(&p->pace);
 }
 

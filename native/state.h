@@ -32,10 +32,10 @@
 #include "pace.h"
 #include "packet_size.h"
 #include "pieces.h"
-#include "port.h"
 #include "recovery.h"
 #include "seal.h"
 #include "shared_rate.h"
+#include "uplink.h"
 #include "waiter.h"
 #include "wire.h"
 
@@ -196,7 +196,7 @@ struct lc_interface {
     uint16_t n_paths;
     uint16_t n_far;             /* of those, to other hosts */
     uint16_t turn;              /* the path that sends first in this turn of the loop */
-    lc_port port;               /* what its paths to other hosts may send together, */
+    lc_uplink uplink;           /* what its paths to other hosts may send together, */
     int paces_port;             /* if that is bounded */
     uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
@@ -302,8 +302,10 @@ struct lc_host {
     lc_path *paths;          /* by process */
     uint64_t session;
     lc_sealing sealing;
-    uint8_t *unsealed;   /* a datagram that was sealed; NULL: none are */
-    lc_oob_ring *oob;    /* NULL: there are none, and what looks like one is malformed */
+    uint64_t address_key;         /* of what its socket is bound to */
+    lc_uplink_rank *uplink_ranks; /* that share its uplink */
+    uint8_t *unsealed;            /* a datagram that was sealed; NULL: none are */
+    lc_oob_ring *oob;             /* NULL: there are none, and what looks like one is malformed */
     double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;        /* of this turn of the loop */
     uint64_t came_ns;    /* when the kernel got the datagram that is looked at, */
@@ -438,7 +440,7 @@ static inline int lc_leaves_by_port(const lc_path *p) {
 }
 /* by the port's law: of a path that has the port for itself, its own law finds the rate. */
 static inline int lc_shares_port(const lc_path *p) {
-    return lc_leaves_by_port(p) && p->interface->n_far > 1;
+    return lc_leaves_by_port(p) && (p->interface->n_far > 1 || p->interface->uplink.own);
 }
 /* How long packets that came may wait for an acknowledgement. On a slow path each would else have
  * one of its own, and they share the port with data. */

@@ -378,7 +378,7 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
         lc_pace_limited(&p->pace);
     if (!may || !lc_leaves_by_port(p))
         return may;
-    may = lc_port_room(&p->interface->port, h->now, may, packet_bytes, p->interface->n_sending);
+    may = lc_uplink_room(&p->interface->uplink, h->now, may, packet_bytes, p->interface->n_sending);
     if (!may && !lc_shares_port(p))
         lc_pace_limited(&p->pace);
     return may;
@@ -401,7 +401,7 @@ static int serve(lc_host *h, lc_path *p) {
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
     if (lc_leaves_by_port(p))
-        lc_port_spend(&p->interface->port, h->now, (double)sent * bytes);
+        lc_uplink_spend(&p->interface->uplink, h->now, (double)sent * bytes);
     lc_note_sent(h, p);
     list_remove(p, out);
     if (!has_more(out))

@@ -19,12 +19,12 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.runtime.world.view_agreement import View
+from lossycoll.runtime.world.messages import View
 
 ADDRESS = "127.0.0.1"
 TOLD = struct.Struct("!id")
@@ -44,10 +44,12 @@ class Listener:
     def on_bye(self, rank: int, seq: int, why: str) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
-    def on_beat(self) -> None: ...
+    def on_differs(self, how: str) -> None: ...
+    def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None: ...
+    def on_round(self) -> None: ...
     def call_at(self, seq: int) -> str | None: ...
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return {}
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:
@@ -91,10 +93,19 @@ def free_ports(count: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time of a process's threads so far."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as stat:
+            total += int(stat.read().split()[0])
+    return total / 1e9
+
+
+def memory_bytes(pid: int) -> int:
+    """Memory that is a process's own."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as maps:
+        lines = [line.split() for line in maps if line.startswith("Private_")]
+    return 1024 * sum(int(line[1]) for line in lines)
 
 
 def hear(pipe: int, what: int, count: int, seconds: float) -> list[float]:
@@ -130,14 +141,18 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
                 os._exit(1)
         pids.append(pid)
     time.sleep(1 + members / 50)
-    begin = time.monotonic()
+    begin, at_first = time.monotonic(), cpu_seconds(pids[0])
+    memory = memory_bytes(pids[0])
     os.close(gone_off)
     os.close(go)
     try:
         met = hear(read, -1, members, 150)
         if len(met) < members:
             raise RuntimeError(f"only {len(met)} of {members} have met")
+        start = cpu_seconds(pids[0]) - at_first
         time.sleep(2)
+        memory = memory_bytes(pids[0]) - memory
+        descriptors = len(os.listdir(f"/proc/{pids[0]}/fd"))
         before, since = sum(map(cpu_seconds, pids)), time.monotonic()
         coordinator_before = cpu_seconds(pids[0])
         time.sleep(seconds)
@@ -146,7 +161,7 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
         coordinator_share = (cpu_seconds(pids[0]) - coordinator_before) / spent
         noticed = {}
         for gone, (name, victim) in enumerate((("other", members - 1), ("coordinator", 0)), 1):
-            killed = time.monotonic()
+            killed, spends = time.monotonic(), cpu_seconds(pids[0])
             os.kill(pids[victim], signal.SIGKILL)
             told = hear(read, victim, members - gone, 3 * liveness)
             if len(told) < members - gone:
@@ -157,6 +172,8 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
                 "longest_ms": round(times[-1], 1),
             }
             time.sleep(1)
+            if victim:
+                noticed[name]["coordinator_ms"] = round(1e3 * (cpu_seconds(pids[0]) - spends), 1)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -171,6 +188,9 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
         "met_s": round(max(met) - begin, 2),
         "cores": round(share, 4),
         "coordinator_cores": round(coordinator_share, 4),
+        "coordinator_start_s": round(start, 3),
+        "coordinator_memory": memory,
+        "coordinator_descriptors": descriptors,
         "killed": noticed,
     }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "uplink.h"
 #include "wire.h"
 
 enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000, SMALL_BYTES = 256 };
@@ -85,10 +86,11 @@ struct memory_net {
     void *rename_context;
     uint64_t step_ns;
     memory_counts counts;
-    packet *free[2];        /* for all, and small ones */
-    memory_link **links;    /* by rank */
-    memory_path *paths;     /* by the place that they are from, and to */
-    memory_port *up, *down; /* by place */
+    packet *free[2];         /* for all, and small ones */
+    memory_link **links;     /* by rank */
+    lc_uplink_board *boards; /* by rank, where they share memory */
+    memory_path *paths;      /* by the place that they are from, and to */
+    memory_port *up, *down;  /* by place */
 };
 
 static uint64_t time_of(const memory_net *net) {
@@ -502,6 +504,11 @@ static int is_here(const lc_link *link, uint16_t peer) {
     return of_const(link)->net->same_host || link->local;
 }
 
+static const lc_uplink_board *board(const lc_link *link, uint16_t peer) {
+    const memory_net *net = of_const(link)->net;
+    return net->boards ? &net->boards[peer] : NULL;
+}
+
 static void info(const lc_link *link, lc_link_info *info) {
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank),
                            .payload_bytes = (uint16_t)(link->packet_max - LC_HEADER_BYTES)};
@@ -559,6 +566,7 @@ static const lc_link_ops memory_ops = {.name = "memory",
                                        .set_peer = set_peer,
                                        .is_here = is_here,
                                        .go_singly = go_singly,
+                                       .board = board,
                                        .info = info,
                                        .credits = credits,
                                        .send = send_runs,
@@ -581,6 +589,7 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
                         .aggregates = !net->local_payload,
                         .payload_bytes = net->local_payload,
                         .local = net->local_payload > 0};
+    l->link.board = net->boards ? &net->boards[rank] : NULL;
     l->net = net;
     l->rank = rank;
     l->singly = zeros(net->size, 1);
@@ -633,6 +642,7 @@ void memory_net_free(memory_net *net) {
     free(net->zeros);
     free(net->place);
     free(net->links);
+    free(net->boards);
     free(net->paths);
     free(net->up);
     free(net->down);
@@ -657,6 +667,7 @@ void memory_set_wire(memory_net *net, uint32_t bytes) {
 
 void memory_set_local(memory_net *net, uint32_t payload_bytes) {
     net->local_payload = payload_bytes;
+    net->boards = zeros(net->size, sizeof *net->boards);
 }
 
 void memory_forget_payloads(memory_net *net) {

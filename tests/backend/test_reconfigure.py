@@ -269,6 +269,20 @@ def bad_handles(member: Member) -> Any:
     return member.total() == ALL
 
 
+def options_that_differ_later(member: Member) -> Any:
+    """The first group had the same everywhere; they are read again for each group."""
+    handles = all_together(member)
+    if member.first_rank == 1:
+        os.environ["LOSSYCOLL_REPAIR"] = "1"
+    with pytest.raises(lossycoll.LossyError, match="repair"):
+        member.meet(2, handles)
+    with pytest.raises(lossycoll.ClosedError, match="reconfiguration 2 failed"):
+        member.total()
+    os.environ.pop("LOSSYCOLL_REPAIR", None)
+    all_together(member, 3)
+    return member.total() == ALL
+
+
 SITUATIONS: tuple[Callable[[Member], Any], ...] = (
     basic,
     then_all_reduce,
@@ -292,6 +306,7 @@ SITUATIONS: tuple[Callable[[Member], Any], ...] = (
     twice_at_once,
     other_lists,
     bad_handles,
+    options_that_differ_later,
 )
 
 
@@ -393,6 +408,33 @@ def rank_by_torch(rank: int, world: int) -> Any:
 @pytest.mark.skipif(not HAS_BACKENDS, reason="torch 2.13 can't ask for it")
 def test_by_torch_distributed() -> None:
     assert run_good(rank_by_torch, 2) == [(1, 2, 1, 6.0), (0, 2, 0, 6.0)]
+
+
+def rank_names(rank: int, world: int) -> Any:
+    """Rank 0 has made two more groups before rank 1 comes."""
+    init(enable_reconfigure=True)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"handle/{rank}", dist._get_reconfigure_handle())
+    await_ranks("handle", range(world))
+    if rank == 0:
+        dist._reconfigure(1, [dist._get_reconfigure_handle()]).wait()
+        for _ in range(2):
+            dist.new_group([0])
+    handles = [store.get(f"handle/{each}").decode() for each in range(world)]
+    dist._reconfigure(2, handles).wait()
+    name = dist.new_group().group_name
+    store.set(f"named/{rank}", "")
+    await_ranks("named", range(world))
+    dist.destroy_process_group()
+    return name
+
+
+@pytest.mark.skipif(not HAS_BACKENDS, reason="torch 2.13 can't ask for it")
+def test_torch_names_a_newcomers_groups_otherwise() -> None:
+    """Why ElasticWorld makes the default group again: docs/rejoin.md. If this fails, torch has
+    mended it."""
+    survivors, newcomers = run_good(rank_names, 2)
+    assert survivors != newcomers
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,13 @@ static uint64_t now_of(void *context) {
     return test_now;
 }
 
-static const lc_clock test_clock = {now_of, now_of, NULL};
+static uint64_t test_day; /* 0: as test_now */
+
+static uint64_t day_of(void *context) {
+    return test_day ? test_day : now_of(context);
+}
+
+static const lc_clock test_clock = {now_of, day_of, NULL};
 
 static struct {
     int error;         /* of every send; 0: they work */
@@ -100,6 +106,25 @@ static int fake_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struc
     (void)t;
     errno = kernel.batch_error ? kernel.batch_error : EAGAIN;
     return -1;
+}
+
+static uint64_t test_stamp;
+
+/* One datagram, with the time at which the kernel got it. */
+static int stamped_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struct timespec *t) {
+    struct timespec stamp = {(time_t)(test_stamp / SECOND), (long)(test_stamp % SECOND)};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m->msg_hdr);
+    (void)fd;
+    (void)n;
+    (void)flags;
+    (void)t;
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_TIMESTAMPNS;
+    c->cmsg_len = CMSG_LEN(sizeof stamp);
+    memcpy(CMSG_DATA(c), &stamp, sizeof stamp);
+    m->msg_hdr.msg_controllen = CMSG_SPACE(sizeof stamp);
+    m->msg_len = PACKET;
+    return 1;
 }
 
 static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmmsg, fake_recvmsg};
@@ -358,6 +383,34 @@ static void test_batching_refused(void) {
     kernel.batch_error = ENOSYS;
     CHECK(lc_link_receive(link, arrivals, 8) == 0 && kernel.received == 2);
     CHECK(is_event(link, LC_EVENT_REFUSED, ENOSYS, -1));
+    lc_link_close(link);
+}
+
+/* The time of day may be set between a packet's stamp and its reading, or stand still. */
+static void test_stamps(void) {
+    const lc_udp_calls calls = {fake_sendmmsg, fake_sendmsg, stamped_recvmmsg, fake_recvmsg};
+    const uint64_t day = 1000 * SECOND;
+    const struct {
+        uint64_t now, stamp, came; /* 0: the stamp isn't believed */
+    } cases[] = {
+        {20 * SECOND, day - MS, 20 * SECOND - MS}, /* right */
+        {20 * SECOND, day + MS, 0},                /* set back since */
+        {20 * SECOND, day + 3600 * SECOND, 0},
+        {20 * SECOND, day - 3600 * SECOND, 0}, /* set forward since */
+        {20 * SECOND, 5, 0},                   /* it stands still */
+        {MS, day - 2 * MS, 0},                 /* before the machine started */
+    };
+    lc_link *link = open_link(0, &calls);
+    lc_arrival arrival;
+    CHECK(active_of(link) & LC_STAMPS);
+    test_day = day;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_now = cases[i].now;
+        test_stamp = cases[i].stamp;
+        CHECK(lc_link_receive(link, &arrival, 1) == 1);
+        CHECK_AT(arrival.came_ns == cases[i].came, "case %zu", i);
+    }
+    test_day = 0;
     lc_link_close(link);
 }
 
@@ -721,6 +774,7 @@ int main(void) {
     test_forgotten();
     test_singly();
     test_batching_refused();
+    test_stamps();
     test_path_mtu();
     test_peers();
     test_here();

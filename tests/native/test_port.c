@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "port.h"
+#include "uplink.h"
 
 enum { PACKET = 1452, STEP_NS = 1000000, RTT_STEPS = 20 };
 
@@ -20,14 +20,14 @@ typedef struct {
         int64_t queue_ns;
     } way[RTT_STEPS];
     double moved, taken; /* bytes so far */
-    lc_port port;
+    lc_uplink port;
 } uplink;
 
 static void forward(uplink *u, int slot) {
     double room = u->bucket_s > 0 ? u->tokens : u->bytes_per_s * u->queue_s - u->waits;
     double sent = 0, came = 0;
-    while (lc_port_room(&u->port, u->now, 1, PACKET, 1)) {
-        lc_port_spend(&u->port, u->now, PACKET);
+    while (lc_uplink_room(&u->port, u->now, 1, PACKET, 1)) {
+        lc_uplink_spend(&u->port, u->now, PACKET);
         sent += PACKET;
         if (room < PACKET)
             continue;
@@ -51,13 +51,13 @@ static void pass(uplink *u, double seconds) {
     for (; u->now < end; u->now += STEP_NS) {
         int slot = (int)(u->now / STEP_NS % RTT_STEPS);
         if (u->way[slot].moved > 0)
-            lc_port_acked(&u->port, &(lc_port_ack){.now = u->now,
-                                                   .sent_ns = u->now - RTT_STEPS * STEP_NS,
-                                                   .rtt_ns = (uint64_t)RTT_STEPS * STEP_NS,
-                                                   .queue_ns = u->way[slot].queue_ns,
-                                                   .moved = u->way[slot].moved,
-                                                   .taken = u->way[slot].taken,
-                                                   .packet = PACKET});
+            lc_uplink_acked(&u->port, &(lc_port_ack){.now = u->now,
+                                                     .sent_ns = u->now - RTT_STEPS * STEP_NS,
+                                                     .rtt_ns = (uint64_t)RTT_STEPS * STEP_NS,
+                                                     .queue_ns = u->way[slot].queue_ns,
+                                                     .moved = u->way[slot].moved,
+                                                     .taken = u->way[slot].taken,
+                                                     .packet = PACKET});
         u->moved += u->way[slot].moved;
         u->taken += u->way[slot].taken;
         double carried = u->bytes_per_s * 1e-9 * STEP_NS;
@@ -71,7 +71,7 @@ static void pass(uplink *u, double seconds) {
 
 static uplink begin(double mbit) {
     uplink u = {.bytes_per_s = mbit * 125000, .queue_s = 0.025, .now = 1000000000u};
-    lc_port_init(&u.port, u.now);
+    lc_uplink_init(&u.port, u.now);
     return u;
 }
 
@@ -133,7 +133,7 @@ static void test_long_bucket(void) {
     uplink u = begin(100);
     u.bucket_s = 0.1;
     pass(&u, 5);
-    CHECK(u.port.cap_found > 0); /* it is met */
+    CHECK(u.port.law.cap_found > 0); /* it is met */
     pass(&u, 20);
     check(&u, 20, 0.03, "a bucket of 100 ms");
 }
@@ -147,60 +147,60 @@ static void test_calls(void) {
     u.off_ns = 15 * STEP_NS;
     u.queue_s = 0.01;
     pass(&u, 2);
-    double right = u.port.rate;
-    u.port.rate *= 1.3;
+    double right = u.port.law.rate;
+    u.port.law.rate *= 1.3;
     pass(&u, 0.5);
     CHECK(u.moved > 1.001 * u.taken); /* it loses for it */
     pass(&u, 2.5);
     pass(&u, 5);
     double lost = 1 - u.taken / u.moved;
-    CHECK_AT(lost < 0.005, "%.3f lost in calls, at %.2f", lost, u.port.rate / right);
-    CHECK_AT(u.port.rate > 0.9 * right, "%.2f of the rate", u.port.rate / right);
+    CHECK_AT(lost < 0.005, "%.3f lost in calls, at %.2f", lost, u.port.law.rate / right);
+    CHECK_AT(u.port.law.rate > 0.9 * right, "%.2f of the rate", u.port.law.rate / right);
 }
 
 /* Paths that hold themselves back leave the port's rate as it is: when they no longer do, it sends
  * no more than before. */
 static void test_slow_paths(void) {
     uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
-    lc_port p;
-    lc_port_init(&p, now);
-    p.rate = 5e6;
+    lc_uplink p;
+    lc_uplink_init(&p, now);
+    p.law.rate = 5e6;
     for (int i = 0; i < 400; i++) {
         now += STEP_NS;
-        lc_port_spend(&p, now, 2 * PACKET);
-        lc_port_acked(&p, &(lc_port_ack){.now = now,
-                                         .sent_ns = now - rtt,
-                                         .rtt_ns = rtt,
-                                         .moved = PACKET,
-                                         .taken = PACKET,
-                                         .packet = PACKET});
+        lc_uplink_spend(&p, now, 2 * PACKET);
+        lc_uplink_acked(&p, &(lc_port_ack){.now = now,
+                                           .sent_ns = now - rtt,
+                                           .rtt_ns = rtt,
+                                           .moved = PACKET,
+                                           .taken = PACKET,
+                                           .packet = PACKET});
     }
-    CHECK_AT(p.rate <= 5e6, "%.0f", p.rate);
+    CHECK_AT(p.law.rate <= 5e6, "%.0f", p.law.rate);
     CHECK_AT(p.gate.bytes_per_s < 1.05 * 5e6, "%.0f", p.gate.bytes_per_s);
 }
 
 /* Delays that wander look like a queue. What is too much for a port makes a longer one. */
 static double rate_after_trial(int64_t queue_ns) {
     uint64_t begin = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
-    lc_port p;
-    lc_port_init(&p, begin);
-    p.rtt_ns = rtt;
-    p.heard_ns = p.tried_ns = begin;
-    p.tried_to_ns = UINT64_MAX;
-    p.rate = p.tried_from = 5e6;
-    p.trial = 0.25;
+    lc_uplink p;
+    lc_uplink_init(&p, begin);
+    p.law.rtt_ns = rtt;
+    p.law.heard_ns = p.law.tried_ns = begin;
+    p.law.tried_to_ns = UINT64_MAX;
+    p.law.rate = p.law.tried_from = 5e6;
+    p.law.trial = 0.25;
     for (uint64_t now = begin; now <= begin + 4 * rtt; now += STEP_NS) {
-        p.held = 1;
-        lc_port_acked(&p, &(lc_port_ack){.now = now,
-                                         .sent_ns = now - rtt,
-                                         .rtt_ns = rtt,
-                                         .queue_ns = queue_ns,
-                                         .moved = 5e-3 * STEP_NS,
-                                         .taken = 5e-3 * STEP_NS,
-                                         .packet = PACKET});
+        p.law.held = 1;
+        lc_uplink_acked(&p, &(lc_port_ack){.now = now,
+                                           .sent_ns = now - rtt,
+                                           .rtt_ns = rtt,
+                                           .queue_ns = queue_ns,
+                                           .moved = 5e-3 * STEP_NS,
+                                           .taken = 5e-3 * STEP_NS,
+                                           .packet = PACKET});
     }
-    CHECK(p.tried_from <= 0 || p.tried_ns > begin); /* it has been judged */
-    return p.rate;
+    CHECK(p.law.tried_from <= 0 || p.law.tried_ns > begin); /* it has been judged */
+    return p.law.rate;
 }
 
 static void test_delays_that_wander(void) {
@@ -213,20 +213,20 @@ static void test_delays_that_wander(void) {
 static void test_small_calls(void) {
     uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
     for (int held = 0; held < 2; held++) {
-        lc_port p;
-        lc_port_init(&p, now);
+        lc_uplink p;
+        lc_uplink_init(&p, now);
         for (int i = 0; i < 400; i++) {
             now += STEP_NS;
-            p.held |= held;
-            lc_port_acked(&p, &(lc_port_ack){.now = now,
-                                             .sent_ns = now - rtt,
-                                             .rtt_ns = rtt,
-                                             .queue_ns = 6000000,
-                                             .moved = 3 * PACKET,
-                                             .taken = 3 * PACKET,
-                                             .packet = PACKET});
+            p.law.held |= held;
+            lc_uplink_acked(&p, &(lc_port_ack){.now = now,
+                                               .sent_ns = now - rtt,
+                                               .rtt_ns = rtt,
+                                               .queue_ns = 6000000,
+                                               .moved = 3 * PACKET,
+                                               .taken = 3 * PACKET,
+                                               .packet = PACKET});
         }
-        CHECK_AT((p.rate > 0) == held, "held %d: %.0f", held, p.rate);
+        CHECK_AT((p.law.rate > 0) == held, "held %d: %.0f", held, p.law.rate);
     }
 }
 
@@ -235,7 +235,7 @@ static void test_random_loss_that_ends(void) {
     uplink u = begin(100);
     u.loss = 0.2;
     pass(&u, 5);
-    CHECK_AT(u.port.overrun.lost > 0.1, "%.2f", u.port.overrun.lost);
+    CHECK_AT(u.port.law.overrun.lost > 0.1, "%.2f", u.port.law.overrun.lost);
     u.loss = 0;
     u.bucket_s = 0.005;
     pass(&u, 20);
@@ -268,20 +268,20 @@ static void test_two_windows(void) {
 static double alone(double carries, double lost) {
     uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
     double law = 15e6, rate = law;
-    lc_port p;
-    lc_port_init(&p, now);
-    lc_port_serves(&p, 1, now);
-    CHECK(lc_port_room(&p, now, 64, PACKET, 1) == 64); /* nothing holds a start back */
+    lc_uplink p;
+    lc_uplink_init(&p, now);
+    lc_uplink_serves(&p, 1, now);
+    CHECK(lc_uplink_room(&p, now, 64, PACKET, 1) == 64); /* nothing holds a start back */
     for (int i = 0; i < 10000; i++) {
         double gate = p.gate.bytes_per_s, moved = rate * 1e-9 * STEP_NS;
-        lc_port_bound(&p,
-                      &(lc_port_ack){.now = now += STEP_NS,
-                                     .rtt_ns = rtt,
-                                     .queue_ns = -1,
-                                     .moved = moved,
-                                     .taken = fmin(moved, carries * 1e-9 * STEP_NS) * (1 - lost),
-                                     .packet = PACKET},
-                      law);
+        lc_uplink_bound(&p,
+                        &(lc_port_ack){.now = now += STEP_NS,
+                                       .rtt_ns = rtt,
+                                       .queue_ns = -1,
+                                       .moved = moved,
+                                       .taken = fmin(moved, carries * 1e-9 * STEP_NS) * (1 - lost),
+                                       .packet = PACKET},
+                        law);
         rate = gate > 0 && gate < law ? gate : law;
     }
     return rate / carries;

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from . import collective, moshpit, training
+from . import collective, control, moshpit, training
 
-PARTS: Final = {"collective": collective, "training": training, "moshpit": moshpit}
+PARTS: Final = {
+    "collective": collective,
+    "training": training,
+    "moshpit": moshpit,
+    "control": control,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -51,25 +51,29 @@ class RankStates:
     """The table of one world or group: the state of each rank."""
 
     def __init__(self, world: int) -> None:
-        self._states = [RankState.PRESENT] * world
+        self._world = world
+        self._others: dict[int, RankState] = {}
+        """The ranks that aren't PRESENT: few of many."""
 
     def __getitem__(self, rank: int) -> RankState:
-        return self._states[rank]
+        return self._others.get(rank, RankState.PRESENT)
 
     def move(self, rank: int, news: RankState) -> bool:
         """Takes ``news`` of a rank. False: it changes nothing."""
-        before, after = self._states[rank], next_state(self._states[rank], news)
-        self._states[rank] = after
+        before, after = self[rank], next_state(self[rank], news)
+        if before != after:
+            self._others[rank] = after
         return before != after
 
     def is_present(self, rank: int) -> bool:
-        return self._states[rank] == RankState.PRESENT
+        return rank not in self._others
 
     def is_lost(self, rank: int) -> bool:
         """True if a rank was given up, for whichever reason."""
-        return self._states[rank] in LOST_STATES
+        return self[rank] in LOST_STATES
 
     def ranks(self, states: Iterable[RankState]) -> set[int]:
         """The ranks in one of ``states``."""
         wanted = {*states}
-        return {rank for rank, state in enumerate(self._states) if state in wanted}
+        some = range(self._world) if RankState.PRESENT in wanted else self._others
+        return {rank for rank in some if self[rank] in wanted}

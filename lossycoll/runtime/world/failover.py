@@ -62,7 +62,9 @@ class Succession:
 
     def succeed(self) -> bool:
         """True if the coordinator is another one from now on, since the last one is gone."""
-        before, self.coordinator = self.coordinator, min([*self.others, self._rank])
+        before = self.coordinator
+        while self.is_gone(self.coordinator):  # for good, so the next one is a higher rank
+            self.coordinator += 1
         return before != self.coordinator
 
     def follow(self) -> Follow:

@@ -20,6 +20,9 @@ PROBE_SECONDS: Final = (0.002, 1.0)
 less often; and for how long. Its port may be open for a moment longer than its connections."""
 ARRIVAL_SECONDS: Final = 0.02
 """Time for a rank to connect with a new coordinator before it is looked for."""
+ARRIVAL_EACH: Final = 0.001
+"""The same for each rank that connects, since each takes the coordinator's time. Questions would
+take as much again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,18 @@ class FailureDetector:
         """
         return self._woke is not None
 
-    def watch(self, ranks: Iterable[int], now: float, *, expected: bool, pause: float) -> None:
+    def watch(self, ranks: Iterable[int], now: float, *, expected: int, pause: float) -> None:
         """From now on judges ``ranks``, and nobody else. ``ranks``: who is judged, as if heard just
-        now. ``expected``: whether they are to connect here now, and so are looked for until heard.
+        now. ``expected``: ranks of a world whose coordinator is new, so that those that are judged
+        are looked for until heard; 0: it isn't.
         """
         self._heard = dict.fromkeys(ranks, now)
         self._pause = pause
         self._searches = {}
         if expected:
-            first = ARRIVAL_SECONDS
-            self._searches = {r: _Search(now, now + first, first, True) for r in self._heard}
+            first = max(ARRIVAL_SECONDS, ARRIVAL_EACH * expected)
+            begin = now + first - ARRIVAL_SECONDS
+            self._searches = {r: _Search(begin, now + first, first, True) for r in self._heard}
         self._plan(now)
 
     def forget(self, rank: int) -> None:

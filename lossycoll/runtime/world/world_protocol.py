@@ -149,7 +149,7 @@ class WorldProtocol:
     def begin(self) -> None:
         """Judges and connects from now on."""
         now = self._heard_coordinator = self._clock()
-        self._watch(now, expected=False)
+        self._watch(now, succeeds=False)
         self._sockets.follow(
             None if self._succession.is_coordinator else self._succession.coordinator, now
         )
@@ -433,7 +433,7 @@ class WorldProtocol:
             self._states.move(rank, RankState.LOST)
             self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
-            self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
+            self._detector.watch((), self._clock(), expected=0, pause=self.liveness)
         elif not self._succession.lose(rank, ended=ended):
             return
         if rank != self.rank:
@@ -453,7 +453,7 @@ class WorldProtocol:
         now = self._clock()
         self._heard_coordinator = now
         self._renew_at = self._rekey_at = NEVER
-        self._watch(now, expected=True)
+        self._watch(now, succeeds=True)
         if not self._succession.is_coordinator:
             self._welcomed = set()
             self._sockets.follow(self._succession.coordinator, now)
@@ -468,9 +468,10 @@ class WorldProtocol:
         for membership in self.groups:
             membership.on_round()
 
-    def _watch(self, now: float, *, expected: bool) -> None:
-        """The coordinator judges all, the others the coordinator."""
+    def _watch(self, now: float, *, succeeds: bool) -> None:
+        """The coordinator judges all, the others the coordinator. ``succeeds``: it is a new one."""
         interval = self._detector.interval
+        expected = self.world if succeeds else 0
         if self._succession.is_coordinator:
             others = self._succession.others
             self._detector.watch(others, now, expected=expected, pause=interval)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from lossycoll.runtime.world.failure_detector import (
+    ARRIVAL_EACH,
     ARRIVAL_SECONDS,
     PROBE_SECONDS,
     FailureDetector,
@@ -18,7 +19,7 @@ LIVENESS = 8.0
 HEARTBEAT = LIVENESS / 8
 
 
-def detector(ranks: list[int], *, expected: bool = False) -> FailureDetector:
+def detector(ranks: list[int], *, expected: int = 0) -> FailureDetector:
     made = FailureDetector(LIVENESS, 100.0)
     made.watch(ranks, 100.0, expected=expected, pause=HEARTBEAT)
     return made
@@ -104,7 +105,7 @@ def test_a_broken_connection_has_its_rank_looked_for_ever_less_often_and_not_for
 
 
 def test_who_is_expected_is_looked_for_until_it_is_heard() -> None:
-    made = detector([1, 2], expected=True)
+    made = detector([1, 2], expected=3)
     assert made.tick(100.0).doubtful == ()
     made.heard(1, 100.01)
     assert made.tick(100.0 + ARRIVAL_SECONDS).doubtful == (2,)
@@ -112,11 +113,17 @@ def test_who_is_expected_is_looked_for_until_it_is_heard() -> None:
     assert made.tick(100.2).doubtful == ()
 
 
+def test_a_coordinator_of_many_is_looked_for_later() -> None:
+    made = detector([1], expected=500)
+    assert made.tick(100.0 + ARRIVAL_SECONDS).doubtful == ()
+    assert made.tick(100.0 + 500 * ARRIVAL_EACH).doubtful == (1,)
+
+
 def test_nobody_else_is_judged() -> None:
     made = detector([1])
     made.heard(5, 101)
     assert made.watched == {1}
-    made.watch([2, 3], 101.0, expected=False, pause=HEARTBEAT)
+    made.watch([2, 3], 101.0, expected=0, pause=HEARTBEAT)
     assert run(made, 101, 101 + LIVENESS, []).silent.keys() == {2, 3}
 
 

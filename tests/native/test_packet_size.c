@@ -231,7 +231,9 @@ static void test_a_first_call(int sample) {
     for (int i = 0; i < (sample ? 2 : 5); i++)
         for (int k = 0; k < 3; k++) {
             uint32_t known = carries[k] ? (carries[k] - LC_HEADER_BYTES) / 64 * 64 : USUAL;
-            double plain = first_seconds(bytes[i], known, 0, carries[k]);
+            /* A start takes another course with packets of another size, by up to a third. */
+            double plain = fmax(first_seconds(bytes[i], known, 0, carries[k]),
+                                first_seconds(bytes[i], USUAL, 0, 0));
             double added = first_seconds(bytes[i], USUAL, 1, carries[k]) - plain;
             double trips = added / (1e-3 * USUALLY.rtt_ms);
             CHECK_AT(trips <= 1, "%.0f bytes, %u carried: %.2f round trips more", bytes[i],

@@ -11,7 +11,7 @@ static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
 static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
 static const uint32_t AGAIN = 8;     /* after so many windows, and then twice as many */
 static const double HALF = 0.5;
-static const double FADES = 0.25;    /* share of the way to a lower loss that a window goes */
+static const double FADES = 0.25; /* share of the way to a lower loss that a window goes */
 
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->from_ns = from_ns;

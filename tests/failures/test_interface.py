@@ -1,4 +1,4 @@
-"""A host's interface drops what is sent together, or is taken away under the ranks."""
+"""A host's interface drops what is sent together."""
 
 from __future__ import annotations
 

@@ -90,19 +90,6 @@ class Routed:
         for router in self._routers:
             _run("ip", "-n", router, "link", "set", "far", "mtu", str(mtu))
 
-    def drop_aggregates(self) -> None:
-        """Routers drop what is larger than their interfaces' MTU before they cut it, in silence."""
-        for router in self._routers:
-            _inside(router, "nft", "add table ip whole")
-            chain = "{ type filter hook forward priority 0; policy accept; }"
-            _inside(router, "nft", f"add chain ip whole through {chain}")
-            _inside(router, "nft", "add rule ip whole through meta length > 1500 counter drop")
-
-    def dropped_aggregates(self) -> int:
-        """How many were dropped, by all."""
-        listed = [_inside(name, "nft", "list chain ip whole through") for name in self._routers]
-        return sum(int(re.findall(r"packets (\d+)", text)[0]) for text in listed)
-
     def too_large(self) -> int:
         """Packets that a router has dropped for their size."""
         total = 0
@@ -236,17 +223,3 @@ def test_calls_work_after_a_router_carries_less(routed: Routed, tmp_path: Path) 
         assert seen.right
         assert seen.missing[0] == sum(seen.missing[-4:]) == 0
         _is_said_once(rank, seen, 1500, 1280)
-
-
-@pytest.mark.parametrize("routed", [(1500, 1500)], indirect=True)
-def test_calls_work_where_what_is_sent_together_vanishes(routed: Routed) -> None:
-    routed.drop_aggregates()
-    with _ranks(routed) as ranks:
-        outcomes = ranks.collect(90)
-    assert routed.dropped_aggregates() > 0
-    for rank, seen in enumerate(good(outcomes)):
-        assert seen.right
-        assert sum(seen.missing[-4:]) == 0
-        (line,) = seen.lines
-        assert f"packets to rank {1 - rank} (" in line
-        assert "that are sent together (GSO) vanish, and single ones come" in line

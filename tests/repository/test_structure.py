@@ -51,6 +51,7 @@ LONGER: dict[str, str] = {}
 WITHOUT_SAMPLE = {
     "lab/test_swarm_splits.py",
     "repository/test_slurm.py",
+    "repository/test_torchrun.py",
     "repository/test_trainjob.py",
 }
 """Files whose tests are all long: what they test has its short sample in another file, or needs

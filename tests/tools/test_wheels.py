@@ -43,11 +43,11 @@ def test_faults_of_an_extension_are_found(tmp_path: Path) -> None:
     assert "DT_RUNPATH" in path or "DT_RPATH" in path
     (machine,) = faults_of_extension(compiled(tmp_path, "-s"), PLATFORMS[1])
     assert "EM_X86_64" in machine
-    (home,) = faults_of_extension(
+    homes = faults_of_extension(
         compiled(tmp_path, "-s", source=f'const char *lc_home(void) {{ return "{ROOT}/x"; }}\n'),
         HERE,
     )
-    assert str(ROOT) in home
+    assert any(str(ROOT) in home for home in homes)
     calls = "#include <stdlib.h>\nvoid *lc_some(void) { return malloc(8); }\n"
     (glibc,) = faults_of_extension(compiled(tmp_path, "-s", source=calls), MUSL[0])
     assert "needs glibc 2." in glibc

@@ -186,7 +186,10 @@ def test_a_rank_of_one_host_is_asked_from_the_other(
                     assert find_jobs(None)[0]["ranks"][2]["tells"] is False
                     first = find_jobs(None)[0]["ranks"][0]["control"]
         for namespace, place in ((cable.names[1], first), (cable.names[0], places[2])):
-            found = _asked_in(namespace, place, tmp_path)
+            for _ in range(3):  # a busy machine's rank may answer after the question's deadline
+                found = _asked_in(namespace, place, tmp_path)
+                if all(rank["tells"] for rank in found["ranks"]):
+                    break
             assert _waits_for(found) == [[2], [2], []]
             assert [rank["tells"] for rank in found["ranks"]] == [True] * 3
             assert [rank["control"].partition(":")[0] for rank in found["ranks"]] == [

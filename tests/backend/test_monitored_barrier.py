@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.failure_cases import CALM, QUIET, catch
-from tests.support.harness import Ranks, init, note, run_good
+from tests.support.harness import Ranks, await_ranks, init, note, run_good
 from tests.support.sniffed_job import SECRET
 
 
@@ -186,7 +186,10 @@ def rank_left(rank: int, world: int) -> Any:
     if rank == 2:
         dist.destroy_process_group()
         return None
-    return catch(group.monitored_barrier)
+    caught = catch(group.monitored_barrier)
+    dist.distributed_c10d._get_default_store().set(f"caught/{rank}", "")
+    await_ranks("caught", (0, 1))  # who ended before would have left the group as well
+    return caught
 
 
 def test_a_rank_that_has_left_is_named() -> None:

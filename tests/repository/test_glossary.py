@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# What is read of all sources is kept for all words: by one worker.
+pytestmark = pytest.mark.xdist_group("glossary")
+
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 WRITTEN = {path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md"}

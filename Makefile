@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Tests wait for processes and deadlines a third of their time, so three of them share two cores well.
-WORKERS ?= 3
+# Tests wait for processes and deadlines half of their time, so four of them share two cores well.
+WORKERS ?= 4
 SHARED := --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
 
 # The tests start hundreds of processes. Without bytecode files each would compile the package anew.

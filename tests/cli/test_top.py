@@ -143,7 +143,8 @@ class Terminal:
         def look() -> bool:
             with contextlib.suppress(BlockingIOError):
                 self._seen += os.read(self._screen, 1 << 16).decode(errors="replace")
-            plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._seen)
+            frames = self._seen.replace("\x1b[H", "\n")  # the last line stays open
+            plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
             if text not in plain:
                 return False
             self.lines = plain.splitlines()

@@ -22,17 +22,14 @@ def main() -> None:
         dist.all_reduce(tensor)
     stats = lossycoll.stats()
     peer = stats.peers[1 - rank]
-    print(
-        json.dumps(
-            {
-                "rate": peer.rate,
-                "rtt_ns": peer.rtt_ns,
-                "window": peer.window,
-                "missing": stats.packets_missing,
-                "values": sorted(set(tensor.unique().tolist())),
-            }
-        )
-    )
+    figures = {
+        "rate": peer.rate,
+        "rtt_ns": peer.rtt_ns,
+        "window": peer.window,
+        "missing": stats.packets_missing,
+        "values": sorted(set(tensor.unique().tolist())),
+    }
+    print(json.dumps(figures) + "\n", end="")  # at once: the log writes to the same file
     dist.barrier()
     dist.destroy_process_group()
 

@@ -80,6 +80,8 @@ UNREAD: Final = 20_000
 UNHEARD: Final = 128
 """Messages of one peer that wait for this process; the kernel keeps the others waiting."""
 HANDSHAKE_SECONDS: Final = 5.0
+CLOSED_UNHEARD: Final = "closed by whoever listens there"
+"""Why a connection ended on which nothing has come: no such secret, or too many strangers."""
 STRANGERS: Final = 64
 FINISH_SECONDS: Final = 1.0
 """Time for the other end to close after :meth:`Transport.finish`."""
@@ -473,8 +475,7 @@ class Transport:
         for one in over:
             self._by_routing.pop(one.routing, None)
             if not one.gone:
-                whoever = "the other end" if one.heard else "whoever listens there"
-                self._end(one, f"closed by {whoever}")
+                self._end(one, "closed by the other end" if one.heard else CLOSED_UNHEARD)
 
     def _end(self, one: Connection, why: str) -> None:
         """Ends a connection, and tells it, unless the user has."""

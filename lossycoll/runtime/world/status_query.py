@@ -17,7 +17,7 @@ from typing import Final
 from lossycoll.runtime.control.curve import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
 from lossycoll.runtime.control.schema import Address, Malformed
-from lossycoll.runtime.control.transport import Transport
+from lossycoll.runtime.control.transport import CLOSED_UNHEARD, Transport
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
@@ -29,6 +29,8 @@ FIRST_SECONDS: Final = 2.0
 """For the rank that is named, which may be far away."""
 OTHERS_SECONDS: Final = 0.1
 """For each further round of ranks that haven't been told of yet."""
+TRIES: Final = 3
+"""Of the rank that is named: a listener that strangers crowd may close a connection that is new."""
 
 
 class NoAnswer(OSError):
@@ -111,7 +113,11 @@ def ask_job(
     first = (str(found[0]), int(found[1]))
     reader = _Reader()
     with contextlib.closing(Query(secret)) as query:
-        failed = query.ask([first], purpose, seconds, reader.take)
+        end = time.monotonic() + seconds
+        for _ in range(TRIES):
+            failed = query.ask([first], purpose, end - time.monotonic(), reader.take)
+            if reader.head is not None or failed.get(first) != CLOSED_UNHEARD:
+                break
         if reader.head is None:
             why = failed.get(first, "no answer")
             if why == os.strerror(errno.ECONNREFUSED).lower():

@@ -10,6 +10,7 @@ import pytest
 
 from lossycoll.plan import owners, segments
 from tests.oracle.reference_executor import execute
+from tests.support.plan_checks import nothing
 
 
 def ends(parts: tuple[Fraction, ...], rates: tuple[int, ...]) -> Fraction:
@@ -92,13 +93,39 @@ def test_the_mean_of_those_that_give(world: int) -> None:
             values,
             "f32",
             1.0,
-            lambda sender, receiver, slot, n, round: np.zeros(n, np.bool_),
+            nothing,
             0,
             weights=np.tile(weights, (world, 1)),
             divisor=0.0,
         )
         for one in values:
             np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_an_owner_gets_each_contribution_and_all_get_what_it_owns(world: int) -> None:
+    """A round whose contributions are bounded: collected, combined by the owner, spread."""
+    rng = np.random.default_rng(10 + world)
+    for _ in range(30):
+        gives = rng.random(world) < 0.7
+        gives[rng.integers(world)] = True
+        rates = (rng.integers(1, 9, world) * gives).tolist()
+        lengths = owners.owned(int(rng.integers(1, 200)), 8, rates)
+        begin = np.cumsum([0, *lengths])
+        plans = [owners.collect(world, r, lengths, gives.tolist(), 8) for r in range(world)]
+        assert len({plan.signature for plan in plans}) == 1
+        values = [rng.standard_normal(sum(lengths)).astype(np.float32) for _ in range(world)]
+        rows = [np.full(plan.out_elements, np.nan, np.float32) for plan in plans]
+        execute(plans, values, rows, "f32", 1.0, nothing, 0)
+        for rank, own in enumerate(lengths):
+            for sender in np.flatnonzero(gives) if own else ():
+                got = rows[rank][sender * own : (sender + 1) * own]
+                np.testing.assert_array_equal(got, values[sender][begin[rank] : begin[rank + 1]])
+            assert own == 0 or np.isnan(rows[rank]).sum() == own * (world - gives.sum())
+        plans = [owners.spread(world, r, lengths, 8) for r in range(world)]
+        execute(plans, values, values, "f32", 1.0, nothing, 0)
+        for one in values[1:]:
+            np.testing.assert_array_equal(one, values[0])
 
 
 def test_plans_that_cannot_be() -> None:

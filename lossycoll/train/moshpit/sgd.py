@@ -177,6 +177,8 @@ class MoshpitSGD(Optimizer):
         """When the latest round did."""
         self._has_warned = False
         """That no round begins."""
+        self._sick_buffers: list[str] = []
+        """Names that were told."""
         self._calls = 0
         """Calls of :meth:`step` whose gradients have added up."""
         self._samples = self._since = self._reported = 0
@@ -371,6 +373,20 @@ class MoshpitSGD(Optimizer):
         self._samples = max(self._samples, report.samples)
         self._since -= self._reported
         self._reported = 0
+        if report.left_out and not self._buffers:
+            self._tell_sick_buffers()
+
+    def _tell_sick_buffers(self) -> None:
+        """Says once which buffers of a sick peer no round heals."""
+        named = self._model.named_buffers()
+        sick = [name for name, one in named if not bool(one.isfinite().all())]
+        if sick and sick != self._sick_buffers:
+            log.warning(
+                "buffers of this peer aren't finite either, and rounds average parameters alone: "
+                "%s; catch_up() takes another peer's, MoshpitAverager(swarm, model) averages them",
+                ", ".join(sick[:4]) + (" ..." if len(sick) > 4 else ""),
+            )
+        self._sick_buffers = sick
 
     def _take_newer(self, report: RoundReport) -> RoundReport:
         """Another peer has loaded a newer state: this one's is lost."""

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.plan import copies
+from lossycoll.plan import copies, faults, owners
 from lossycoll.plan.codec import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
-from tests.support.network import Network
+from tests.oracle.reference_executor import execute
+from tests.support.network import GROUP, Network
 from tests.support.oracle_cases import CASES, PAYLOAD, Case, lossy_cases, sizes
 from tests.support.oracle_checks import check
 from tests.support.oracle_packets import check_needed, check_reported_loss
@@ -141,6 +142,32 @@ def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> 
         for count in (1, per_packet, 20 * per_packet + 3, 300 * per_packet):
             reported += check_reported_loss(network, count, loss, repair=repair)[1]
     assert reported > 0
+
+
+@pytest.mark.parametrize("loss", ["", "loss=0.3,burst=3,seed=4"])
+def test_engines_collect_and_spread_what_the_executor_does(loss: str) -> None:
+    """One rank in four gives nothing, one owns nothing; what is lost is left as it was."""
+    world, count, missing = 4, 9 * 352 + 17, 0
+    gives = (True, True, False, True)
+    lengths = owners.owned(count, 352, (1, 3, 0, 2))
+    inject = faults.parse(loss)
+    rng = np.random.default_rng(6)
+    with Network(world, 1408, inject=loss) as network:
+        for plans in (
+            [owners.collect(world, r, lengths, gives, 352) for r in range(world)],
+            [owners.spread(world, r, lengths, 352) for r in range(world)],
+        ):
+            values = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
+            outputs = [np.full(plan.out_elements, -1, np.float32) for plan in plans]
+            wanted = [output.copy() for output in outputs]
+            lost = partial(faults.lost, inject, GROUP, network.op)
+            ended = network.run(plans, values, outputs, "f32")
+            results = execute(plans, values, wanted, "f32", 1.0, lost, 0)
+            for one, result, got, want in zip(ended, results, outputs, wanted, strict=True):
+                assert (one.code, one.report.packets_missing) == (0, result.packets_missing)
+                np.testing.assert_array_equal(got, want)
+                missing += result.packets_missing
+    assert (missing > 0) == bool(loss)
 
 
 def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:

@@ -147,6 +147,34 @@ def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
     assert len([one for one in caplog.records if "aren't finite" in one.message]) == 1
 
 
+def test_buffers_that_no_round_heals_are_named_once(
+    made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sample that isn't finite spoils the running statistics as well."""
+    swarms = made(2)
+    models = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2)]
+    averaged: list[Any] = [models[0].parameters(), models[1].parameters()]
+    optimizers = [
+        MoshpitSGD(own, inner(own.parameters()), MoshpitAverager(swarm, tensors), every=1)
+        for own, swarm, tensors in zip(models, swarms, averaged, strict=True)
+    ]
+
+    def train(number: int) -> None:
+        for step in range(3):
+            x = torch.randn(8, 3) * (float("nan") if number == 1 and step == 0 else 1.0)
+            optimizers[number].zero_grad()
+            models[number](x).square().mean().backward()
+            optimizers[number].step(weight=8)
+
+    with caplog.at_level(logging.WARNING, "lossycoll"):
+        at_once(lambda: train(0), lambda: train(1))
+    assert all(bool(one.isfinite().all()) for one in models[1].parameters())
+    assert not bool(models[1][1].running_var.isfinite().all())  # type: ignore[union-attr,operator]
+    told = [one.message for one in caplog.records if "buffers of this peer" in one.message]
+    assert len(told) == 1
+    assert "1.running_mean, 1.running_var" in told[0]
+
+
 def test_all_sick_is_a_failure_of_the_round_and_no_wait(made: Make) -> None:
     swarms = made(2)
     averagers = [MoshpitAverager(one, [torch.full((3,), float("inf"))]) for one in swarms]

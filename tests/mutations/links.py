@@ -498,6 +498,13 @@ LINKS = (
         "native:test_packet_size",
     ),
     mutation(
+        "a path on which nothing arrives is said to carry small packets",
+        "native/packet_size.c",
+        "s->is_found = s->news = s->heard;",
+        "s->is_found = s->news = 1;",
+        "native:test_packet_size",
+    ),
+    mutation(
         "a packet size is looked for by one probe of the wanted one",
         "native/packet_size.c",
         "        sizes[n++] = s->want;\n        n = add",

@@ -14,8 +14,6 @@ static uint8_t *keep(lc_op_slot *s, uint8_t *to) {
     }
     if (bytes)
         memcpy(to, s->value, bytes);
-    s->value = to;
-    s->own = to;
     s->sent = to;
     return to + lc_copy_bytes(bytes);
 }

@@ -64,6 +64,7 @@ void lc_size_came(lc_packet_size *s, uint32_t bytes, uint64_t now) {
         return;
     if (bytes && bytes >= s->tried)
         forget_tried(s);
+    s->heard |= bytes != 0;
     if (bytes <= s->size || !s->asked_ns || now - s->asked_ns > ANSWER_NS)
         return;
     if (bytes >= s->vanished && now < s->hold_ns)
@@ -90,7 +91,7 @@ static void fall(lc_packet_size *s, uint64_t now) {
     s->fell_ns = now;
     s->size = s->floor;
     s->attempts = 0;
-    s->is_found = 0;
+    s->is_found = s->heard = 0;
     s->ask_ns = now;
     forget_tried(s);
 }
@@ -139,7 +140,9 @@ uint32_t lc_size_probes(lc_packet_size *s, uint64_t now, uint64_t rto_ns,
     if (s->doubt_ns)
         return doubted(s, now, sizes);
     if (!s->is_found && s->attempts == FIRST_ATTEMPTS) {
-        s->is_found = s->news = 1;
+        /* A path on which nothing arrives says nothing of sizes. */
+        s->is_found = s->news = s->heard;
+        s->attempts = s->heard ? s->attempts : 0;
         wait_longer(s, now);
         return 0;
     }

@@ -34,6 +34,7 @@ typedef struct {
     uint32_t vanished;      /* as those that vanished then is believed in */
     uint8_t wanted;         /* data has been sent since larger ones were last tried */
     uint8_t is_found;       /* the first attempts are over, or the wanted size has come */
+    uint8_t heard;          /* some datagram has come since the size was last given up */
     uint8_t news;           /* a smaller size than wanted was found, and nobody was told */
 } lc_packet_size;
 

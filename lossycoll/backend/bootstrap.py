@@ -141,6 +141,7 @@ class Group:
         join(builder)
         self.endpoint = self._make_endpoint(
             *(spec, builder.options, builder.addresses),
+            device=builder.network.interface.name,
             number=builder.number,
             engine=builder.engine,
             control=builder.membership,
@@ -162,6 +163,7 @@ class Group:
         options: Options,
         addresses: Sequence[str],
         *,
+        device: str = "",
         number: int = 0,
         engine: EngineGroup | None = None,
         control: Membership | None = None,
@@ -175,6 +177,7 @@ class Group:
             on_failure=self._end,
             outlive=options.continues,
             group=spec.name,
+            device=device,
         )
         context = GroupContext(health, options, number, engine, control, self.topology)
         return Endpoint(context, timeout=spec.timeout.total_seconds())

@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status."""
     from lossycoll.errors import OptionError, RendezvousError
+    from lossycoll.runtime.engine.failures import place_text
     from lossycoll.runtime.swarm.server import DirectoryServer
-    from lossycoll.runtime.swarm.swarm import joined_text, place_of
+    from lossycoll.runtime.swarm.swarm import place_of
 
     try:
         shape = parse(options.grid).shape if options.grid else ()
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *rest: ended.set())
     try:
         how = "sealed" if secret is not None else "in clear: set LOSSYCOLL_SECRET to seal it"
-        print(f"directory at {joined_text(host, server.port)}, {how}", flush=True)
+        print(f"directory at {place_text(host, server.port)}, {how}", flush=True)
         ended.wait()
     finally:
         server.close()

@@ -194,7 +194,7 @@ def rank_address(rank: int, world: int) -> str:
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_ranks_take_the_family_that_all_have() -> None:
     of = {0: {"LOSSYCOLL_INTERFACE": "::1"}, 1: {"LOSSYCOLL_INTERFACE": "lo"}}
-    assert all(found.startswith("::1:") for found in run_good(rank_address, 2, CALM, per_rank=of))
+    assert all(found.startswith("[::1]:") for found in run_good(rank_address, 2, CALM, per_rank=of))
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

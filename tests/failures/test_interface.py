@@ -1,15 +1,16 @@
-"""A host's interface drops what is sent together."""
+"""A host's interface drops what is sent together, or goes away."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.failures.test_network import ENDS, Cable, _enter, cable
-from tests.support.failure_cases import good
+from tests.failures.test_network import ENDS, Cable, _enter, _run, cable, rank_across
+from tests.support.failure_cases import LIVENESS, QUIET, SLACK, good
 from tests.support.harness import Ranks, init
 
 __all__ = ["cable"]
@@ -113,3 +114,34 @@ def test_nothing_is_sent_together_where_that_is_switched_off(cable: Cable) -> No
         assert seen.right
         assert sum(seen.missing) == 0
         assert not [line for line in seen.lines if TOGETHER in line]
+
+
+# ---- the interface or its address goes away ----
+
+GONE = {
+    "address": (("addr", "del", f"{ENDS[1]}/24", "dev", "cable"), f"the address {ENDS[1]} of"),
+    "interface": (("link", "set", "cable", "down"), f"cable ({ENDS[1]}) of this host is down"),
+    "route": (("route", "add", "prohibit", f"{ENDS[0]}/32"), f"no route from {ENDS[1]} (cable)"),
+}
+"""What is done to the host of rank 1, and what its error says of that."""
+
+
+@pytest.mark.parametrize("fault", GONE)
+def test_a_host_that_can_no_longer_send_names_its_interface(cable: Cable, fault: str) -> None:
+    command, cause = GONE[fault]
+    env = {**QUIET, "MASTER_ADDR": ENDS[0], "LOSSYCOLL_INTERFACE": "cable"}
+    homes = {rank: {"NAMESPACE": cable.names[rank]} for rank in range(2)}
+    with Ranks(rank_across, 2, env, per_rank=homes, own_store=True) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "sum 20", 100)
+        since = time.monotonic()
+        _run("ip", "-n", cable.names[1], *command)
+        here, there = good(ranks.collect(100))
+    for rank, caught in enumerate((here, there)):
+        assert caught.kind in {"PeerLostError", "AbortedError"}, caught
+        assert since < caught.when < since + LIVENESS + SLACK, caught
+        assert f"rank {rank}/2" in caught.text
+    assert cause in there.text
+    assert "LOSSYCOLL_LIVENESS if it was only busy" not in there.text
+    assert cause not in here.text
+    assert f"rank 1 ({ENDS[1]}:" in here.text

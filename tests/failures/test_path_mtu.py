@@ -24,16 +24,21 @@ BETWEEN = ("10.213.80.1", "10.213.80.2")
 ON_LOOPBACK = ("10.213.81.1", "10.213.81.2")
 ELEMENTS = 200_000
 LINE: Final = re.compile(
-    r"rank (\d)/2: the path to rank (\d) \(.*\) carries UDP datagrams of (\d+) bytes and none of "
+    r"rank (\d)/\d: the path to rank (\d) \(.*\) carries UDP datagrams of (\d+) bytes and none of "
     r"(\d+) \(.*\), so packets go there in pieces; LOSSYCOLL_MTU=(\d+) on all ranks avoids that"
 )
+
+
+def _six(address: str) -> str:
+    """The address of IPv6 that stands for one of 10.213.0.0/16."""
+    return "fd00:213:{2}::{3}".format(*address.split("."))
 
 
 class Routed:
     """Two hosts with interfaces of one MTU, and between their routers a link of a smaller one.
 
     ``on_loopback``: each host's address is a /32 of ``lo``, as on routed fabrics. ``silent``: the
-    routers say nothing of what they drop (ICMP).
+    routers say nothing of what they drop (ICMP). ``six``: all addresses are of IPv6.
     """
 
     def __init__(
@@ -43,10 +48,12 @@ class Routed:
         between: int,
         on_loopback: bool = False,
         silent: bool = False,
+        six: bool = False,
     ) -> None:
+        family, own, length = ("-6", _six, "64") if six else ("-4", str, "24")
         self.hosts = [f"lossycoll{os.getpid()}{side}" for side in "ab"]
         self._routers = [f"{name}r" for name in self.hosts]
-        self.addresses = ON_LOOPBACK if on_loopback else ENDS
+        self.addresses = ON_LOOPBACK if on_loopback else tuple(map(own, ENDS))
         for name in (*self.hosts, *self._routers):
             _run("ip", "netns", "add", name)
             undo.callback(_run, "ip", "netns", "del", name)
@@ -61,17 +68,20 @@ class Routed:
                 (router, "near", gate),
                 (router, "far", BETWEEN[i]),
             ):
-                _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", device)
+                place = [f"{own(address)}/{length}", "dev", device, *["nodad"] * six]
+                _run("ip", "-n", name, "addr", "add", *place)
             for name, device in ((host, "cable"), (router, "near")):
                 _run("ip", "-n", name, "link", "set", device, "mtu", str(mtu))
-            route = ["default", "via", gate]
+            route = ["default", "via", own(gate)]
             if on_loopback:
                 _run("ip", "-n", host, "addr", "add", f"{ON_LOOPBACK[i]}/32", "dev", "lo")
                 route += ["src", ON_LOOPBACK[i]]
                 _run("ip", "-n", router, "route", "add", f"{ON_LOOPBACK[i]}/32", "via", ENDS[i])
-            _run("ip", "-n", host, "route", "add", *route)
-            _run("ip", "-n", router, "route", "add", "default", "via", BETWEEN[1 - i])
-            _inside(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            _run("ip", family, "-n", host, "route", "add", *route)
+            far = ["default", "via", own(BETWEEN[1 - i])]
+            _run("ip", family, "-n", router, "route", "add", *far)
+            forward = "net.ipv6.conf.all.forwarding=1" if six else "net.ipv4.ip_forward=1"
+            _inside(router, "sysctl", "-qw", forward)
             if silent:
                 _inside(router, "nft", "add table ip quiet")
                 chain = "{ type filter hook output priority 0; policy accept; }"
@@ -94,6 +104,10 @@ class Routed:
         """Packets that a router has dropped for their size."""
         total = 0
         for router in self._routers:
+            if ":" in self.addresses[0]:
+                words = _inside(router, "cat", "/proc/net/snmp6").split()
+                total += int(words[words.index("Ip6InTooBigErrors") + 1])
+                continue
             lines = _inside(router, "cat", "/proc/net/snmp").splitlines()
             names, figures = (line.split() for line in lines if line.startswith("Ip:"))
             total += int(figures[names.index("FragFails")])
@@ -140,7 +154,7 @@ def rank_routed(rank: int, world: int) -> Any:
     t = torch.full((ELEMENTS,), float(rank + 1))
     with lossycoll.reliable():
         dist.all_reduce(t)
-    right = bool((t == 3).all())
+    right = bool((t == world * (world + 1) / 2).all())
     missing: list[int] = []
 
     def call() -> None:
@@ -168,15 +182,15 @@ def rank_routed(rank: int, world: int) -> Any:
     return Seen(right, missing, [line for line in lines if "datagrams" in line or "vanish" in line])
 
 
-def _ranks(routed: Routed, **more: str) -> Ranks:
+def _ranks(routed: Routed, world: int = 2, **more: str) -> Ranks:
     env = {
         "MASTER_ADDR": routed.addresses[0],
         "LOSSYCOLL_LIVENESS": "20",
         "LOSSYCOLL_LOG": "warning",
         **more,
     }
-    homes = {rank: {"NAMESPACE": routed.hosts[rank]} for rank in range(2)}
-    return Ranks(rank_routed, 2, env, per_rank=homes, own_store=True)
+    homes = {rank: {"NAMESPACE": routed.hosts[2 * rank // world]} for rank in range(world)}
+    return Ranks(rank_routed, world, env, per_rank=homes, own_store=True)
 
 
 def _is_said_once(rank: int, seen: Seen, mtu_of_route: int, carries: int) -> None:
@@ -189,11 +203,17 @@ def _is_said_once(rank: int, seen: Seen, mtu_of_route: int, carries: int) -> Non
     assert 0.9 * carries < mtu <= carries
 
 
-CASES = ((9000, 1280), (1500, 1420, True), (1500, 1280), (1500, 1280, False, True))
+CASES = (
+    (9000, 1280),
+    (1500, 1420, True),
+    (1500, 1280),
+    (1500, 1280, False, True),
+    (1500, 1280, False, False, True),
+)
 
 
 @pytest.mark.parametrize(
-    "routed", CASES, indirect=True, ids=["jumbo", "loopback", "usual", "silent"]
+    "routed", CASES, indirect=True, ids=["jumbo", "loopback", "usual", "silent", "six"]
 )
 def test_calls_work_where_a_router_carries_less(
     routed: Routed, request: pytest.FixtureRequest
@@ -223,3 +243,14 @@ def test_calls_work_after_a_router_carries_less(routed: Routed, tmp_path: Path) 
         assert seen.right
         assert seen.missing[0] == sum(seen.missing[-4:]) == 0
         _is_said_once(rank, seen, 1500, 1280)
+
+
+@pytest.mark.parametrize("routed", [(1500, 1280)], indirect=True)
+def test_one_rank_of_each_host_says_that_a_router_carries_less(routed: Routed) -> None:
+    with _ranks(routed, 4) as ranks:
+        found = good(ranks.collect(90))
+    assert routed.too_large() > 0
+    assert all(seen.right and sum(seen.missing) == 0 for seen in found)
+    for host in (found[:2], found[2:]):
+        (line,) = [line for seen in host for line in seen.lines]
+        assert LINE.match(line), line

@@ -145,7 +145,7 @@ CALLS = (
     mutation(
         "what lingers is sent from the caller's memory",
         "native/linger.c",
-        "    s->value = to;\n",
+        "    s->sent = to;\n",
         "",
         "native:test_linger",
     ),
@@ -154,7 +154,7 @@ CALLS = (
         "native/cells.c",
         "last && last->group == h->group && ",
         "last && ",
-        "native:test_sim",
+        "native:test_small",
     ),
     mutation(
         "an operation ends while a link reads its memory",

@@ -30,6 +30,27 @@ DEADLINES = (
         OVERDUE,
     ),
     mutation(
+        "what is needed is waited for twice as long as deadline_max",
+        STREAM,
+        "(came, excused) > config->deadline_max_ns;",
+        "(came, excused) > 2 * config->deadline_max_ns;",
+        "native:test_limits",
+    ),
+    mutation(
+        "a silence may last twice as long as deadline_max",
+        STREAM,
+        "(in->last_ns, excused) > config->deadline_max_ns) {",
+        "(in->last_ns, excused) > 2 * config->deadline_max_ns) {",
+        OVERDUE,
+    ),
+    mutation(
+        "a peer that is silent is waited for twice as long as deadline_max",
+        "native/silence.c",
+        "most = op->group->config.deadline_max_ns,",
+        "most = 2 * op->group->config.deadline_max_ns,",
+        "native:test_limits",
+    ),
+    mutation(
         "nothing excuses that what is needed doesn't come",
         STREAM,
         "lc_later(came, excused) > config",

@@ -98,7 +98,7 @@ MESSAGES = (
         "native/records_in.c",
         "!out->again || !r->round || ",
         "!out->again || ",
-        "native:test_sim",
+        "native:test_limits",
     ),
     mutation(
         "a message is lossy though its receiver doesn't ask for it",

@@ -2,6 +2,7 @@
  * from, credit of small messages one way, and what is left of a process that has gone. */
 #include "check.h"
 #include "deadline.h"
+#include "records_in.h"
 #include "state.h"
 #include "virtual_net.h"
 
@@ -286,7 +287,31 @@ static void test_the_next_process_of_a_number(void) {
     virtual_close(&v);
 }
 
+/* A member that lies can't have a message sent which its receiver hasn't asked for: a NACK is of a
+ * round, and the first sending is none. */
+static void test_a_nack_of_the_first_sending(void) {
+    static uint8_t data[BYTES];
+    uint8_t payload[LC_RECORD_BYTES];
+    const lc_record nack = {
+        .kind = LC_R_NACK, .slot = LC_SLOT_MESSAGE, .b = PACKETS, .c = UINT64_MAX, .d = UINT64_MAX};
+    const lc_header header = {
+        .type = LC_CONTROL, .group = 1, .count = 1, .length = LC_RECORD_BYTES};
+    virtual_net v;
+    lc_stats stats;
+    open_pair(&v, 0);
+    (void)post(&v, 0, data, BYTES);
+    virtual_go_on(&v, MS);
+    lc_record_put(payload, &nack);
+    lc_control_arrived(v.host[0], v.group[0]->members[1].path, v.group[0], &header, payload);
+    virtual_go_on(&v, 100 * MS);
+    lc_group_stats(v.group[0], &stats);
+    CHECK(v.group[0]->live.stale == 1);
+    CHECK_AT(stats.packets_sent == 0, "%lu sent", (unsigned long)stats.packets_sent);
+    virtual_close(&v);
+}
+
 int main(void) {
+    test_a_nack_of_the_first_sending();
     test_the_next_process_of_a_number();
     for (int i = 0; i < 4; i++)
         test_a_dead_link(i & 1, i >> 1);

@@ -444,6 +444,33 @@ static void test_a_dead_link(int sample) {
     }
 }
 
+/* Nothing arrives at first, which says nothing of the path's size; then it is found, and the
+ * silence isn't told as a path of small packets. */
+static void test_a_path_that_is_silent_at_first(void) {
+    slow_scenario s = USUALLY;
+    s.delivery = SLOW_RELIABLE;
+    s.bytes = 65536;
+    lc_event event;
+    slow_run *r = open_run(&s);
+    slow_submit(r);
+    memory_path_of(r->v.net, 0, 1)->cut = 1;
+    while (memory_now(r->v.net) < 20 * SECOND)
+        slow_go_on(r, 20 * SECOND);
+    CHECK(size_of(r, 0, 1)->asked_ns > 0 && size_of(r, 0, 1)->size < USUAL);
+    memory_path_of(r->v.net, 0, 1)->cut = 0;
+    uint64_t end = memory_now(r->v.net) + 70 * SECOND;
+    while (memory_now(r->v.net) < end) {
+        slow_go_on(r, end);
+        slow_take_ended(r);
+        if (r->ended == r->submitted)
+            CHECK(run_again(r));
+    }
+    CHECK(size_of(r, 0, 1)->size == LC_HEADER_BYTES + USUAL);
+    while (lc_host_event(r->v.host[0], &event))
+        CHECK_AT(event.kind != LC_EVENT_SIZE, "%u", event.bytes);
+    close_run(r);
+}
+
 /* The switch: packets go as they are, and large ones that vanish are a dead link. */
 static void test_without(void) {
     slow_scenario s = USUALLY;
@@ -474,6 +501,7 @@ int main(int argc, char **argv) {
         test_what_is_sent_together(delivery, delivery == SLOW_LOSSY ? 0 : 0.05);
     test_strikes();
     test_a_dead_link(sample);
+    test_a_path_that_is_silent_at_first();
     test_without();
     return check_result("test_packet_size");
 }

@@ -131,6 +131,43 @@ static uint64_t take_turns(job *j, uint16_t rank) {
     return virtual_wakes(&j->v, rank);
 }
 
+/* Two groups of the same processes send calls that bear the same numbers, ahead of their
+ * receiver's: what waits there is told apart by its group. */
+static void test_ahead_of_two_groups(void) {
+    static job of[2];
+    const kind how = {.ranks = 2, .what = COPIES};
+    lc_failure failure;
+    lc_report report;
+    of[0].how = of[1].how = how;
+    open_job(&of[0]);
+    of[1].v = of[0].v;
+    for (uint16_t rank = 0; rank < how.ranks; rank++) {
+        const lc_group_config second = {
+            .number = 2, .rank = rank, .size = how.ranks, .deadline_max_ns = 10 * SECOND, .met = 1};
+        of[1].v.group[rank] = lc_group_open(of[0].v.host[rank], &second, &failure);
+    }
+    for (int i = 0; i < 4; i++) /* after one call, ranks know how much may go ahead */
+        submit(&of[i & 1], i < 2);
+    virtual_go_on(&of[0].v, MS);
+    for (int i = 0; i < 2; i++)
+        submit(&of[i], 0);
+    virtual_go_on(&of[0].v, MS);
+    for (int i = 0; i < 2; i++) {
+        const lc_stats *stats = &of[i].v.group[1]->live;
+        CHECK_AT(stats->eager_kept == 1 && !stats->repeated, "group %d keeps %d", i,
+                 (int)stats->eager_kept);
+        submit(&of[i], 1);
+    }
+    virtual_go_on(&of[0].v, MS);
+    for (int i = 0; i < 2; i++) {
+        CHECK(lc_group_result(of[i].v.group[1], of[i].ticket[1], &report, &failure) == LC_OK);
+        check_value(&of[i], 1, &report);
+    }
+    for (uint16_t rank = 0; rank < how.ranks; rank++)
+        lc_group_close(of[1].v.group[rank]);
+    virtual_close(&of[0].v);
+}
+
 static int all_ended(const job *j) {
     for (int i = 0; i < j->how.ranks; i++)
         if (j->ended[i] < CALLS)
@@ -302,6 +339,7 @@ static void test_memory(void) {
 
 int main(void) {
     test_memory();
+    test_ahead_of_two_groups();
     for (enum what what = COPIES; what <= ROOT; what++)
         test_flipped_bits((kind){RANKS, what, what == SEGMENTS, 0});
     test_stopped_peer(0);

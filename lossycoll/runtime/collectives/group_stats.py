@@ -134,7 +134,7 @@ class GroupStats:
         if self._engine is not None:
             try:
                 sums = self._engine.stats()
-                self._link_log.tell(self._engine.event, self._where)
+                self._link_log.tell(self._engine.event, self._where, self._claim)
                 peers = [self.peer(rank) for rank in range(self._where.world)]
                 self._recovery_log.tell(peers, self._where)
                 self._silence_log.tell(peers, self._where)
@@ -166,6 +166,11 @@ class GroupStats:
         machines = [address.rpartition(":")[0] for address in self._where.addresses]
         own = self._where.rank
         return not machines or machines[own] not in machines[:own]
+
+    def _claim(self, what: str) -> bool:
+        """As of Host.claim. Who claimed something may have left: then its machine has heard."""
+        assert self._engine is not None
+        return (not self._health.closed or self._speaks()) and self._engine.claim(what)
 
     def tell_missing(self) -> None:
         """At the group's end rank 0 says how much was missing at all ranks, if that is much."""

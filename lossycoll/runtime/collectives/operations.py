@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
@@ -306,6 +307,8 @@ class Operations:
             # A collective that meets a message's failure is not what failed.
             others = failure.of_message and call.seq >= 0
             where = self._where if others else self._where_of(call, timeout)
+            if failure.code == Code.LINK:
+                where = replace(where, cut_off=self._health.why_cut_off(failure.peer))
             error = error_of(failure, where)
             self._health.fail(error, tell=True)
         return error

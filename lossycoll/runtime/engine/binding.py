@@ -491,6 +491,10 @@ class EngineGroup:
             return found
         return replace(found, peer=self._ranks.get(found.peer, -1))
 
+    def claim(self, what: str) -> bool:
+        """As of :meth:`lossycoll.runtime.engine.host.Host.claim`."""
+        return self._host.claim(what)
+
     def link(self) -> LinkInfo:
         """Facts of the host's socket; its payload is one that all links to members carry."""
         with self._use:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,13 @@ from lossycoll.errors import (
     MismatchError,
     OperationTimeout,
 )
+
+NUMERIC: Final = re.compile(r"[0-9a-f]*[.:][0-9a-f.:]*")
+
+
+def place_text(host: str, port: int) -> str:
+    """A numeric address and a port as one text, IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Code(IntEnum):
@@ -64,6 +72,7 @@ class Where:
 
     ``call`` is the call as text ("": none), ``seq`` its number in the group (-1: a message has
     none), ``addresses`` one text per rank, ``timeout`` in seconds. ``group``: its name in torch.
+    ``cut_off``: why this host can't send to the peer, with a remedy; "": no reason is known.
     """
 
     rank: int
@@ -73,6 +82,7 @@ class Where:
     addresses: Sequence[str] = ()
     timeout: float = 0.0
     group: str = ""
+    cut_off: str = ""
 
     def __str__(self) -> str:
         text = f"rank {self.rank}/{self.world}"
@@ -86,6 +96,12 @@ class Where:
             return "a peer"
         known = 0 <= rank < len(self.addresses)
         return f"rank {rank} ({self.addresses[rank]})" if known else f"rank {rank}"
+
+    def numeric(self, rank: int) -> str:
+        """A rank's numeric address without its port; "" if it isn't known."""
+        known = 0 <= rank < len(self.addresses)
+        host = self.addresses[rank].rpartition(":")[0].strip("[]") if known else ""
+        return host if NUMERIC.fullmatch(host) else ""
 
 
 DTYPE_NAMES: Final = ("float32", "float64", "float16", "bfloat16", "bytes")
@@ -212,7 +228,7 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
         )
     else:
         by_rdma = "(RDMA " in where.peer(failure.peer)
-        why = RDMA_SILENT if by_rdma else UDP_SILENT
+        why = where.cut_off or (RDMA_SILENT if by_rdma else UDP_SILENT)
         seen = (
             f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
             f"the time and isn't lost; {why}"

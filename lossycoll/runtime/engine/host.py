@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,7 +19,7 @@ from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
-from .failures import Failure, Where, error_of
+from .failures import Failure, Where, error_of, place_text
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
@@ -110,6 +111,8 @@ class Host:
         self._wakers: Wakers | None = None
         self._out_of_band: OutOfBand | None = None
         self._page: StatusPage | None = None
+        self._session = 0
+        self._claims: dict[str, socket.socket | None] = {}
         self._verbs_link = 0
         self.handle = ffi.NULL
         failure = ffi.new("lc_failure *")
@@ -240,8 +243,9 @@ class Host:
         for process, (memory, wake) in (shared or {}).items():
             entry = table[process]
             entry.link, entry.memory, entry.wake = SHARED_LINK, memory, wake
+        self._session = session
         self.topology = topology or self.topology
-        self.addresses = [f"{peer[0]}:{peer[1]}" if peer else "unknown" for peer in peers]
+        self.addresses = [place_text(*peer) if peer else "unknown" for peer in peers]
         for process, address in (verbs or {}).items():
             if process not in (shared or {}):
                 self.addresses[process] = str(address)
@@ -266,7 +270,7 @@ class Host:
         code = lib.lc_host_admit(self.handle, process, address, keys)
         if code < 0:
             raise error_of(Failure(code, peer=process), self._where)
-        self.addresses[process] = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self.addresses[process] = place_text(*peer) if peer else "unknown"
 
     def link(self, number: int = 0) -> LinkInfo:
         """Facts of a link: 0 is the socket, 1 the memory that is shared. Not after ``close``."""
@@ -303,6 +307,22 @@ class Host:
             bytes=c.bytes,
             wanted=c.wanted,
         )
+
+    def claim(self, what: str) -> bool:
+        """True once, for the first process of this machine (its network namespace) that asks for
+        ``what``: so that one line of one process stands for all. Until that process's ``close``."""
+        with self._lock:
+            if what in self._claims or self._users == 0:
+                return False
+            held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                held.bind(f"\0lossycoll/{self._session:016x}/{what}")
+            except OSError:
+                held.close()
+                self._claims[what] = None
+                return False
+            self._claims[what] = held
+            return True
 
     @property
     def wakers(self) -> Wakers:
@@ -351,6 +371,8 @@ class Host:
             self._users = 0
             handle, self.handle = self.handle, ffi.NULL
             self._wakers = None
+            for held in filter(None, self._claims.values()):
+                held.close()
         if self._out_of_band is not None:
             self._out_of_band.close()
         if handle != ffi.NULL:

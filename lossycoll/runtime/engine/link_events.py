@@ -90,7 +90,7 @@ def sentence(event: LinkEvent, where: Where) -> str:
         )
     if event.kind == LinkEventKind.SIZE:
         to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
-        headers = IP_UDP_BYTES[6 if _own(where).startswith("[") else 4]
+        headers = IP_UDP_BYTES[6 if ":" in where.numeric(where.rank) else 4]
         return (
             f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
             f"{event.wanted} (a tunnel or a router has a smaller MTU), so packets go there in "
@@ -129,11 +129,16 @@ def sentence(event: LinkEvent, where: Where) -> str:
 
 
 _ONCE: Final = (LinkEventKind.SIZE, LinkEventKind.SINGLE)
-"""Of these, one path stands for all: they have one cause."""
+"""Of these, one path stands for all of a machine: they have one cause."""
 
 
 def _own(where: Where) -> str:
     return where.addresses[where.rank] if where.rank < len(where.addresses) else "that it bound"
+
+
+def _always(what: str) -> bool:
+    del what
+    return True
 
 
 class LinkLog:
@@ -142,13 +147,21 @@ class LinkLog:
     def __init__(self) -> None:
         self._told: set[tuple[int, int, int, int, str]] = set()
 
-    def tell(self, events: Callable[[], LinkEvent | None], where: Where) -> None:
-        """Logs what ``events`` gives, until it gives None."""
+    def tell(
+        self,
+        events: Callable[[], LinkEvent | None],
+        where: Where,
+        claim: Callable[[str], bool] = _always,
+    ) -> None:
+        """Logs what ``events`` gives, until it gives None. ``claim``: whether this rank is the one
+        of its machine that logs what all of them see."""
         while (event := events()) is not None:
             peer = -1 if event.kind in _ONCE else event.peer
             name = (event.link, event.kind, event.errno, peer, event.fast_path)
             if name not in self._told:
                 self._told.add(name)
+                if event.kind in _ONCE and not claim(event.kind.name):
+                    continue
                 works = event.kind == LinkEventKind.WORKS
                 log.log(logging.INFO if works else logging.WARNING, "%s", sentence(event, where))
 

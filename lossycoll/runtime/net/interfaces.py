@@ -15,6 +15,7 @@ from typing import Any, Final
 from lossycoll.errors import InterfaceError
 
 SIOCGIFCONF: Final = 0x8912
+SIOCGIFFLAGS: Final = 0x8913
 SIOCGIFMTU: Final = 0x8921
 MTU_OF_ROUTE: Final = {
     socket.AF_INET: (socket.IPPROTO_IP, 14),
@@ -24,6 +25,7 @@ MTU_OF_ROUTE: Final = {
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
+IFF_UP, IFF_RUNNING = 0x1, 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,49 @@ def _routes(host: str, source: str | None = None) -> dict[str, int]:
             level, option = MTU_OF_ROUTE[family]
             found.setdefault(local, probe.getsockopt(level, option))
     return found
+
+
+def why_cut_off(device: str, own: str, far: str) -> str:
+    """Why this host can't send from its address ``own``, which was the interface ``device``'s, to
+    the address ``far``, with a remedy; "" where it can. Nothing is sent to find out."""
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        flags = _flags(probe, device)
+        if flags is None:
+            return f"this host no longer has the interface {device}; bring it back (`ip link`)"
+        if not flags & IFF_UP:
+            return f"the interface {device} ({own}) of this host is down: `ip link set {device} up`"
+        try:
+            probe.bind((own, 0))
+        except OSError as error:
+            return (
+                f"this host no longer has the address {own} of the interface {device} "
+                f"({error.strerror}): give it back by `ip address add`, and look for who took it "
+                f"(DHCP, a network manager)"
+            )
+        if not flags & IFF_RUNNING:
+            return (
+                f"the interface {device} ({own}) of this host has no carrier: check its cable or "
+                f"its other end (`ip link show {device}`)"
+            )
+        try:
+            probe.connect((far, 9))
+        except OSError as error:
+            return (
+                f"this host has no route from {own} ({device}) to {far} ({error.strerror}): see "
+                f"`ip route get {far} from {own}`"
+            )
+    return ""
+
+
+def _flags(probe: socket.socket, device: str) -> int | None:
+    """What the kernel says of an interface; None: there is none of that name."""
+    request = bytearray(IFREQ.pack(device.encode(), b""))
+    try:
+        fcntl.ioctl(probe, SIOCGIFFLAGS, request)
+    except OSError:
+        return None
+    return int(struct.unpack_from("H", request, 16)[0])
 
 
 def _listed(have: list[Interface]) -> str:

@@ -28,7 +28,7 @@ from lossycoll.plan import Plan, signature
 from lossycoll.runtime.collectives.engine_call import lossy_delivery
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
-from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.failures import Where, place_text
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
@@ -533,7 +533,7 @@ class SwarmMember:
             how = reference, self._max_norm, self._means.per_packet
             one = BoundedRound(members, rank, values, *how)
         engine = self._engine_of(paths, group.number, members, rank)
-        places = [f"{member.host}:{member.port}" for member in members]
+        places = [place_text(member.host, member.port) for member in members]
         where = Where(rank, world, addresses=places)
 
         def run(plan: Plan, source: Floats, target: Floats) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.core.exits import close_at_exit
+from lossycoll.runtime.engine.failures import place_text
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 from lossycoll.runtime.net.interfaces import choose
@@ -104,7 +105,7 @@ class Swarm:
         try:
             begin: Begin | None = None
             if address is not None:
-                places = [place_of(joined_text(address.host, address.port))]
+                places = [place_of(place_text(address.host, address.port))]
                 self._relay = ValkeyRelay(address, found)
             elif listen or not join:
                 places, begin = self._listen(host, port, places, options.interface)
@@ -145,7 +146,7 @@ class Swarm:
     def _serve(self, host: str, *, joins: bool) -> None:
         """Others hear of this peer's directory; one that has joined another's stands by."""
         assert self._server is not None
-        self._address = joined_text(host, self._server.port)
+        self._address = place_text(host, self._server.port)
         if joins:
             self._server.adopt(self.member.session)
         self.member.serves(host, self._server.port)
@@ -182,7 +183,7 @@ class Swarm:
             owner=self._owner(standby=True),
             bound=bound,
         )
-        self._address = joined_text(member.address, port)
+        self._address = place_text(member.address, port)
         log.info("peer %r has opened a directory at %s", self.name, self._address)
 
     def _owner(self, *, standby: bool) -> Owner:
@@ -330,11 +331,6 @@ def _is_of_this_machine(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def joined_text(host: str, port: int) -> str:
-    """Return the text that :func:`place_of` reads."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:

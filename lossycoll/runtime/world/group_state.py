@@ -25,6 +25,7 @@ from lossycoll.errors import (
 from lossycoll.runtime.core.call import Collective, LongWait
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.net.interfaces import why_cut_off
 
 from .error_kinds import kind_of, type_for
 from .membership import Membership
@@ -46,7 +47,8 @@ class Health:
 
     ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
     ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
-    the group continues without ranks that are lost. ``group``: its name in torch.
+    the group continues without ranks that are lost. ``group``: its name in torch. ``device``: the
+    interface that has this rank's address.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Health:
         on_failure: Callable[[LossyError], None],
         outlive: bool = False,
         group: str = "",
+        device: str = "",
     ) -> None:
         self.where = Where(rank, world, addresses=addresses, group=group)
         self.failure: LossyError | None = None
@@ -71,6 +74,7 @@ class Health:
         self.liveness = liveness
         self._control = control
         self._outlive = outlive
+        self._device = device
         self.lost: dict[int, str] = {}
         """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
@@ -199,28 +203,36 @@ class Health:
     def on_dead(self, rank: int, silent: float, ended: bool) -> None:
         where = self.where
         if rank == where.rank:
+            cause = self.why_cut_off(0)
             text = (
                 f"{where}: the others have given this rank up, since it was silent for {silent:g} "
-                f"s (stopped, or cut off from rank 0; liveness {self.liveness:g} s)"
+                f"s (liveness {self.liveness:g} s): {cause or 'stopped, or cut off from rank 0'}"
             )
             self.fail(AbortedError(text, peer=rank))
         else:
             remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets the survivors continue)"
-            if not ended:
+            if not ended and not self.why_cut_off(rank):
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
-            text = f"{where}: lost {where.peer(rank)}: {self._how(silent, ended)}; {remedy}"
+            text = f"{where}: lost {where.peer(rank)}: {self._how(rank, silent, ended)}; {remedy}"
             self.fail(PeerLostError(text, peer=rank))
 
-    def _how(self, silent: float, ended: bool) -> str:
+    def _how(self, rank: int, silent: float, ended: bool) -> str:
         if ended:
             return "its process has ended"
-        limits = f"liveness {self.liveness:g} s"
-        return f"silent for {silent:g} s, so it is dead, stopped or cut off ({limits})"
+        limits = f"silent for {silent:g} s (liveness {self.liveness:g} s)"
+        cause = self.why_cut_off(rank)
+        return f"{limits}: {cause}" if cause else f"{limits}, so it is dead, stopped or cut off"
+
+    def why_cut_off(self, rank: int) -> str:
+        """Why this host itself can't send to ``rank`` now, with a remedy; "": it can, as far as is
+        known."""
+        own, far = self.where.numeric(self.where.rank), self.where.numeric(rank)
+        return why_cut_off(self._device, own, far) if self._device and own and far else ""
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         """The group continues without ``rank``."""
         with self._lock:
-            self.lost[rank] = self._how(silent, ended)
+            self.lost[rank] = self._how(rank, silent, ended)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:

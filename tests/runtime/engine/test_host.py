@@ -53,3 +53,18 @@ def test_a_host_that_has_too_few_cores_is_told_so(
     finally:
         host.close()
     assert told.calls == ["lc_host_crowded"] * crowded + ["lc_host_start"]
+
+
+def test_one_process_of_a_machine_speaks_for_all() -> None:
+    hosts = [Host(i, 3, "127.0.0.1", payload_bytes=1400, options=Options()) for i in range(3)]
+    try:
+        peers = [("127.0.0.1", host.link().port) for host in hosts]
+        for host, session in zip(hosts, (0x5EED, 0x5EED, 0x0DD), strict=True):
+            host.start(session, peers)
+        assert [host.claim("SIZE") for host in hosts] == [True, False, True]
+        assert [host.claim("SIZE") for host in hosts] == [False, False, False]
+        assert hosts[1].claim("SINGLE")
+    finally:
+        for host in hosts:
+            host.close()
+    assert not hosts[0].claim("SIZE")

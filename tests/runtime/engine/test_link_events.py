@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.failures import Where, place_text
 from lossycoll.runtime.engine.link_events import LinkEvent, LinkEventKind, LinkLog, sentence
 from tests.support.new_network import run_in_a_new_network
 
@@ -40,6 +40,13 @@ WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
 def test_a_sentence_says_what_to_do(event: LinkEvent, words: list[str]) -> None:
     text = sentence(event, WHERE)
     assert [word for word in words if word not in text] == [], text
+
+
+@pytest.mark.parametrize(("host", "mtu"), [("10.0.0.{}", 1260), ("fd12::{}", 1280)])
+def test_the_mtu_that_avoids_pieces_has_room_for_the_familys_headers(host: str, mtu: int) -> None:
+    where = Where(0, 2, addresses=[place_text(host.format(rank), 4711) for rank in range(2)])
+    text = sentence(LinkEvent(LinkEventKind.SIZE, 0, 1, bytes=1232, wanted=1456), where)
+    assert f"LOSSYCOLL_MTU={mtu} " in text
 
 
 def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

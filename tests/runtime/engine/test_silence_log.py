@@ -93,3 +93,7 @@ def test_an_error_names_the_direction_that_is_dead() -> None:
         "repair the link",
     ):
         assert part in text, text
+    cause = "this host no longer has the address 10.0.0.1 of the interface eth0"
+    text = str(error_of(unheard, replace(WHERE, cut_off=cause)))
+    assert cause in text
+    assert "LOSSYCOLL_PORT_RANGE" not in text

@@ -79,3 +79,22 @@ def test_a_name_stands_for_the_address_of_the_masters_family(
         # Of a name that has both, what routes is taken, in the resolver's order.
         found = [one.address for one in interfaces.candidates("auto", "node0")]
         assert found == master
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "far", "cause"),
+    [
+        ("lo", "127.0.0.1", "127.0.0.2", ""),
+        ("nosuch0", "127.0.0.1", "127.0.0.2", "no longer has the interface nosuch0"),
+        ("lo", "198.51.100.7", "127.0.0.2", "no longer has the address 198.51.100.7 of the"),
+        ("lo", "127.0.0.1", "240.0.0.1", "no route from 127.0.0.1 (lo) to 240.0.0.1"),
+        ("lo", "::1", "::1", ""),
+        ("lo", "2001:db8::7", "::1", "no longer has the address 2001:db8::7 of the"),
+    ],
+)
+def test_why_this_host_cant_send(device: str, own: str, far: str, cause: str) -> None:
+    if ":" in own and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    found = interfaces.why_cut_off(device, own, far)
+    assert cause in found
+    assert bool(cause) == bool(found)

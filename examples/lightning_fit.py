@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric: training, validation and epoch metrics over all ranks.
+"""Lightning's Trainer: training, validation and epoch metrics over all ranks.
 
 torchrun --nproc-per-node 2 --max-restarts 1 examples/lightning_fit.py
 
@@ -16,8 +16,6 @@ import common
 import lightning
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
@@ -100,33 +98,6 @@ def fit(backend: str, rank: int, world: int) -> str:
     )
 
 
-def average(backend: str, rank: int, world: int) -> None:
-    """What Fabric reduces: a mean of integers is one that is truncated, as NCCL's is."""
-    fabric = Fabric(
-        accelerator="cpu", devices=world, strategy=FabricDDPStrategy(process_group_backend=backend)
-    )
-    fabric.launch()
-    model = common.network()
-    model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=0.005))
-    task = common.Task(seed=rank)
-    losses = []
-    for _ in range(20):
-        inputs, targets = task.batch()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        fabric.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0], losses
-    total = fabric.all_reduce(torch.tensor(float(rank)), reduce_op="sum")
-    assert total == sum(range(world)), total
-    if backend == "lossy":
-        counts = torch.tensor([rank + 1, -rank - 1])
-        dist.all_reduce(counts, dist.ReduceOp.AVG)
-        mean = sum(range(1, world + 1)) // world
-        assert counts.tolist() == [mean, -mean], counts
-
-
 def main() -> None:
     backend = common.backend()
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -135,7 +106,6 @@ def main() -> None:
     environment = lightning.fabric.plugins.environments.TorchElasticEnvironment()
     rank, world = environment.global_rank(), environment.world_size()
     summary = fit(backend, rank, world)
-    average(backend, rank, world)
     common.finish(f"{summary}, {common.dropped()}")
 
 

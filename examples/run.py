@@ -128,7 +128,15 @@ EXAMPLES = (
     Example(
         "lightning_fit",
         2,
-        "Lightning's `Trainer.fit` with validation, epoch metrics, resume after a kill; Fabric",
+        "Lightning's `Trainer.fit` with validation, epoch metrics, resume after a kill",
+        f'`DDPStrategy(process_group_backend="lossy")`, {AGAIN}; needs requirements-long.txt',
+        arguments=("--max-restarts", "1"),
+        needs="lightning",
+    ),
+    Example(
+        "fabric_fit",
+        2,
+        "Lightning Fabric: a loop of one's own, a checkpoint, resume after a kill",
         f'`DDPStrategy(process_group_backend="lossy")`, {AGAIN}; needs requirements-long.txt',
         arguments=("--max-restarts", "1"),
         needs="lightning",

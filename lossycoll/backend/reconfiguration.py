@@ -34,6 +34,7 @@ from lossycoll.errors import (
     UnsupportedError,
 )
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.control.context import load
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.keys.aead import SealedValues
@@ -89,6 +90,7 @@ class Reconfiguration:
         self._incarnation = secrets.token_hex(8)
         self._handle: Handle | None = None
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
+        load()  # every process has time for it now, but not while others wait for it
 
     def handle(self) -> str:
         """This process's, which stays the same."""

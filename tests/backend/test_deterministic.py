@@ -4,6 +4,7 @@ and encoding, and under injected loss. Processes and links are real, and ranks l
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import time
 import warnings
@@ -156,6 +157,65 @@ def test_two_ranks_give_gloos_bits(world: int) -> None:
     """With more, gloo adds each part of a tensor in another order: around its ring."""
     wanted = {"alike": world == 2, "in rank order": True, "gloo around its ring": True}
     assert run_good(rank_gloo, world, ASKED) == [wanted] * world
+
+
+def rank_trains(rank: int, world: int) -> dict[str, Any]:
+    """Plain DDP, as frameworks use it, of several buckets; each rank has data of its own."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import lossycoll
+
+    init(backend=os.environ["BACKEND"])
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+    )
+    model = DistributedDataParallel(network, bucket_cap_mb=0.05)
+    optimizer, late = torch.optim.Adam(model.parameters(), lr=0.01), random.Random()
+    for step in range(8):
+        time.sleep(late.random() * 0.02)
+        inputs = rough(rank, 32 * 64, step).view(32, 64)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), inputs.roll(1, 1)).backward()
+        optimizer.step()
+    after = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+    is_lossy = dist.get_backend() == "lossy"
+    found = {
+        "bits": bits(after),
+        "kept": lossycoll.stats().order_kept if is_lossy else 0,
+        "missing": lossycoll.stats().packets_missing if is_lossy else 0,
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def trained(backend: str, **variables: str) -> list[dict[str, Any]]:
+    """What four ranks have after a training."""
+    found: list[dict[str, Any]] = run_good(
+        rank_trains, 4, {**ASKED, "BACKEND": backend, **variables}
+    )
+    return found
+
+
+def test_four_ranks_of_ddp_get_the_same_parameters_in_every_run() -> None:
+    """Not gloo's: its ring has another order of sums."""
+    first, second = trained("lossy"), trained("lossy")
+    (parameters,) = {one["bits"] for one in first + second}
+    assert any(one["kept"] for one in first), "all contributions came in the order of ranks"
+    assert not any(one["missing"] for one in first)
+    (gloos,) = {one["bits"] for one in trained("gloo")}
+    assert parameters != gloos
+
+
+@pytest.mark.long
+def test_four_ranks_of_ddp_lose_the_same_in_every_run() -> None:
+    """Replicas differ then, each in the same way."""
+    lossy = {"LOSSYCOLL_INJECT": f"loss=0.1,{SHUFFLED}", "LOSSYCOLL_LINK": "udp"}
+    first, second = (trained("lossy", **lossy) for _ in range(2))
+    assert [one["bits"] for one in first] == [one["bits"] for one in second]
+    assert all(one["missing"] for one in first)
 
 
 def rank_switch(rank: int, world: int) -> dict[str, Any]:

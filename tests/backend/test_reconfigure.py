@@ -9,6 +9,7 @@ import functools
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from lossycoll.backend.devices import HAS_BACKENDS
 from lossycoll.backend.reconfiguration import parsed
 from tests.support.harness import Ranks, await_ranks, init, kill_self, note, run_good
 from tests.support.members import Member, job_store
+from tests.support.waiting import until
 
 WORLD = 3
 ALL = 6.0
@@ -236,6 +238,39 @@ def twice_at_once(member: Member) -> Any:
     return found == [True] and member.total() == ALL
 
 
+def one_goes_twice(member: Member) -> Any:
+    """Rank 0 is in the next group before the others have left this one: they hear of it."""
+    handles, rank = all_together(member), member.first_rank
+    if rank == 0:
+        member.meet(10, handles[:1])
+        assert member.total() == 1
+    else:
+        with pytest.raises(lossycoll.LossyError, match="rank 0"):
+            member.total()
+    all_together(member, 2)
+    return member.total() == ALL
+
+
+def twenty_groups(member: Member) -> Any:
+    """Of one process, all with the same members, some changed again; each rank uses them in
+    another order, as none waits for another group."""
+    rank = member.first_rank
+    many = [Member(PrefixStore(f"{n}", member.store), rank, WORLD) for n in range(20)]
+    listed = [one.handles("many") for one in many]
+    for one, handles in zip(many, listed, strict=True):
+        one.meet(1, handles)
+    for one, handles in zip(many[::5], listed[::5], strict=True):
+        one.meet(2, handles[::-1])
+    works = [one.group.barrier() for one in many[7 * rank :] + many[: 7 * rank]]
+    for work in works:
+        work.wait()
+    assert [one.total() for one in many] == [ALL] * len(many)
+    until(lambda: sum(each.name == "lossycoll-control" for each in threading.enumerate()) == 1)
+    for one in many:
+        one.group.shutdown()
+    return True
+
+
 def other_lists(member: Member) -> Any:
     """The ranks hear who was given another list, when nobody has come in time."""
     handles, rank = member.handles("early"), member.first_rank
@@ -304,6 +339,8 @@ SITUATIONS: tuple[Callable[[Member], Any], ...] = (
     as_a_set,
     in_flight,
     twice_at_once,
+    one_goes_twice,
+    twenty_groups,
     other_lists,
     bad_handles,
     options_that_differ_later,
@@ -323,7 +360,7 @@ def rank_situations(rank: int, world: int) -> dict[str, Any]:
 
 @functools.cache
 def lived_through() -> list[dict[str, Any]]:
-    return run_good(rank_situations, WORLD, {"LOSSYCOLL_LOG": "off"})
+    return run_good(rank_situations, WORLD, {"LOSSYCOLL_LOG": "off"}, timeout=300)
 
 
 @pytest.mark.parametrize("name", [each.__name__ for each in SITUATIONS])
@@ -370,6 +407,22 @@ def test_a_killed_member_is_replaced() -> None:
     assert [outcomes[rank].value for rank in (0, 2, 3)] == [None, ((0, 2), 3.0), ((1, 2), 3.0)], (
         outcomes
     )
+
+
+def rank_imports(rank: int, world: int) -> list[str]:
+    member = Member(job_store(), rank, world)
+    handles = member.handles("early")
+    before = set(sys.modules)
+    member.meet(7, handles)
+    assert member.total() == 3
+    return sorted(set(sys.modules) - before)
+
+
+@pytest.mark.long
+def test_nothing_is_imported_while_ranks_wait_for_each_other() -> None:
+    """The first meeting of 8 ranks on 2 cores took twice as long by that."""
+    for late in run_good(rank_imports, 2, fresh=True):
+        assert [name for name in late if name.partition(".")[0] in ("zmq", "lossycoll")] == []
 
 
 def rank_differs(rank: int, world: int) -> str:

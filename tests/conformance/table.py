@@ -68,10 +68,12 @@ Python 3.11, 2 cores, builds for CUDA (2.13: for the CPU) used on the CPU:
 the Python of an environment that has that torch. torch's file was a copy typed from it, run by
 `tests.conformance.fault_tolerance`. No later torch could be installed on that day.
 
-`reconfigure` of 8 ranks on one machine, 2026-11-29, 2 cores that had other work, with precedence
-over it: 0.05 to 0.22 s by the slowest rank, in 12 of 12, where all members were together before.
-The first group of a process also opens its sockets, shares memory and starts its engine. That takes
-40 ms of processor time a rank, so 0.16 s at least for 8 ranks on 2 cores. It took 0.36 to 0.73 s.
+`reconfigure` of 8 ranks on one machine, 2026-11-29, 2 cores that had other work, the ranks with
+precedence over it: `python -m benchmarks.micro.reconfigure`. The first one of each process, which
+opens its sockets, shares memory and starts its engine, took 0.14 s (0.27 s of processor time).
+Later ones, of members that were together before, took 0.05 s. Until that day the first one also
+imported libzmq's binding: 0.27 s (median of 4), 0.48 s of processor time. The group now does so
+when it is made.
 """
 
 

@@ -151,7 +151,11 @@ def test_ray_starts_the_workers_again() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["accelerate_fit", "deepspeed_zero", "lightning_fit", "transformers_fit", "trl_sft"]
+    "name",
+    [
+        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "transformers_fit"),
+        "trl_sft",
+    ],
 )
 def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
     """Two ranks, without loss and kill: one order of sums, so hashes of all parameters agree."""

@@ -110,7 +110,7 @@ micro: NAME ?= raw_udp
 micro: $(VENV)/.built benchmarks/build/raw_udp benchmarks/build/raw_duplex
 	$(BIN)/python -m benchmarks.micro.$(NAME) $(ARGS)
 
-STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcompute swarm
+STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcompute drop_rates phases swarm
 
 study: NAME ?= quality
 study: $(VENV)/.built

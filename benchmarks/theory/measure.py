@@ -15,6 +15,8 @@ from . import formulas
 from . import hosts as theory_hosts
 from . import ranks as theory_ranks
 from .anchors import rps
+from .optireduce import best_effort
+from .orders import orders
 from .owners import owners
 from .parity import parity
 from .smaller import smaller
@@ -270,5 +272,7 @@ PARTS = {
     "spread": spread,
     "smaller": smaller,
     "rps": rps,
+    "best effort": best_effort,
+    "orders": orders,
     "groups": groups,
 }

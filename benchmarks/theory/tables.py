@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.common.report import markdown
 
 from .measure import VARIANTS
+from .optireduce import LOSSES, PUBLISHED, TRANSPOSE
+from .orders import LOSSES as ORDERED_LOSSES
 from .owners import LONGER, RATES
 from .parity import PACKETS
 from .smaller import SIZES
@@ -177,10 +179,41 @@ def mixing(found: Found) -> Iterable[Sequence[Any]]:
         yield [row["world"], f"{100 * row['loss']:.0f}%", *cells]
 
 
+def sent_once(found: Found) -> Iterable[Sequence[Any]]:
+    """Errors by algorithm and loss, and how many times those of the transpose."""
+    errors = {(row["algorithm"], row["faults"]): row for row in found["best effort"]}
+    for algorithm, published in PUBLISHED.items():
+        cells = []
+        for faults in LOSSES:
+            row, least = errors[algorithm, faults], errors[TRANSPOSE, faults]
+            times = row["predicted"] / least["predicted"]
+            cells.append(
+                f"{row['error']:.3f} ± {row['deviation']:.3f} ({row['predicted']:.3f}); {times:.1f}"
+            )
+        yield [algorithm, *cells, f"{published}; {published / PUBLISHED[TRANSPOSE]:.1f}"]
+
+
 SHOWN_ROUNDS = (1, 2, 3, 4, 6, 8)
 SHOWN_IN_FEW_BITS = (1, 2, 4, 8, 12, 16)
 RARE = 0.25
 """A standard error above this part of a figure: it is of a few packets, and isn't shown."""
+
+
+def in_orders(found: Found) -> Iterable[Sequence[Any]]:
+    """Errors by order: of elements, of rows' sums, and the deviation between calls."""
+    by: dict[str, list[Any]] = {}
+    for row in found["orders"]:
+        cells = by.setdefault(row["order"], [row["order"], f"{row['ms_per_mb']:.1f}"])
+        element = f"{row['element']:.2f} ± {row['element_error']:.2f} ({row['predicted']:.2f})"
+        cells.append(f"{element}; {row['row']:.2f} ± {row['row_error']:.2f}")
+    return by.values()
+
+
+def _said(faults: str) -> str:
+    """As in "loss=0.1,burst=4"."""
+    loss, _, burst = faults.partition(",burst=")
+    share = f"{100 * float(loss.partition('=')[2]):.0f}%"
+    return f"{share}, bursts of {burst}" if burst else share
 
 
 def _beside(share: dict[str, float], predicted: float) -> str:
@@ -286,6 +319,8 @@ SMALLER = Table(
     smaller_packets,
 )
 MIXING = Table(("N", "p", "a1", "a2"), mixing)
+SENT_ONCE = Table(("algorithm", *(_said(faults) for faults in LOSSES), "OptiReduce's"), sent_once)
+IN_ORDERS = Table(("order", "ms per MB", *(_said(faults) for faults in ORDERED_LOSSES)), in_orders)
 NEEDED = Table(("p", *(f"bursts of {burst:.0f}" for burst in BURSTS)), lengths_needed)
 MEASURED = ("measured", "predicted")
 TABLES = (
@@ -311,6 +346,8 @@ TABLES = (
     NEEDED,
     SMALLER,
     MIXING,
+    SENT_ONCE,
+    IN_ORDERS,
     GROUPS_WITHOUT_LOSS,
     GROUPS_WITH_LOSS,
     GROUPS_IN_ROUNDS,
@@ -346,6 +383,8 @@ def marked(found: Found) -> dict[str, str]:
         "theory-spread": SPREAD.text(found),
         "theory-lengths": NEEDED.text(found),
         "theory-rps": MIXING.text(found),
+        "theory-best-effort": SENT_ONCE.text(found),
+        "theory-orders": IN_ORDERS.text(found),
         "theory-smaller": SMALLER.text(found),
         "theory-groups": GROUPS_WITHOUT_LOSS.text(found),
         "theory-groups-loss": GROUPS_WITH_LOSS.text(found),

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.common.results import Result
-from benchmarks.studies.arc_topk import report
+from benchmarks.studies.arc_topk import claims, report, speedup
 from benchmarks.studies.arc_topk.cells import LONG, LONG_JOB, Cell, batches, cells
+from benchmarks.studies.arc_topk.contraction import kept, rank_gradients
 from benchmarks.studies.arc_topk.long import plot as long_plot
 from benchmarks.studies.arc_topk.long import report as long_report
 from benchmarks.studies.arc_topk.long.variants import DENSE, LEVELS, LONG_VARIANTS, SEEDS
 from benchmarks.studies.arc_topk.measure import train_long
 from benchmarks.studies.arc_topk.speed import share
+from benchmarks.studies.arc_topk.tasks import conv
 from benchmarks.studies.arc_topk.variants import (
     NONE_VARIANTS,
     RULE_VARIANTS,
@@ -33,6 +35,62 @@ def test_every_piece_is_there_once_and_comes_back_from_json() -> None:
         assert set(cell.variants) <= set(LONG_VARIANTS if cell.kind == LONG else VARIANTS)
         assert ("LOSSYCOLL_INJECT" in cell.environment) == (cell.loss > 0)
     assert {*STEP_VARIANTS, *TRAIN_VARIANTS, *RULE_VARIANTS, *NONE_VARIANTS} <= set(VARIANTS)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.2])
+def test_the_mean_of_real_gradients_is_contracted(ratio: float) -> None:
+    """|x - C(x)|^2 <= (1 - K / m) |x|^2 over the draws of V, for the digits' network as it learns:
+    far below. What a single rank compresses keeps less, as rows are chosen by the mean."""
+    found = rank_gradients(conv(6), 6, 3)
+    assert len(found) == 2
+    for gradients in found:
+        for own in gradients:
+            shares, least = kept(own, ratio, draws=8)
+            means = shares.mean(0)
+            if own.shape[1] <= 10:  # the last layer's ten rows
+                continue
+            assert float(1 - means[0]) < 1 - 1.5 * least
+            assert float(means[1:].mean()) < float(means[0])
+
+
+def test_errors_fall_with_the_number_of_ranks() -> None:
+    """As 1 / N, by ARC-Top-K with EF21M as by dense sums: 8 ranks do better than 4 would."""
+    errors = {
+        (rule, ranks): speedup.error(rule, ranks, seed=1, steps=250, skip=50)
+        for rule in ("dense", "ARC 0.25, ef21m")
+        for ranks in (1, 8)
+    }
+    for rule in ("dense", "ARC 0.25, ef21m"):
+        assert 0.8 < 8 * errors[rule, 8] / errors[rule, 1] < 1.25
+    assert 1.0 < errors["ARC 0.25, ef21m", 8] / errors["dense", 8] < 1.3
+
+
+def test_what_the_paper_claims_is_tabled() -> None:
+    rows = [
+        {"ranks": ranks, "rule": rule, "error": (1 + (rule != "dense")) / ranks}
+        for ranks in speedup.RANKS
+        for rule in speedup.RULES
+    ]
+    entries = [Result(Cell("speedup", seed=seed).settings, rows) for seed in (1, 2)]
+    line = claims.speedup(entries).splitlines()[3]
+    assert line.startswith("| ARC 0.25, ef21m | 2.00 ± 0.00 |")
+    kinds = {"kind": "conv", "ratio": 0.1, "gradients": 3, "kept": 0.5}
+    found = claims.contraction([
+        {**kinds, "of": "a rank's own", "least": 0.9, "below": 1},
+        {**kinds, "of": "the mean", "least": 2.5, "below": 0},
+    ])  # fmt: skip
+    assert found.splitlines()[2] == "| conv | 0.1 | 3 | 0.50; 2.50; 0 | 0.50; 0.90; 1 |"
+    # 100 ms besides the network, and 80 and 16 Mbit on it.
+    steps = {
+        mbit: {
+            name: {"seconds": [0.1 + volume / mbit] * 3, "bytes": [volume * 1.25e5]}
+            for name, volume in ((claims.DENSE, 80.0), (claims.ARC, 16.0))
+        }
+        for mbit in (100.0, 1000.0)
+    }
+    entries = [Result(Cell("steps", (), mbit).settings, one) for mbit, one in steps.items()]
+    last = claims.shares(entries).splitlines()[-1]
+    assert last == "| 1B | 60.7% | 76% | 61% | 249 | 61% | 76% |"
 
 
 def test_shares_of_the_bytes() -> None:

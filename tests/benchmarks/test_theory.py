@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from benchmarks.theory import anchors, formulas, hosts
+from benchmarks.theory import anchors, formulas, hosts, optireduce, orders
 from benchmarks.theory import experiments as theory
 from benchmarks.theory import owners as theory_owners
 from benchmarks.theory import ranks as theory_ranks
@@ -344,6 +345,53 @@ def test_constants_of_averaged_models() -> None:
     found = anchors.mixed(0.1, 8, calls=10)
     for name, value in (("a1", a1), ("a2", a2)):
         assert abs(found[name] - value) < STANDARD_ERRORS * found[f"{name}_error"], name
+
+
+@pytest.mark.parametrize("algorithm", optireduce.ALGORITHMS)
+def test_errors_of_algorithms_that_send_once(algorithm: str) -> None:
+    """Over sockets. A ring's error is four times a transpose's, and a server's is a transpose's."""
+    predicted = {a: optireduce.by_count(a, 0.1, optireduce.WORLD) for a in optireduce.ALGORITHMS}
+    error, deviation = optireduce.measured("sockets", algorithm, "loss=0.1", 40)
+    assert abs(error - predicted[algorithm]) < STANDARD_ERRORS * deviation
+    others = [value for value in predicted.values() if value != predicted[algorithm]]
+    assert others
+    assert all(abs(error - other) > 10 * deviation for other in others)
+
+
+def test_optireduces_ring_is_between_what_zero_filling_predicts() -> None:
+    ring, transpose = (optireduce.PUBLISHED[a] for a in (optireduce.RING, optireduce.TRANSPOSE))
+
+    def ratio(mean: float) -> float:
+        few = 1e-4
+        over, under = (
+            optireduce.zero_filled(a, few, 8, mean) for a in (optireduce.RING, optireduce.TRANSPOSE)
+        )
+        return over / under
+
+    assert ratio(0.0) == pytest.approx(4, abs=0.01)  # half of the ranks
+    assert ratio(0.0) < ring / transpose < ratio(1e3)
+
+
+@pytest.mark.parametrize("order", orders.ORDERS)
+def test_orders_give_a_bucket_back(order: str) -> None:
+    flat = torch.randn(1000, generator=torch.Generator().manual_seed(2))
+    there, back = orders.ORDERS[order]
+    torch.testing.assert_close(back(there(flat, 16), 1000, 16), flat)
+    sent = there(flat, 16).double()
+    assert float(sent.square().sum()) == pytest.approx(float(flat.double().square().sum()))
+
+
+def test_scattered_losses_add_up_less_in_rows() -> None:
+    """Over sockets, in bursts. Errors of elements are the same; those of sums are a third at most,
+    by the hook's order as by a rotation."""
+    found = {
+        order: orders.errors("sockets", order, "loss=0.1,burst=8", 40) for order in orders.ORDERS
+    }
+    predicted = optireduce.by_count(optireduce.TRANSPOSE, 0.1, orders.WORLD)
+    for one in found.values():
+        assert abs(one["element"] - predicted) < STANDARD_ERRORS * one["element_error"]
+    plain = found["as they are"]["row"]
+    assert all(found[order]["row"] < plain / 3 for order in ("dispersed", "rotated"))
 
 
 @long

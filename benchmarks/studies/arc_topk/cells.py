@@ -11,6 +11,7 @@ from benchmarks.common.results import Piece
 from lossycoll.cli.argtypes import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
+from . import speedup
 from .long import variants as long
 from .tasks import TASKS
 from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
@@ -27,9 +28,11 @@ LONG_JOB = 4
 
 @dataclass(frozen=True)
 class Cell(Piece):
-    """``kind``: "speed" (of the compressor alone), "forms", "steps", "train" or "long".
+    """``kind``: "speed" (of the compressor alone), "forms", "contraction", "speedup", "steps",
+    "train" or "long".
 
-    A long training is one of ``variants``; ``seed`` counts, and no network is in between.
+    A long training is one of ``variants``; ``seed`` counts there and in a speed-up, and no network
+    is in between.
 
     ``loss``: share of packets that the backend itself drops (LOSSYCOLL_INJECT), the same ones for
     every variant; gloo's TCP has none of it.
@@ -71,6 +74,9 @@ def cells() -> Iterator[Cell]:
     """The most important first."""
     yield Cell("speed")
     yield Cell("forms")
+    yield Cell("contraction")
+    for seed in speedup.SEEDS:
+        yield Cell("speedup", seed=seed)
     for mbit in (100.0, 1000.0):
         yield Cell("steps", STEP_VARIANTS, mbit)
     for task in TASKS:

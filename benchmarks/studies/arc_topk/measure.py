@@ -55,6 +55,14 @@ def measure_one(cell: Cell) -> Any:
         from .forms import measure_forms
 
         return measure_forms()
+    if cell.kind == "contraction":
+        from .contraction import measure_contraction
+
+        return measure_contraction()
+    if cell.kind == "speedup":
+        from .speedup import measure_speedup
+
+        return measure_speedup(cell.seed)
     config = {
         "what": cell.kind,
         "variants": list(cell.variants),

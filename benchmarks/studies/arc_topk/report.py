@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
 
-from . import plot
+from . import claims, plot
 from .cells import HOSTS, LOSSES
 from .figures import MBITS, Curve, step_figures, trainings
 from .long import report as long_report
@@ -43,6 +43,9 @@ def tables(entries: Sequence[Result]) -> dict[str, str]:
         "speed": speed(found(entries, "speed")),
         "forms": forms(found(entries, "forms")),
         "steps": steps(entries),
+        "speedup": claims.speedup(entries),
+        "contraction": claims.contraction(found(entries, "contraction")),
+        "shares": claims.shares(entries),
         **{f"train-{task}": training(curves, task) for task in TASKS},
         "rules": rules(curves),
         **long_report.tables(entries),

@@ -68,7 +68,7 @@ class Exchange:
         group: int = GROUP,
     ) -> None:
         self.world, self.per_packet = world, payload // FLOAT_BYTES
-        self._inject, self._code, self._rounds = inject, code, rounds
+        self.inject, self._code, self._rounds = inject, code, rounds
         self._stream_packets, self._seed, self._group = stream_packets, order_seed, group
         self.op = 0
         self.traffic = Traffic()
@@ -107,7 +107,7 @@ class Exchange:
         self, plans: Sequence[Plan], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         """Sums first: a part of a buffer is added up before anything is copied over it."""
-        losses = partial(lost, self._inject, self._group, self.op)
+        losses = partial(lost, self.inject, self._group, self.op)
         self.op += 1
         delivery = Delivery(losses, self._rounds, None, NO_PARITY, self._chosen)
         sent: dict[tuple[int, int, int], Tensor] = {}

@@ -3,10 +3,13 @@
 A packet carries a few hundred neighbouring elements, most of a matrix's row. If it is lost, all of
 them are off together and in one direction, that of a rank's own gradient, which took their place. A
 layer adds up along rows, so such errors add up as well, while those of scattered elements cancel
-(docs/quality.md has figures). Here packet k carries elements k, k + P, k + 2P, ... of a bucket.
+(docs/quality.md has figures). Here one packet carries elements k, k + P, k + 2P, ... of a bucket,
+and the packets of neighbours k and k + 1 are sent far apart, for losses that come in bursts.
 """
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
+from typing import Final
+
 import torch
 import torch.distributed as dist
 
@@ -14,6 +17,9 @@ from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.train.common.collectives import sum_of
 
 from .addends import addend
+
+GOLDEN: Final = 0.6180339887498949
+"""(sqrt(5) - 1) / 2."""
 
 
 def dispersing_hook(
@@ -56,17 +62,28 @@ def dispersing_hook(
 
 
 def _interleaved(flat: torch.Tensor, packets: int) -> torch.Tensor:
-    """float (packets * n,): packet k has the elements k, k + packets, ... of ``flat``, with zeros
-    behind its end."""
+    """float (packets * n,): a packet has the elements k, k + packets, ... of ``flat``, with zeros
+    behind its end; its place is :func:`_places` of k."""
     rows = -(-len(flat) // packets)
     padded = flat.new_zeros(rows * packets)
     padded[: len(flat)] = flat
-    return padded.view(rows, packets).t().contiguous().view(-1)
+    at = torch.argsort(_places(packets)).to(flat.device)
+    return padded.view(rows, packets).t().contiguous().index_select(0, at).view(-1)
 
 
 def _restored(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:
     """The ``length`` elements that :func:`_interleaved` was given."""
-    return sent.view(packets, -1).t().reshape(-1)[:length]
+    at = _places(packets).to(sent.device)
+    return sent.view(packets, -1).index_select(0, at).t().reshape(-1)[:length]
+
+
+def _places(packets: int) -> torch.Tensor:
+    """int64 (packets,): where each packet is sent.
+
+    Packets that are d apart are sent the fractional part of 0.618 d of all apart: of all ratios the
+    golden one keeps small d farthest apart. ``packets`` is prime, so each place is taken once.
+    """
+    return torch.arange(packets) * max(1, round(GOLDEN * packets)) % packets
 
 
 def _prime_from(least: float) -> int:

@@ -18,3 +18,14 @@ def test_dispersed_gradients_come_back_in_order(length: int) -> None:
     assert torch.equal(dispersing._restored(sent, packets, length), flat)
     for packet in sent.view(packets, -1):
         assert bool((packet[packet > 0].diff() == packets).all())
+
+
+@pytest.mark.parametrize("packets", [17, 199, 2003])
+def test_a_burst_of_packets_takes_no_neighbours(packets: int) -> None:
+    """Whatever 8 consecutive packets are lost, no two of them carry elements next to each other."""
+    sent = dispersing._interleaved(torch.arange(4.0 * packets), packets).view(packets, -1)
+    for begin in range(packets - 8):
+        lost = (sent[begin : begin + 8, 0] % packets).sort().values
+        assert float(lost.diff().min()) >= max(1, packets // 20)
+        if packets > 17:
+            assert float(lost.diff().min()) > 1

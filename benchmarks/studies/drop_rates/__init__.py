@@ -1,0 +1,1 @@
+"""What a model learns when DropCompute drops so many micro-batches, by divisor."""

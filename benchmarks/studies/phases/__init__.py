@@ -1,0 +1,1 @@
+"""Does lost data cost less once the early phase of a training is over?"""

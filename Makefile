@@ -110,17 +110,12 @@ micro: NAME ?= raw_udp
 micro: $(VENV)/.built benchmarks/build/raw_udp benchmarks/build/raw_duplex
 	$(BIN)/python -m benchmarks.micro.$(NAME) $(ARGS)
 
-STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcompute swarm
-
 study: NAME ?= quality
 study: $(VENV)/.built
 	$(BIN)/python -m benchmarks $(NAME) --report docs $(ARGS)
 
 reports: $(VENV)/.built
-	set -e; for name in $(STUDIES); do \
-		$(BIN)/python -m benchmarks $$name --report docs --report-only; \
-	done
-	$(BIN)/python -m benchmarks time_to_loss --seeds 1 --report docs --report-only
+	$(BIN)/python -m benchmarks.reports $(ARGS)
 
 theory: $(VENV)/.built
 	$(BIN)/python -m benchmarks.theory $(ARGS)

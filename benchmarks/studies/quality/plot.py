@@ -126,7 +126,9 @@ def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:
         row[0].set_ylabel("change against reliable, %")
     figure.suptitle(
         f"{TITLES[task]} against the same seed's reliable run, 95% intervals\n"
-        f"(lower half: the two methods alone)"
+        f"(lower half: the two methods alone)",
+        x=0.4,
+        fontsize=10,
     )
     _legend(figure, list(table.flat))
     save(figure, path, dpi=90)

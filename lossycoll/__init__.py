@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .train.sharded.optimizer import ShardedOptimizer
     from .train.sharded.parameter_sync import ShardedStats
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME: Final = {
     **dict.fromkeys(

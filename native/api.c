@@ -18,7 +18,7 @@ static const uint64_t DRIVE_NS = 100000000; /* longest stay of a caller: it has 
 #define ROUNDING 0x726F756E64u /* keeps what is drawn apart from injected faults ("round") */
 
 const char *lc_version(void) {
-    return "0.1.0";
+    return "0.2.0";
 }
 
 uint32_t lc_wire_version(void) {

@@ -14,8 +14,10 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["between", "fill", "markdown", "plt", "save", "write_json"]
+__all__ = ["KEPT", "between", "fill", "fill_and_keep", "markdown", "plt", "save", "write_json"]
 
+KEPT = "tables.json"
+"""Tables as text, by page and mark: of measurements that keep nothing else."""
 BEGIN, END = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 
 
@@ -35,6 +37,15 @@ def fill(page: Path, tables: Mapping[str, str]) -> None:
     for name, table in tables.items():
         text = between(text, name, table)
     page.write_text(text, encoding="utf-8")
+
+
+def fill_and_keep(page: Path, name: str, table: str) -> None:
+    """:func:`fill`, and ``tables.json`` beside the page, of which it can be written again."""
+    fill(page, {name: table})
+    path = page.parent / KEPT
+    pages = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    pages.setdefault(page.name, {})[name] = table.splitlines()
+    write_json(path, pages)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

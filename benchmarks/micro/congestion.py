@@ -17,7 +17,15 @@ from benchmarks.common.report import plt, save
 from benchmarks.common.results import ROOT
 
 COLUMNS = ("scenario", "second", "flow", "mbit", "queue_ms", "overrun", "random")
+SHOWN = (
+    "two flows; 20 ms; 1% lost",
+    "beside TCP (Reno); 20 ms; a buffer of 20 ms",
+    "8 ms becomes 80 ms after 4 s; 1% lost",
+    "seven to one; 1.5 ms; a buffer of 20 ms",
+)
 LINK_MBIT = 1000
+QUEUE_MS = 60
+"""Of the axis."""
 
 
 def simulate() -> list[dict[str, str]]:
@@ -34,35 +42,28 @@ def simulate() -> list[dict[str, str]]:
 
 
 def draw(rows: list[dict[str, str]], path: Path) -> None:
-    """Three rows of panels: rates, queue, and loss, each over time; a column for each scenario."""
-    names = list(dict.fromkeys(row["scenario"] for row in rows))
-    size = (4.3 * len(names), 8)
-    figure, axes = plt.subplots(3, len(names), figsize=size, layout="constrained", squeeze=False)
-    for column, name in enumerate(names):
+    """A panel for each of four scenarios: the rate of each flow, and the queue, over time."""
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for rate, name in zip(axes.flat, SHOWN, strict=True):
         found = [row for row in rows if row["scenario"] == name]
-        rate, queue, loss = axes[:, column]
         flows = list(dict.fromkeys(row["flow"] for row in found))
         for flow in flows:
             own = [row for row in found if row["flow"] == flow]
             seconds = [float(row["second"]) for row in own]
-            rate.plot(seconds, [float(row["mbit"]) for row in own], linewidth=1, label=flow)
-            lost = [100 * float(row["overrun"]) for row in own]
-            loss.plot(seconds, lost, linewidth=1)
+            rate.plot(seconds, [float(row["mbit"]) for row in own], linewidth=1.2, label=flow)
+        queue = rate.twinx()
         first = [row for row in found if row["flow"] == flows[0]]
         seconds = [float(row["second"]) for row in first]
-        queue.plot(seconds, [float(row["queue_ms"]) for row in first], color="black", linewidth=1)
+        queue.plot(seconds, [float(row["queue_ms"]) for row in first], color="black", linewidth=0.8)
+        queue.set_ylim(0, QUEUE_MS)
+        queue.set_ylabel("queue (black), ms")
         rate.axhline(LINK_MBIT, color="grey", linestyle=":")
-        rate.set_title(name, fontsize=9)
-        rate.set_ylim(0, 1.1 * LINK_MBIT)
-        queue.set_ylim(bottom=0)
-        loss.set_ylim(bottom=0)
-        loss.set_xlabel("seconds")
+        rate.set(
+            title=name, ylim=(0, 1.1 * LINK_MBIT), xlabel="seconds", ylabel="delivered, Mbit/s"
+        )
         if 1 < len(flows) < 5:
             rate.legend(fontsize=8)
-    labels = ("delivered, Mbit/s", "queue, ms", "lost to the queue, %")
-    for axis, label in zip(axes[:, 0], labels, strict=True):
-        axis.set_ylabel(label)
-    save(figure, path / "congestion.png", dpi=90)
+    save(figure, path / "congestion.png")
 
 
 def main() -> None:

@@ -382,11 +382,13 @@ def _kernels_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def report(found: Mapping[str, Any], folder: Path) -> None:
-    """gpu.json, the tables in gpu.md, and a picture of each kind of step."""
+    """gpu.json, the tables in gpu.md, and a picture of each kind of step of the largest model."""
     write_json(folder / "gpu.json", found)
     fill(folder / "gpu.md", tables(found["rows"]))
-    for row in found["rows"]:
-        if "timeline" in row:
+    steps = [row for row in found["rows"] if "timeline" in row]
+    largest = max((row["parameters"] for row in steps), default=0)
+    for row in steps:
+        if row["parameters"] == largest:
             draw(row, folder / f"gpu-{row['what']}-{row['parameters'] / 1e6:.0f}M.png")
 
 

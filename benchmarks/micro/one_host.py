@@ -226,15 +226,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return out
 
 
-def report(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def report(found: Mapping[str, Any], folder: Path) -> None:
     """The table between the marks of performance.md, and every figure in one-host.json."""
     from benchmarks.common.report import fill, markdown, write_json
 
-    taken = source()
-    when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}."
+    rows = found["rows"]
+    when = f"{found['date']}, commit {found['commit']}, {found['machine']}."
     text = "\n\n".join([when, markdown(HEADINGS, list(map(shown, rows))), verdict(rows)])
     fill(folder / "performance.md", {"one-host": text})
-    write_json(folder / "one-host.json", {**taken, "rows": rows})
+    write_json(folder / "one-host.json", found)
 
 
 def main() -> int:
@@ -261,7 +261,7 @@ def main() -> int:
     else:
         Console(width=130).print(table(rows), verdict(rows))
     if options.report:
-        report(options.report, rows)
+        report({**source(), "rows": rows}, options.report)
     return 0
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.report import fill, markdown
+from benchmarks.common.report import fill_and_keep, markdown
 from benchmarks.common.results import ROOT, source
 from lossycoll.cli.argtypes import real
 
@@ -70,7 +70,7 @@ def report(folder: Path, speeds: Speeds) -> None:
     taken = source("tests/native/bench_gf.c")
     when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}."
     text = "\n\n".join([when, markdown(*shown(speeds)), verdict(speeds)])
-    fill(folder / "parity-speed.md", {"parity-speed": text})
+    fill_and_keep(folder / "parity-speed.md", "parity-speed", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -151,14 +151,14 @@ def main() -> int:
         table.add_row(*row)
     Console(width=110).print(table)
     if options.report:
-        from benchmarks.common.report import fill, markdown
+        from benchmarks.common.report import fill_and_keep, markdown
         from benchmarks.common.results import source
 
         taken = source()
         seals = library(Options.from_env().libcrypto)[0]
         when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}; {seals}."
         text = f"{when}\n\n{markdown(HEADINGS, cells(found))}"
-        fill(options.report / "performance.md", {options.mark: text})
+        fill_and_keep(options.report / "performance.md", options.mark, text)
     return 0
 
 

@@ -191,11 +191,12 @@ def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[
 
 def report(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> None:
     """The table between the marks of performance.md."""
-    from benchmarks.common.report import fill, markdown
+    from benchmarks.common.report import fill_and_keep, markdown
 
     text = described(options, seen)
     rows = markdown(HEADINGS, [cells(options, one) for one in found])
-    fill(options.report / "performance.md", {"sites": f"{text[0].upper()}{text[1:]}.\n\n{rows}"})
+    text = f"{text[0].upper()}{text[1:]}.\n\n{rows}"
+    fill_and_keep(options.report / "performance.md", "sites", text)
 
 
 def main() -> int:

@@ -126,9 +126,9 @@ def main() -> int:
         table.add_row(*row)
     Console(width=110).print(table)
     if options.report:
-        from benchmarks.common.report import fill, markdown
+        from benchmarks.common.report import fill_and_keep, markdown
 
-        fill(options.report / "performance.md", {"wires": markdown(HEADINGS, rows)})
+        fill_and_keep(options.report / "performance.md", "wires", markdown(HEADINGS, rows))
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import fill, write_json
@@ -26,6 +27,12 @@ def measured() -> dict[str, str]:
     """When, by which code and where figures are taken."""
     taken = source("benchmarks/theory", "tests/support")
     return {**taken, "machine": f"{taken['machine']}, loopback"}
+
+
+def report(found: dict[str, Any], folder: Path) -> None:
+    """The plots, and the tables between the marks of theory.md."""
+    plots.draw(found, folder)
+    fill(folder / "theory.md", tables.marked(found))
 
 
 def main() -> None:
@@ -46,8 +53,7 @@ def main() -> None:
     if options.tables:
         print(tables.text(found))
     else:
-        plots.draw(found, ROOT / "docs")
-        fill(ROOT / "docs" / "theory.md", tables.marked(found))
+        report(found, ROOT / "docs")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-from benchmarks.common.report import fill, markdown
+from benchmarks.common.report import fill_and_keep, markdown
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Simulated, simulate_collective
@@ -97,7 +97,7 @@ def main() -> None:
         for case, one in found.items()
     ]
     head = ["", "algorithm", "ms", "of limit", "missing"]
-    fill(folder / "simulate-accuracy.md", {"algorithms": markdown(head, rows)})
+    fill_and_keep(folder / "simulate-accuracy.md", "algorithms", markdown(head, rows))
 
 
 if __name__ == "__main__":

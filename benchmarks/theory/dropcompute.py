@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from benchmarks.common.results import ROOT, source
 from tests.support import dropcompute_checks as checks
 
 JSON = ROOT / "docs" / "dropcompute-theory.json"
-PICTURE = JSON.with_suffix(".png")
 EXAMPLE = ROOT / "examples" / "dropcompute-times.json"
 SAMPLES = 8_000_000
 """Delays that are drawn for each number of ranks."""
@@ -120,8 +120,10 @@ def tables(found: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def draw(found: dict[str, Any]) -> None:
-    figure, (gain, curves, toy) = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
+def report(found: dict[str, Any], folder: Path) -> None:
+    figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
+    gain, curves, toy, empty = axes.flat
+    empty.set_visible(False)
     workers = [row["workers"] for row in found["speedups"]]
     for key, label, style in (
         ("exact", "best threshold", "-"),
@@ -165,7 +167,7 @@ def draw(found: dict[str, Any]) -> None:
     for axes in (gain, curves, toy):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    save(figure, PICTURE)
+    save(figure, folder / "dropcompute-theory.png")
 
 
 def main() -> None:
@@ -184,7 +186,7 @@ def main() -> None:
         write_json(JSON, found, indent=None)
     found = json.loads(JSON.read_text(encoding="utf-8"))
     print("\n\n".join([*tables(found), str(found["measured"])]))
-    draw(found)
+    report(found, JSON.parent)
 
 
 if __name__ == "__main__":

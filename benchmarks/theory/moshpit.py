@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import fill, markdown, write_json
@@ -96,6 +97,12 @@ def _equal(found: dict[str, Any]) -> str:
     )
 
 
+def report(found: dict[str, Any], folder: Path) -> None:
+    """The tables between the marks of moshpit.md, and the picture."""
+    fill(folder / "moshpit.md", tables(found))
+    draw(768, GRID, 0.005, folder / "moshpit.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", action="store_true", help="from the figures that are there")
@@ -105,9 +112,7 @@ def main() -> None:
             "benchmarks/theory/moshpit.py", "lossycoll/simulate", "lossycoll/plan/grid.py"
         )
         write_json(JSON, found, indent=None)
-    found = json.loads(JSON.read_text(encoding="utf-8"))
-    fill(ROOT / "docs" / "moshpit.md", tables(found))
-    draw(768, GRID, 0.005, JSON.with_suffix(".png"))
+    report(json.loads(JSON.read_text(encoding="utf-8")), JSON.parent)
 
 
 if __name__ == "__main__":

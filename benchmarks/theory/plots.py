@@ -24,7 +24,7 @@ def draw(found: dict[str, Any], folder: Path) -> None:
     state = [*found["momentum"], *found["adam"]]
     pictures: dict[str, tuple[int, Sequence[Panel]]] = {
         "theory-means.png": (
-            3,
+            2,
             (
                 (standard_errors, found["unbiased"]),
                 (inflation, (found["inflation"], found["stratified"])),
@@ -32,7 +32,7 @@ def draw(found: dict[str, Any], folder: Path) -> None:
             ),
         ),
         "theory-broadcast.png": (
-            3,
+            2,
             (
                 (broadcast, found["broadcast"]),
                 (staleness, found["broadcast"]),
@@ -57,11 +57,13 @@ def draw(found: dict[str, Any], folder: Path) -> None:
         ),
     }
     for name, (columns, panels) in pictures.items():
-        rows = len(panels) // columns
+        rows = -(-len(panels) // columns)
         figure, axes = plt.subplots(
-            rows, columns, figsize=(6.2 * columns, 4.6 * rows), layout="constrained"
+            rows, columns, figsize=(5.6 * columns, 4.4 * rows), layout="constrained"
         )
-        for panel, (function, figures) in zip(axes.flat, panels, strict=True):
+        for panel in axes.flat[len(panels) :]:
+            panel.set_visible(False)
+        for panel, (function, figures) in zip(axes.flat, panels, strict=False):
             function(panel, figures)
             panel.grid(alpha=0.3)
         save(figure, folder / name)
@@ -140,7 +142,7 @@ def inflation(axes: Any, rows: tuple[list[dict[str, Any]], list[dict[str, Any]]]
     measured_as(axes, "o", "measured")
     measured_as(axes, "^", "reduce-scatter, measured")
     axes.set(xlabel="loss p", ylabel="variance of the mean, lossless = 1")
-    axes.set_title("Variance by count: (1 - p^N) / (1 - p), and of a reduce-scatter")
+    axes.set_title("Variance by count, and of a reduce-scatter")
     axes.legend(fontsize=8)
 
 

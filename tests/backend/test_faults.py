@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 
+import lossycoll
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
 from tests.support.links import over, over_each_link
@@ -417,7 +418,11 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "variable": ({"LOSSYCOLL_INJCET": "x"}, "OptionError", "did you mean LOSSYCOLL_INJECT?"),
     "differs": ({"repair": 2}, "RendezvousError", "option repair is 2 on rank 1 but 0 on rank 0"),
-    "version": ({"version": 1}, "RendezvousError", "version of lossycoll is 0.1.0 (wire 1)"),
+    "version": (
+        {"version": 1},
+        "RendezvousError",
+        f"version of lossycoll is {lossycoll.__version__} (wire 1)",
+    ),
     "interface": (
         {"interface": "nosuch0"},
         "InterfaceError",

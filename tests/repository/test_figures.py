@@ -1,7 +1,8 @@
-"""README.md and the short answers of performance.md state the figures of the generated tables.
+"""README.md, sealing.md and the short answers of performance.md state the figures of the generated
+tables.
 
-Tables between marks are written by `make reports` and the studies. These rows are typed, so that
-they read well, and fail here when a study's result changes.
+Tables between marks are written by `make reports` (tests/benchmarks/test_reports.py). These rows
+and sentences are typed, so that they read well, and fail here when a study's result changes.
 """
 
 from __future__ import annotations
@@ -108,3 +109,35 @@ def test_perplexities_of_the_demo() -> None:
         percent = float(re.search(r"\(([+-][\d.]+)%\)", said)[1])  # type: ignore[index]
         exact = 100 * (float(value) / float(gloo) - 1)
         assert percent == pytest.approx(exact, abs=0.06)
+
+
+def test_bandwidths_of_clean_wires() -> None:
+    verdict = marked("clean-verdict")
+    said = re.findall(r"([\d.]+) to\s+([\d.]+) times", README)
+    ranges = {
+        name: re.search(rf"- {name}: times gloo's bus bandwidth: ([\d.]+) to ([\d.]+),", verdict)
+        for name in ("broadcast", "all_reduce")
+    }
+    assert said == [found.groups() for found in ranges.values() if found is not None]
+    assert len(said) == 2
+
+
+def test_what_sealing_costs() -> None:
+    page = " ".join((DOCS / "sealing.md").read_text(encoding="utf-8").split())
+
+    def share(mark: str, wire: str, size: str) -> str:
+        return cells(marked(mark), wire, size)[5].removesuffix(" of plain")
+
+    own = [share("sealed", *of) for of in (("1 Gbit/s", "25 MiB"), ("1 Gbit/s", "4 KiB"))]
+    own += [share("sealed", wire, "25 MiB") for wire in ("10 Gbit/s", "loopback")]
+    cost = page.partition("## What it costs")[2]
+    assert re.findall(r"\b\d\.\d\d\b", cost) == own
+    libraries = [
+        (share(mark, "loopback", "25 MiB"), re.search(r"OpenSSL ([\d.]+) ", marked(mark))[1])  # type: ignore[index]
+        for mark in ("sealed", "sealed-newer")
+    ]
+    (old, first), (new, second) = libraries
+    assert (
+        f"had {old} of the speed of one in clear with OpenSSL {first}, and {new} with {second}"
+        in page
+    )

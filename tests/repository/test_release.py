@@ -35,6 +35,7 @@ def test_one_version_is_told_everywhere() -> None:
     assert newest is not None
     told = {
         "lossycoll.__version__": lossycoll.__version__,
+        "native/api.c": one(r'^    return "([\d.]+)";$', read("native/api.c")),
         "CITATION.cff": one(r"^version: (\S+)$", read("CITATION.cff")),
         "recipe.yaml": one(r"^  version: ([\d.]+)$", RECIPE.read_text(encoding="utf-8")),
         "CHANGELOG.md": newest[1],

@@ -22,12 +22,49 @@ LOOKED_AT = ("index", "start", "guide", "options", "performance")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+def tree() -> dict[str, list[str]]:
+    """The pages of each part of the site."""
+    parts = {}
+    for text in TREE.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8")):
+        (caption,) = re.findall(r":caption: (\w+)", text)
+        lines = [line for line in text.splitlines() if line and line[0] != ":"]
+        parts[caption] = [re.sub(r"^.* <(.*)>$", r"\1", line) for line in lines]
+    return parts
+
+
+def words(page: str) -> int:
+    """How many words a page has, with its code and tables."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def test_pages_are_short() -> None:
+    parts = tree()
+    short = [*parts["Start"], *parts["Guides"], *parts["Explanation"]]
+    counts = {page: words(page) for page in short}
+    assert {page: count for page, count in counts.items() if count > 1500} == {}
+    looked_up = set(parts["Reference"]) - {"api", "../CHANGELOG"}
+    assert sum(counts.values()) + sum(map(words, looked_up)) <= 70_000
+
+
+def test_users_pages_name_neither_tests_nor_commits() -> None:
+    """Commands that run tests are code, and contributors' pages are excepted."""
+    parts = tree()
+    found = {}
+    for page in {*parts["Start"], *parts["Guides"], *parts["Explanation"]} - {"../CONTRIBUTING"}:
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        text = re.sub(r"^```.*?^```|^ {4}.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+        names = re.findall(r"\btest_\w+|\bcommit [0-9a-f]{7,40}\b", text)
+        names += re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,12}\b", text)
+        if names:
+            found[page] = names
+    assert found == {}
+
+
 def test_every_page_is_in_the_tree_once() -> None:
-    trees = TREE.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
-    captions = [re.findall(r":caption: (\w+)", tree) for tree in trees]
-    assert captions == [["Start"], ["Guides"], ["Reference"], ["Explanation"], ["Studies"]]
-    lines = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
-    entries = [re.sub(r"^.* <(.*)>$", r"\1", line) for line in lines]
+    parts = tree()
+    assert list(parts) == ["Start", "Guides", "Reference", "Explanation", "Studies"]
+    entries = [page for pages in parts.values() for page in pages]
     assert len(entries) == len(set(entries))
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert pages == {entry for entry in entries if not entry.startswith("../")}

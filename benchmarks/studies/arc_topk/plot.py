@@ -47,27 +47,25 @@ def style(variant: str) -> dict[str, Any]:
 
 
 def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> None:
-    """A row for each task and loss of packets; loss against steps, bytes and seconds."""
-    kinds = [(task, loss) for task in TASKS for loss in LOSSES]
+    """A row for each task, a column for each loss of packets; loss against seconds."""
+    size = (5 * len(LOSSES), 3.6 * len(TASKS))
     figure, table = plt.subplots(
-        len(kinds), 3, figsize=(13, 3.1 * len(kinds)), layout="constrained", squeeze=False
+        len(TASKS), len(LOSSES), figsize=size, layout="constrained", squeeze=False
     )
-    what = ((0, 1.0, "step"), (2, 1e-6, "MB sent by a host"), (1, 1.0, "seconds of training"))
-    for line, (task, loss) in zip(table, kinds, strict=True):
-        for axis, (column, scale, label) in zip(line, what, strict=True):
+    for line, task in zip(table, TASKS, strict=True):
+        for axis, loss in zip(line, LOSSES, strict=True):
             for variant in (*TRAIN_VARIANTS, *NONE_VARIANTS):
                 curve = curves.get((task, loss, variant), [])[1:]
                 if curve:
-                    xs = [scale * point[column] for point in curve]
-                    ys = [point[3] for point in curve]
+                    xs, ys = [point[1] for point in curve], [point[3] for point in curve]
                     axis.plot(xs, ys, label=variant, linewidth=1.3, **style(variant))
-            axis.set_xlabel(label)
+            axis.set_xlabel("seconds of training")
             axis.grid(alpha=0.3)
             if task == "conv":
                 axis.set_yscale("log")
-        lost = f"{loss:.0%} of packets lost" if loss else "clean"
+            lost = f"{loss:.0%} of packets lost" if loss else "clean"
+            axis.set_title(f"{task}, {lost}", fontsize=10)
         line[0].set_ylabel("held-out loss, nats")
-        line[0].set_title(f"{task}, {lost}", fontsize=10)
     figure.suptitle(f"{HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s")
     handles, labels = table[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9)

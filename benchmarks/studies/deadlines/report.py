@@ -14,8 +14,6 @@ from matplotlib.ticker import LogFormatter
 from benchmarks.common.report import fill, markdown, plt, save
 from benchmarks.common.results import Result
 
-from . import hindsight
-from .hindsight import Stream
 from .scenarios import SCENARIOS
 
 FILE = "deadlines.json"
@@ -74,24 +72,21 @@ def _gives_up(fixed: Mapping[str, float], packets: int) -> str:
 
 
 def draw(entries: Sequence[Result], path: Path) -> None:
-    """Above, each operation over time; below, what any fixed deadline gives up against its wait."""
+    """Each operation over time, a panel for each scenario."""
     if not entries:
         return
-    size = (4.4 * len(entries), 6.4)
-    figure, axes = plt.subplots(2, len(entries), figsize=size, layout="constrained", squeeze=False)
+    rows = -(-len(entries) // 2)
+    size = (10, 3.4 * rows)
+    figure, axes = plt.subplots(rows, 2, figsize=size, layout="constrained", squeeze=False)
     titles = {one.name: one.title for one in SCENARIOS}
-    for column, one in enumerate(entries):
-        _over_time(axes[0][column], one)
-        _of_deadlines(axes[1][column], one)
-        axes[0][column].set_title(titles[one.settings["scenario"]], fontsize=9)
-    axes[0][0].set_ylabel("operation, ms")
-    axes[1][0].set_ylabel("given up though not lost, % of packets")
-    figure.legend(
-        handles=[*axes[0][0].get_lines()[:3], *axes[1][0].get_lines()],
-        loc="outside lower center",
-        ncols=5,
-        fontsize=8,
-    )
+    for axis in axes.flat[len(entries) :]:
+        axis.set_visible(False)
+    for axis, one in zip(axes.flat, entries, strict=False):
+        _over_time(axis, one)
+        axis.set_title(titles[one.settings["scenario"]], fontsize=10)
+        axis.set_ylabel("operation, ms")
+    handles = axes[0][0].get_lines()[:3]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     save(figure, path, dpi=100)
 
 
@@ -110,23 +105,3 @@ def _over_time(axis: Any, one: Result) -> None:
     for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
         formatter(LogFormatter(minor_thresholds=(1, 0.5)))
     axis.set_xlabel("seconds")
-
-
-def _of_deadlines(axis: Any, one: Result) -> None:
-    streams = [Stream(*row) for row in one.figures["streams"]]
-    longest = max(stream.ended for stream in streams)
-    found = [hindsight.fixed(streams, d) for d in longest * np.geomspace(1e-3, 1, DEADLINES)]
-    packets, each = one.figures["summary"]["packets"], 1e3 / len(streams)
-    axis.plot(
-        [outcome.waited * each for outcome in found],
-        [100 * outcome.given_up / packets for outcome in found],
-        color="grey",
-        label="fixed deadlines",
-    )
-    ours = hindsight.learnt(streams)
-    at = (ours.waited * each, 100 * ours.given_up / packets)
-    axis.plot(*at, "o", color="tab:blue", label="learnt")
-    axis.set_xscale("log")
-    axis.set_yscale("symlog", linthresh=0.01)
-    axis.set_ylim(bottom=-0.002)
-    axis.set_xlabel("waited, ms a stream")

@@ -155,23 +155,15 @@ def write(entries: Sequence[Result], folder: Path) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """A row for each delay: speed-up over the threshold, step times, loss over steps and time."""
+    """A row for each delay: speed-up over the threshold, and step times."""
     delays = found["delays"]
-    size = (17, 3.9 * len(delays))
-    figure, axes = plt.subplots(len(delays), 4, figsize=size, layout="constrained", squeeze=False)
+    size = (10, 3.9 * len(delays))
+    figure, axes = plt.subplots(len(delays), 2, figsize=size, layout="constrained", squeeze=False)
     first = found["budget"]["skip"] + found["budget"]["warm_up"]
     for (factor, delay), row in zip(delays.items(), axes, strict=True):
         _draw_speedups(delay, row[0], factor)
         _draw_steps(delay, row[1], first)
-        for axis, by in ((row[2], "steps"), (row[3], "seconds")):
-            for name, variant in delay["variants"].items():
-                steps = [step for step, _ in variant["losses"]]
-                losses = [loss for _, loss in variant["losses"]]
-                x = steps if by == "steps" else variant["seconds"]
-                axis.plot(x, losses, color=COLOURS[name], linewidth=1.2, label=name)
-            axis.set_xlabel(by if by == "steps" else "seconds of training")
-            axis.set_ylabel("validation loss, nats per byte")
-        row[2].legend(fontsize=8)
+        row[1].legend(fontsize=8)
     save(figure, path, dpi=100)
 
 

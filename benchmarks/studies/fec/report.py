@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,15 +36,24 @@ def write(entries: Sequence[Result], folder: Path) -> None:
     residual = [one for one in entries if one.settings["part"] == "residual"]
     rows = [{**one.settings, **one.figures} for one in residual]
     lab = [one for one in entries if one.settings["part"] == "lab"]
-    found: dict[str, Any] = {}
-    tables = {}
+    path = folder / "fec.json"
+    # A part that has no results yet stays as it is.
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if rows:
         found["residual"] = {"commits": sorted({one.commit for one in residual}), "rows": rows}
-        tables["fec"] = table(rows)
-        draw(rows, folder / "fec.png")
     if lab:
         found["lab"] = {"commits": [lab[-1].commit], "variants": lab[-1].figures}
-        tables["fec-lab"] = lab_table(lab[-1].figures)
+    report(found, folder)
+
+
+def report(found: Mapping[str, Any], folder: Path) -> None:
+    """What :func:`write` writes, of the figures of fec.json."""
+    tables = {}
+    if "residual" in found:
+        tables["fec"] = table(found["residual"]["rows"])
+        draw(found["residual"]["rows"], folder / "fec.png")
+    if "lab" in found:
+        tables["fec-lab"] = lab_table(found["lab"]["variants"])
     write_json(folder / "fec.json", found)
     fill(folder / "performance.md", tables)
 
@@ -58,12 +68,14 @@ def _share(value: float) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ["lost", *VARIANTS]
+    measured = {row["variant"] for row in rows}
+    variants = [variant for variant in VARIANTS if variant in measured]
+    head = ["lost", *variants]
     out = []
     for loss, burst in dict.fromkeys((row["loss"], row["burst"]) for row in rows):
         cells = {r["variant"]: _cell(r) for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
         name = f"{loss:.1%}" + (f" in bursts of {burst}" if burst > 1 else "")
-        out.append([name, *(cells.get(variant, "") for variant in VARIANTS)])
+        out.append([name, *(cells.get(variant, "") for variant in variants)])
     return markdown(head, out)
 
 

@@ -1,4 +1,4 @@
-"""Bus bandwidth of all-reduce over size, a panel for each wire and number of ranks."""
+"""Bus bandwidth of all-reduce over size, a panel for each of two wires and number of ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from lossycoll.cli.bench.plot import COLOURS
 from .cells import RANKS, RAW_BASE, WIRES
 from .rates import bus
 
+SHOWN = tuple(WIRES)[:2]
+"""The others are in the tables."""
+
 
 def draw(entries: Sequence[Result], path: Path) -> None:
     """``entries``: lines of the results. Nothing is drawn before collectives were measured."""
     found = {(e.settings["part"], e.settings["ranks"], e.settings["wire"]): e for e in entries}
     if not any(part == "collectives" for part, _, _ in found):
         return
-    size = (4.4 * len(WIRES), 3.2 * len(RANKS))
+    size = (4.4 * len(SHOWN), 3.2 * len(RANKS))
     figure, axes = plt.subplots(
-        len(RANKS), len(WIRES), figsize=size, layout="constrained", squeeze=False, sharey="row"
+        len(RANKS), len(SHOWN), figsize=size, layout="constrained", squeeze=False, sharey="row"
     )
     for line, ranks in zip(axes, RANKS, strict=True):
-        for axis, wire in zip(line, WIRES, strict=True):
+        for axis, wire in zip(line, SHOWN, strict=True):
             axis.set_title(f"{wire}, {ranks} ranks", fontsize=10)
             entry = found.get(("collectives", ranks, wire))
             if entry is None:

@@ -63,27 +63,33 @@ def table(entries: Sequence[Result]) -> str:
     return markdown(head, rows)
 
 
+def _band(axis: Any, found: Sequence[Result], variant: str) -> None:
+    """From the fastest to the slowest call that counts."""
+    ended = [entry for entry in found if entry.figures["seconds"].get(variant)]
+    counted = [after_start(entry, variant) for entry in ended]
+    x = [100 * entry.settings["loss"] for entry in ended]
+    low, high = [min(times) for times in counted], [max(times) for times in counted]
+    axis.fill_between(x, low, high, color=COLOURS[variant], alpha=0.15, linewidth=0)
+
+
 def draw(entries: Sequence[Result], path: Path) -> None:
-    """Time against loss, single losses, one panel for each network and size."""
+    """Time of all-reduces against loss, single losses, one panel for each network and size:
+    medians, and bands from the fastest to the slowest."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for entry in entries:
         cell = Cell.of(entry.settings)
-        if cell.burst == 1:
-            groups.setdefault((cell.hosts, cell.mbit, cell.mib, cell.rtt_ms, cell.what), []).append(
-                entry
-            )
+        if cell.burst == 1 and cell.what == "all-reduce":
+            groups.setdefault((cell.hosts, cell.mbit, cell.mib, cell.rtt_ms), []).append(entry)
     shown = {key: found for key, found in sorted(groups.items()) if len(found) > 1}
     if not shown:
         return
-    columns = min(3, len(shown))
+    columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     size = (4.6 * columns, 3.4 * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
-    for axis, ((hosts, mbit, mib, rtt_ms, what), found) in zip(
-        axes.flat, shown.items(), strict=False
-    ):
+    for axis, ((hosts, mbit, mib, rtt_ms), found) in zip(axes.flat, shown.items(), strict=False):
         found.sort(key=lambda entry: entry.settings["loss"])
         x = [100 * entry.settings["loss"] for entry in found]
         for variant in VARIANTS:
@@ -94,12 +100,11 @@ def draw(entries: Sequence[Result], path: Path) -> None:
             ]
             if ended:
                 axis.plot(*zip(*ended, strict=True), "o-", color=COLOURS[variant], label=variant)
+                _band(axis, found, variant)
         limit = found[0].figures["limit"]
         axis.axhline(limit, color="black", linestyle=":", label="limit of the link")
         axis.set_yscale("log")
-        axis.set_title(
-            f"{what}, {mib:.3g} MiB, {hosts} hosts, {mbit:g} Mbit/s, {rtt_ms:g} ms", fontsize=9
-        )
+        axis.set_title(f"{mib:.3g} MiB, {hosts} hosts, {mbit:g} Mbit/s, {rtt_ms:g} ms", fontsize=10)
         axis.set_xlabel("packets lost, %")
         axis.set_ylabel("all-reduce, s")
     axes.flat[0].legend(fontsize=8)

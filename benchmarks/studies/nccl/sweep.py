@@ -36,6 +36,7 @@ class Sweep(Piece):
             "dtype": self.dtype,
             "seconds": self.seconds,
             "verify": True,
+            "compute_seconds": 0,
             "step_seconds": 0,
         }
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import lossycoll._native
 
-from benchmarks.common.report import fill, markdown
+from benchmarks.common.report import fill_and_keep, markdown
 from benchmarks.common.results import ROOT, Result, append, load, source
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Change, simulate_collective
@@ -160,7 +160,8 @@ def report(found: Mapping[Case, Result], folder: Path) -> None:
     which = ", ".join(sorted({f"{one.date} at {one.commit}" for one in found.values()}))
     head = ["kind", "network", "time / limit", "missing", "goal"]
     text = f"{reached} of {len(rows)} networks reach their goals (measured {which})."
-    fill(folder / "congestion-results.md", {"matrix": f"{text}\n\n{markdown(head, rows)}"})
+    table = f"{text}\n\n{markdown(head, rows)}"
+    fill_and_keep(folder / "congestion-results.md", "matrix", table)
 
 
 def name_of(case: Case) -> str:

@@ -97,18 +97,17 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:
-    """All variants on a logarithmic axis; below, the two methods alone on a linear one."""
+    """All variants on a logarithmic axis; below, the two methods alone on a linear one. The most
+    ranks, and the kinds of loss with a goal: the tables have the others."""
     figure, table = plt.subplots(
-        2 * len(WORLDS), len(KINDS), figsize=(14, 13), sharex=True, sharey="row",
-        layout="constrained",
-    )  # fmt: skip
-    rows = [(world, names) for names in (compared(), method_names()) for world in WORLDS]
-    for row, (world, names) in zip(table, rows, strict=True):
-        for axes, kind in zip(row, KINDS, strict=True):
-            cell = (task, world, kind)
+        2, len(GOAL_KINDS), figsize=(10, 7), sharex=True, sharey="row", layout="constrained"
+    )
+    for row, names in zip(table, (compared(), method_names()), strict=True):
+        for axes, kind in zip(row, GOAL_KINDS, strict=True):
+            cell = (task, WORLDS[-1], kind)
             _lines(axes, entries, perplexity_change(HEADLINE), cell, names=names)
             axes.axhline(0, color="black", linewidth=0.8)
-            if task == "gpt" and kind in GOAL_KINDS:
+            if task == "gpt":
                 xs = [100 * loss for loss in GOALS]
                 axes.plot(xs, list(GOALS.values()), "k_", ms=24, mew=2, label="goal, at most")
             if names == method_names():
@@ -126,9 +125,10 @@ def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:
     for row in table:
         row[0].set_ylabel("change against reliable, %")
     figure.suptitle(
-        f"{TITLES[task]} against the same seed's reliable run, 95% intervals "
+        f"{TITLES[task]} against the same seed's reliable run, 95% intervals\n"
         f"(lower half: the two methods alone)",
-        x=0.42,
+        x=0.4,
+        fontsize=10,
     )
     _legend(figure, list(table.flat))
     save(figure, path, dpi=90)
@@ -138,22 +138,21 @@ def _drift(entries: Mapping[str, Result], task: str, path: Path) -> None:
     def relative(entry: Result, _: Result) -> float:
         return 100 * float(entry.figures["drift"]["relative"])
 
-    figure, table = plt.subplots(
-        len(WORLDS), len(KINDS), figsize=(14, 7.5), sharex=True, sharey=True, layout="constrained"
+    figure, row = plt.subplots(
+        1, len(KINDS), figsize=(11, 4.2), sharex=True, sharey=True, layout="constrained"
     )
     lossy = [variant for variant in compared() if variant != CONTROL]
-    for row, world in zip(table, WORLDS, strict=True):
-        for axes, kind in zip(row, KINDS, strict=True):
-            _lines(axes, entries, relative, (task, world, kind), names=lossy, positive=True)
-            axes.set_yscale("log")
-        row[0].set_ylabel("RMS distance of two replicas,\n% of the parameters' norm")
-    for axes in table[-1]:
+    for axes, kind in zip(row, KINDS, strict=True):
+        cell = (task, WORLDS[-1], kind)
+        _lines(axes, entries, relative, cell, names=lossy, positive=True)
+        axes.set_yscale("log")
         axes.set_xlabel("packets lost, %")
+    row[0].set_ylabel("RMS distance of two replicas,\n% of the parameters' norm")
     figure.suptitle(
-        f"{TITLES[task].partition(':')[0]}: distance between replicas after the last step "
+        f"{TITLES[task].partition(':')[0]}: distance between replicas after the last step\n"
         f"(nothing is drawn where they were equal in all runs)"
     )
-    _legend(figure, list(table.flat))
+    _legend(figure, list(row))
     save(figure, path, dpi=90)
 
 

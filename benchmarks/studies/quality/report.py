@@ -52,7 +52,11 @@ def write(results: Sequence[Result], folder: Path) -> None:
 def tables(entries: Mapping[str, Result]) -> dict[str, str]:
     """Markdown by name: what changes, and what the reliable runs reach."""
     change = perplexity_change(HEADLINE)
-    out = {"base": base_table(entries), "goals": goal_table(entries)}
+    out = {
+        "quality-summary": summary_table(entries),
+        "base": base_table(entries),
+        "goals": goal_table(entries),
+    }
     for task, measures in {
         "gpt": {"perplexity": change},
         "digits": {"accuracy": accuracy_change(HEADLINE), "perplexity": change},
@@ -163,6 +167,27 @@ def base_table(entries: Mapping[str, Result]) -> str:
                 )
     head = ["task", "ranks", "seeds", "parameters", "steps", "loss, nats", "perplexity", "accuracy"]
     return markdown(head, rows)
+
+
+def summary_table(entries: Mapping[str, Result]) -> str:
+    """The first table of the page: the methods with resending, and DDP alone."""
+    found = cells(entries, perplexity_change(HEADLINE))
+    methods = {
+        "DDP with DriftBound": "ddp+driftbound",
+        "ShardedOptimizer": "sharded",
+    }
+    got = {
+        name: [together(entries, variant, loss) for loss in GOALS]
+        for name, variant in methods.items()
+    }
+    plain = [found.get(("gpt", WORLDS[0], "single", loss, "ddp")) for loss in GOALS]
+    got[f"plain DDP ({WORLDS[0]} ranks, single losses)"] = plain
+    rows = [
+        [name, *("-" if one is None else f"{one.mean:+.2f}%" for one in row)]
+        for name, row in got.items()
+    ]
+    first, *others = (f"{loss:.0%}" for loss in GOALS)
+    return markdown(["method", f"{first} loss", *others], rows)
 
 
 def goal_table(entries: Mapping[str, Result]) -> str:

@@ -175,28 +175,25 @@ def mean_curve(of: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple[float,
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Loss over steps, how far that is from the reference's for every seed, and loss over
-    seconds."""
+    """How far the loss of every seed is from the reference's, and loss over seconds."""
     seeds = common_seeds(found)
     if not seeds:
         raise ValueError("no seed of which every variant has a run")
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     reference = found["variants"][REFERENCE]
     faults: dict[str, Any] = {}
     for name, of in found["variants"].items():
         curve = mean_curve(of, seeds)
-        steps, losses = [point[1] for point in curve], [point[2] for point in curve]
+        steps = [point[1] for point in curve]
         how = {"color": COLOURS[name], "linewidth": 1.3, "label": name}
-        left.plot(steps, losses, **how)
-        right.plot([point[0] for point in curve], losses, **how)
+        right.plot([point[0] for point in curve], [point[2] for point in curve], **how)
         for seed in of["seed"] if name != REFERENCE else ():
             pairs = zip(mean_curve(of, [seed]), mean_curve(reference, [seed]), strict=True)
-            middle.plot(steps, [100 * (a[2] / b[2] - 1) for a, b in pairs], **how, alpha=0.7)
+            left.plot(steps, [100 * (a[2] / b[2] - 1) for a, b in pairs], **how, alpha=0.7)
         if of["faults"][0] and not faults:
             faults = {f"peer {one['peer']} {one['kind']}": one for one in of["faults"][0]}
     for text, one in faults.items():
-        for axis in (left, middle):
-            axis.axvline(one["step"], color="grey", linestyle=":", linewidth=0.9)
+        left.axvline(one["step"], color="grey", linestyle=":", linewidth=0.9)
         left.annotate(
             text,
             (one["step"], 0.98),
@@ -206,17 +203,16 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             va="top",
             ha="right",
         )
-    middle.axhspan(-100 * NEAR, 100 * NEAR, color="tab:green", alpha=0.1)
-    middle.set_ylim(-2, 2)
+    left.axhspan(-100 * NEAR, 100 * NEAR, color="tab:green", alpha=0.1)
+    left.set_ylim(-2, 2)
     which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     for axis, title, label in (
-        (left, f"{PEERS} peers at home, {which}: loss by step", "steps of each peer"),
-        (middle, f"every seed against {REFERENCE}, the goal shaded", "steps of each peer"),
-        (right, f"{which}: loss by time", "seconds of training"),
+        (left, f"{PEERS} peers, each seed against {REFERENCE}; goal shaded", "steps of each peer"),
+        (right, f"loss by time, {which}", "seconds of training"),
     ):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
-    left.set_ylabel("validation loss of peer 0, nats per byte")
-    middle.set_ylabel("%")
+    left.set_ylabel("difference of the validation loss, %")
+    right.set_ylabel("validation loss of peer 0, nats per byte")
     right.legend(fontsize=8)
     save(figure, path)

@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", type=sizes, help=f"default: {DEFAULT_SIZES}; {others}")
     add("--dtype", choices=DTYPES, default="float32")
     add("--seconds", type=real(0.01), default=3.0, help="time for each size (default 3)")
+    how = "compute before a call of the second half; 0: calls in a loop only (default 5)"
+    add("--compute-ms", type=real(0, 1000), default=5.0, help=how)
     add("--loss", type=share, default=0.0, help="share of packets to drop (default 0)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of the injected loss")
@@ -132,6 +134,7 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
         "sizes": options.sizes,
         "dtype": options.dtype,
         "seconds": options.seconds,
+        "compute_seconds": options.compute_ms / 1e3,
         "verify": not options.no_verify and not options.loss,
         "step_seconds": 0,
     }
@@ -214,7 +217,7 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
     chosen = {
         name: getattr(options, name)
         for name in (
-            *("ranks", "dtype", "seconds", "loss", "burst", "seed"),
+            *("ranks", "dtype", "seconds", "compute_ms", "loss", "burst", "seed"),
             *("mtu", "delivery", "algorithm", "wire", "disable"),
         )
     }
@@ -228,8 +231,9 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
 
 
 def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """A row per size and backend, with the ratios of lossy's bandwidth to the others'. ``wrong``:
-    elements that differ from the sum, in two checks at all ranks; None where unchecked."""
+    """A row per size and backend, with the ratios of lossy's bandwidth to the others'. Bandwidths
+    and ratios are of calls in a loop. ``wrong``: elements that differ from the sum, in two checks
+    at all ranks; None where unchecked."""
     factor = 2 * (ranks - 1) / ranks
     rows: list[dict[str, Any]] = []
     for entry in measured["sizes"]:
@@ -243,6 +247,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
                 for other in ("gloo", "nccl")
             }
             wrong = entry["wrong"].get(name)
+            after = entry["after_compute"].get(name)
             rows.append(
                 {
                     "bytes": entry["bytes"],
@@ -250,6 +255,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
                     "iterations": len(times),
                     "median_ms": 1e3 * medians[name],
                     "p99_ms": 1e3 * percentile(times, 0.99),
+                    "after_compute_ms": 1e3 * percentile(after, 0.5) if after else None,
                     "algbw_gb_s": bandwidth,
                     "busbw_gb_s": bandwidth * factor,
                     **over,
@@ -285,7 +291,7 @@ def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
     out = Table(title=title, box=None, padding=(0, 2, 0, 0))  # fits 80 columns
-    headings = ("size", "backend", "runs", "median ms", "p99 ms", "algbw", "busbw")
+    headings = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
     for heading in (*headings, *(f"lossy/{name}" for name in others), "result"):
         left = heading == "backend"
@@ -301,17 +307,26 @@ def table(results: dict[str, Any]) -> Table:
             str(row["iterations"]),
             f"{row['median_ms']:.3f}",
             f"{row['p99_ms']:.3f}",
-            f"{row['algbw_gb_s']:.3f}",
+            "-" if row["after_compute_ms"] is None else f"{row['after_compute_ms']:.3f}",
             f"{row['busbw_gb_s']:.3f}",
             *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
             {True: "right", False: "WRONG", None: "-"}[row["verified"]],
         )
+    out.caption = caption(results)
+    return out
+
+
+def caption(results: dict[str, Any]) -> str:
+    """What the columns mean, and the lossy group's packets."""
+    compute = results["options"]["compute_ms"]
+    said = ["loop: median of calls in a loop"]
+    if compute:
+        said = [f"{said[0]}; after: of calls after {compute:g} ms of compute"]
     traffic = results["traffic"]
     if traffic is not None:
-        out.caption = "lossy: " + ", ".join(
-            f"{traffic[name]:,} {name.replace('_', ' ')}" for name in traffic
-        )
-    return out
+        counts = (f"{traffic[name]:,} {name.replace('_', ' ')}" for name in traffic)
+        said.append("lossy: " + ", ".join(counts))
+    return "\n".join(said)
 
 
 def labels(results: dict[str, Any]) -> list[str]:

@@ -58,6 +58,7 @@ def measure(
             "sizes": (size,),
             "seconds": LOSS_TIME * options.seconds,
             "verify": False,
+            "compute_seconds": 0,
             "step_seconds": STEP_TIME * options.seconds if loss == middle else 0,
         }
         if lacking:

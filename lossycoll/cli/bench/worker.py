@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ OnSize = Callable[[int, int], None]
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 2000
 WARM_UP_ROUNDS = 2
+MATRIX = torch.ones(256, 256)
 
 
 def in_turns(
@@ -117,6 +119,14 @@ def reducer(tensor: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
     return reduce
 
 
+def work(seconds: float) -> None:
+    """Multiplies matrices for so long, as a backward pass does: caches are full of other values,
+    and threads that wait have gone to sleep."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        torch.mm(MATRIX, MATRIX)
+
+
 def measure_size(
     groups: Groups, elements: int, config: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
@@ -129,9 +139,10 @@ def measure_size(
     reduce = {name: reducer(tensor, group) for name, group in groups.items()}
     wrong: dict[str, int] = {}
 
-    def once(name: str) -> float:
+    def once(name: str, compute: float = 0.0) -> float:
         tensor.copy_(source)
         synchronize(device)
+        work(compute)
         dist.barrier()
         started = time.perf_counter()
         reduce[name]()
@@ -145,9 +156,17 @@ def measure_size(
             wrong[name] = wrong.get(name, 0) + elements - int(right.sum())
 
     check()
-    seconds = in_turns(tuple(groups), once, config["seconds"])
+    compute = config["compute_seconds"]
+    each = config["seconds"] / 2 if compute else config["seconds"]
+    seconds = in_turns(tuple(groups), once, each)
+    after = in_turns(tuple(groups), partial(once, compute=compute), each) if compute else {}
     check()
-    return {"bytes": elements * source.element_size(), "seconds": seconds, "wrong": wrong}
+    return {
+        "bytes": elements * source.element_size(),
+        "seconds": seconds,
+        "after_compute": after,
+        "wrong": wrong,
+    }
 
 
 def mean_by_round(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -167,6 +186,7 @@ def merge(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             {
                 "bytes": first["bytes"],
                 "seconds": mean_by_round([entry["seconds"] for entry in entries]),
+                "after_compute": mean_by_round([entry["after_compute"] for entry in entries]),
                 "wrong": {
                     name: sum(entry["wrong"][name] for entry in entries) for name in first["wrong"]
                 },

@@ -23,7 +23,9 @@ CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.
 
 def draw(prediction: Prediction, path: Path) -> None:
     """Writes the picture of ``prediction`` to ``path``, a PNG."""
-    figure, (gain, cost, spread) = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    figure, table = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
+    gain, cost, spread, empty = table.flat
+    empty.set_axis_off()
     what = "resampled" if prediction.resampled else "recorded"
     curves = (
         (prediction.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
@@ -53,9 +55,9 @@ def draw(prediction: Prediction, path: Path) -> None:
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
     for axes in (gain, cost, spread):
         axes.grid(alpha=0.3)
-    # Beside the axes: among three curves there is no room.
+    # In a panel of its own: among three curves there is no room.
     handles, labels = gain.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    empty.legend(handles, labels, loc="center")
     for axes in (cost, spread):
         axes.legend(*_own(axes, labels))
     figure.savefig(path, dpi=110)

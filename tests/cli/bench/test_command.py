@@ -56,6 +56,7 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
         assert row["lossy_over_nccl"] is None
         assert row["iterations"] >= worker.LEAST_ROUNDS
         assert 0 < row["median_ms"] <= row["p99_ms"]
+        assert row["after_compute_ms"] > 0
         # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
         assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"])
@@ -163,7 +164,8 @@ def test_without_a_laboratory_loss_is_injected(
 
 def test_one_wrong_rank_makes_a_result_wrong() -> None:
     def rank(wrong: int, seconds: float) -> list[dict[str, Any]]:
-        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "wrong": {"gloo": wrong}}]
+        times = {"gloo": [seconds]}
+        return [{"bytes": 8, "seconds": times, "after_compute": {}, "wrong": {"gloo": wrong}}]
 
     (merged,) = bench_rank.merge([rank(0, 1.0), rank(2, 3.0)])
     assert merged["wrong"] == {"gloo": 2}

@@ -141,6 +141,7 @@ def test_ranks_measure_sums_that_are_right(tmp_path: Path) -> None:
         "dtype": "float32",
         "seconds": 0.05,
         "verify": True,
+        "compute_seconds": 0,
         "step_seconds": 0.05,
     }
     launch(

@@ -1,0 +1,78 @@
+"""Writes every table and picture of docs/ again: ``python -m benchmarks.reports [DIR]``.
+
+It measures nothing. Studies keep their results beside them, and other measurements a JSON file in
+docs/. Where only a table was kept, docs/tables.json has its text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.__main__ import main as study
+from benchmarks.common.report import KEPT, fill
+from benchmarks.common.results import ROOT, Result
+from benchmarks.micro import gpu, one_host
+from benchmarks.studies.fec import report as fec
+from benchmarks.studies.nccl import report as nccl
+from benchmarks.theory import __main__ as theory
+from benchmarks.theory import dropcompute, moshpit
+
+STUDIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "quality": (),
+    "large": (),
+    "lossless": (),
+    "lossy_links": (),
+    "arc_topk": (),
+    "fairness": (),
+    "deadlines": (),
+    "dropcompute": (),
+    "drop_rates": (),
+    "phases": (),
+    "swarm": (),
+    "few_bytes": (),
+    "time_to_loss": (),
+    "folding": (),
+    "simulation": ("--pacing", "path"),
+}
+"""Options by study: of which results its page speaks."""
+OF_FILES: Final[Mapping[str, Callable[[Any, Path], object]]] = {
+    "theory": theory.report,
+    "moshpit": moshpit.report,
+    "dropcompute-theory": dropcompute.report,
+    "gpu": gpu.report,
+    "one-host": one_host.report,
+    "fec": fec.report,
+    "nccl": lambda found, folder: nccl.write([Result(**row) for row in found], folder),
+}
+"""What writes the tables and pictures of a JSON file of docs/."""
+
+
+def kept(folder: Path) -> None:
+    """The tables of which nothing but the text was kept."""
+    pages = json.loads((ROOT / "docs" / KEPT).read_text(encoding="utf-8"))
+    for page, tables in pages.items():
+        fill(folder / page, {name: "\n".join(lines) for name, lines in tables.items()})
+
+
+def write(folder: Path) -> int:
+    """Everything, into the pages of a folder such as docs, and into README.md beside it; returns
+    the exit status."""
+    kept(folder)
+    for name, report in OF_FILES.items():
+        report(json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8")), folder)
+    done = [
+        study([name, "--report", str(folder), "--report-only", *options])
+        for name, options in STUDIES.items()
+    ]
+    return max(done)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs", metavar="DIR")
+    sys.exit(write(parser.parse_args().folder))

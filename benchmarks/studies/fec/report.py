@@ -108,6 +108,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             wanted = [100 * left(loss, burst, Code(USUAL, rows)) for rows in rows_of]
             axis.plot([100 * rows / USUAL for rows in rows_of], wanted, ":", color=colour)
         axis.set_yscale("log")
+        axis.set_ylim(bottom=1e-5)  # the formula goes on to where nobody could measure it
         axis.set_title("single losses" if burst == 1 else f"bursts of {burst} on average")
         axis.set_xlabel("packets sent besides, %")
     for variant, mark in MARKS.items():

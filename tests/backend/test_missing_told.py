@@ -15,7 +15,7 @@ LOSSY = {
     "LOSSYCOLL_INJECT": "loss=5%,seed=7",
     "LOSSYCOLL_DEADLINE_MIN": "0.02",
     "LOSSYCOLL_MTU": "1500",
-    "LOSSYCOLL_LIVENESS": "1",
+    "LOSSYCOLL_LIVENESS": "4",
 }
 STEPS = 12
 

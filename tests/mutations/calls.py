@@ -427,7 +427,7 @@ CALLS = (
         "native/stream_in.c",
         "    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)",
         "    if (h->now - lc_later(in->last_ns, excused) > 2 * config->deadline_max_ns)",
-        "native:test_limits",
+        "native:test_overdue",
     ),
     mutation(
         "deadlines are made for half of the streams",

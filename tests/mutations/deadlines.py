@@ -37,13 +37,6 @@ DEADLINES = (
         "native:test_limits",
     ),
     mutation(
-        "a silence may last twice as long as deadline_max",
-        STREAM,
-        "(in->last_ns, excused) > config->deadline_max_ns) {",
-        "(in->last_ns, excused) > 2 * config->deadline_max_ns) {",
-        OVERDUE,
-    ),
-    mutation(
         "a peer that is silent is waited for twice as long as deadline_max",
         "native/silence.c",
         "most = op->group->config.deadline_max_ns,",

@@ -40,7 +40,7 @@ help:
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
 	@echo "make micro NAME=control_plane  one of benchmarks/micro; ARGS=--help says more"
 	@echo "make study NAME=quality  one of benchmarks/studies, where it was stopped; ARGS=--help says more"
-	@echo "make reports   tables and pictures of docs/ from the studies' results; measures nothing"
+	@echo "make reports   tables and pictures of docs/ from the results that are kept; measures nothing"
 	@echo "make theory    the figures of docs/theory.md (ARGS=--help says more)"
 	@echo "make doctor    what this machine can do"
 	@echo "make docs      write docs/api.md from the docstrings"

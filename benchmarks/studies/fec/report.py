@@ -24,6 +24,8 @@ MARKS: Final = {
 }
 MOST_ROWS: Final = 16
 """Of the curves, to a quarter of the data."""
+LEAST_SHOWN: Final = 1e-4
+"""Percent: less is too little to be measured."""
 LEFT_OUT: Final = 1 / 3
 """Of each series of times: the first operations find the path's rate."""
 
@@ -108,7 +110,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             wanted = [100 * left(loss, burst, Code(USUAL, rows)) for rows in rows_of]
             axis.plot([100 * rows / USUAL for rows in rows_of], wanted, ":", color=colour)
         axis.set_yscale("log")
-        axis.set_ylim(bottom=1e-5)  # the formula goes on to where nobody could measure it
+        axis.set_ylim(LEAST_SHOWN, 20)
         axis.set_title("single losses" if burst == 1 else f"bursts of {burst} on average")
         axis.set_xlabel("packets sent besides, %")
     for variant, mark in MARKS.items():

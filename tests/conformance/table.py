@@ -70,9 +70,11 @@ the Python of an environment that has that torch. torch's file was a copy typed 
 is by `-m ""`.
 
 `python -m tests.conformance --modes default --worlds 3` with torch 2.15.0, 2026-11-29: gloo passes
-90 tests, lossy 89. Since 2.14 `dist.monitored_barrier` asks lossy, so
-`test_monitored_barrier_gloo_subgroup` passes; `test_monitored_barrier_gloo` wants gloo's words on
-ranks other than 0. The other modes, 4 ranks and 2.14.1 have not been run.
+90 tests, lossy 89; of the two about groups lossy passes one. Since 2.14 `dist.monitored_barrier`
+asks lossy, so `test_monitored_barrier_gloo_subgroup` and `_wait_all_ranks` pass.
+`test_monitored_barrier_gloo` and `_failure_order` want gloo's words on ranks other than 0.
+With 2.14.1 gloo passes 90, lossy 88, as with 2.13: `test_monitored_barrier_gloo_rank_0_timeout`
+failed in one of one runs, on a busy machine. The other modes and 4 ranks have not been run.
 
 `reconfigure` of 8 ranks on one machine, 2026-11-29, 2 cores that had other work, the ranks with
 precedence over it: `python -m benchmarks.micro.reconfigure`. The first one of each process, which

@@ -204,10 +204,19 @@ def monitored_barrier(
             _report(dispatcher, call, messages, timeout)
     except LossyError as error:
         dispatcher.fail(call, error)
-        raise (health.failure or error).again(call.numbered) from None
+        there = "" if health.where.rank == 0 else f"; {_reached(health.where.rank)}"
+        raise (health.failure or error).again(call.numbered + there) from None
     except BaseException as error:
         dispatcher.fail_halfway(call, error)
         raise
+
+
+def _reached(rank: int) -> str:
+    """What gloo says at a rank other than 0, which programs may look for."""
+    return (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+        f"for send/recv from rank 0"
+    )
 
 
 def _gather(
@@ -259,8 +268,8 @@ def _report(
     ):
         text = (
             f"{where}: {call.numbered}: {where.peer(0)} didn't take part within "
-            f"{timeout.total_seconds():g} s, or waits for another rank (Rank {where.rank} "
-            f"successfully reached monitoredBarrier; rank 0's error names who is missing)"
+            f"{timeout.total_seconds():g} s, or waits for another rank; rank 0's error names who "
+            f"is missing"
         )
         raise OperationTimeout(text, peer=0)
 

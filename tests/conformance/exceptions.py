@@ -29,11 +29,6 @@ _BY_NAME = Excuse(
     "gloo's"
 )
 
-_BY_WORDING = Excuse(
-    "torch 2.14 and later ask lossy; the error of the ranks that are there names the missing rank, "
-    "and the test wants gloo's, which names rank 0"
-)
-
 IN_2_13 = dict.fromkeys(
     (
         "test_monitored_barrier_failure_order",
@@ -43,7 +38,4 @@ IN_2_13 = dict.fromkeys(
     ),
     _BY_NAME,
 )
-SINCE_2_14 = dict.fromkeys(
-    ("test_monitored_barrier_failure_order", "test_monitored_barrier_gloo"), _BY_WORDING
-)
-EXCEPTIONS = IN_2_13 if version("torch").startswith("2.13.") else SINCE_2_14
+EXCEPTIONS = IN_2_13 if version("torch").startswith("2.13.") else {}

@@ -197,6 +197,12 @@ def _explain(failures: Mapping[int, Any], logs: Path) -> str:
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     text = f"rank {rank} failed with exit code {first.exitcode}; its output is under {logs}"
     for path in sorted(logs.rglob(f"{rank}/stderr.log")):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        text = "\n".join([text, *("  " + line for line in lines[-LOG_TAIL_LINES:])])
+        lines = last_lines(path.read_text(encoding="utf-8", errors="replace"))
+        text = "\n".join([text, *("  " + line for line in lines)])
     return text
+
+
+def last_lines(output: str) -> list[str]:
+    """Those that tell why a rank failed. Behind them Triton's bindings may list what leaked."""
+    said, _, _ = output.partition("nanobind: leaked")
+    return said.splitlines()[-LOG_TAIL_LINES:]

@@ -30,10 +30,13 @@ from tests.support.lowbit_packets import (
     wrongly_encoded,
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs Triton, which torch's CPU builds come without",
-)
+pytestmark = [
+    pytest.mark.timeout(600),  # the interpreter is slow, and slower on a busy machine
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None,
+        reason="needs Triton, which torch's CPU builds come without",
+    ),
+]
 
 SIZES = (1, 2, 31, 33, 127, 129)
 LONG = 1000
@@ -70,7 +73,7 @@ def rank_compares(rank: int, world: int) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, list[str]]:
     env = {**QUIET, "TRITON_INTERPRET": "1"}
-    found = run_good(rank_compares, WORLD, env, fresh=True)
+    found = run_good(rank_compares, WORLD, env, timeout=500, fresh=True)
     return {name: wrong for by_name in found for name, wrong in by_name.items()}
 
 

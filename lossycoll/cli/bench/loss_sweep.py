@@ -15,7 +15,7 @@ from typing import Any
 
 from lossycoll.cli.argtypes import inject_text
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import LOG_TAIL_LINES, LaunchError, launch, on_one_machine, scratch
+from lossycoll.cli.launcher import LaunchError, last_lines, launch, on_one_machine, scratch
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 
@@ -128,7 +128,7 @@ def _in_a_laboratory(
         ended = lab.run(command, {**own, **environment}, timeout=RANK_SECONDS)
         for rank in ended:
             if rank.code:
-                last = rank.output.splitlines()[-LOG_TAIL_LINES:]
+                last = last_lines(rank.output)
                 text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
                 raise LaunchError("\n".join([text, *("  " + line for line in last)]))
         return _result(folder)

@@ -211,16 +211,17 @@ class Health:
             self.fail(AbortedError(text, peer=rank))
         else:
             remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets the survivors continue)"
-            if not ended and not self.why_cut_off(rank):
+            cause = "" if ended else self.why_cut_off(rank)
+            if not ended and not cause:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
-            text = f"{where}: lost {where.peer(rank)}: {self._how(rank, silent, ended)}; {remedy}"
+            how = self._how(silent, ended, cause)
+            text = f"{where}: lost {where.peer(rank)}: {how}; {remedy}"
             self.fail(PeerLostError(text, peer=rank))
 
-    def _how(self, rank: int, silent: float, ended: bool) -> str:
+    def _how(self, silent: float, ended: bool, cause: str) -> str:
         if ended:
             return "its process has ended"
         limits = f"silent for {silent:g} s (liveness {self.liveness:g} s)"
-        cause = self.why_cut_off(rank)
         return f"{limits}: {cause}" if cause else f"{limits}, so it is dead, stopped or cut off"
 
     def why_cut_off(self, rank: int) -> str:
@@ -231,8 +232,9 @@ class Health:
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         """The group continues without ``rank``."""
+        cause = "" if ended else self.why_cut_off(rank)
         with self._lock:
-            self.lost[rank] = self._how(rank, silent, ended)
+            self.lost[rank] = self._how(silent, ended, cause)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:

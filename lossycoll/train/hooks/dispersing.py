@@ -67,8 +67,9 @@ def _interleaved(flat: torch.Tensor, packets: int) -> torch.Tensor:
     rows = -(-len(flat) // packets)
     padded = flat.new_zeros(rows * packets)
     padded[: len(flat)] = flat
-    at = torch.argsort(_places(packets)).to(flat.device)
-    return padded.view(rows, packets).t().contiguous().index_select(0, at).view(-1)
+    sent = flat.new_empty(packets, rows)
+    sent[_places(packets).to(flat.device)] = padded.view(rows, packets).t()
+    return sent.view(-1)
 
 
 def _restored(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:

@@ -187,6 +187,8 @@ def rank_trains(rank: int, world: int) -> dict[str, Any]:
         "kept": lossycoll.stats().order_kept if is_lossy else 0,
         "missing": lossycoll.stats().packets_missing if is_lossy else 0,
     }
+    # DDP's reducer would take gloo's group with it, hold the GIL, and await a thread that needs it.
+    del model
     dist.destroy_process_group()
     return found
 

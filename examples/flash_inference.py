@@ -104,11 +104,13 @@ def learn(text: Tensor) -> Decoder:
     torch.manual_seed(0)
     model, draws = Decoder(), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(STEPS):
+    for step in range(1, STEPS + 1):
         loss = loss_of(model, windows(text, BATCH, draws))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step % 30 == 0 and dist.get_rank() == 0:
+            print(f"training: step {step} of {STEPS}, loss {loss.item():.2f}", flush=True)
     return model.eval()
 
 

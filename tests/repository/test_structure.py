@@ -29,7 +29,7 @@ NOT_ROOMS = {
 """Folders of tests/ that aren't the tests of a package in lossycoll/, and what they are."""
 FLOORS = (
     *(("cli",), ("train",), ("simulate",), ("lab",), ("backend",)),
-    *(("runtime/collectives", "runtime/p2p"), ("runtime/world",), ("runtime/net",)),
+    *(("runtime/collectives",), ("runtime/world",), ("runtime/net",)),
     *(("runtime/core",), ("runtime/engine",), ("options",), ("plan",)),
 )
 """The packages, each above those that it may import; `make lint` holds the package to them."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from lossycoll.runtime.control.connection import NUMBER_BYTES
+from lossycoll.runtime.control.events import NUMBER_BYTES
 from lossycoll.runtime.keys.secret import Secret, secret_of
 from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.directory_transport import swarm_keys

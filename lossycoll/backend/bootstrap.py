@@ -22,17 +22,17 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.group_context import GroupContext
+from lossycoll.runtime.collectives.point_to_point import Messages
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret, find_secret
-from lossycoll.runtime.p2p.messages import Messages
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.runtime.world.probe import answers
+from lossycoll.runtime.world.queries import answers
 from lossycoll.runtime.world.rendezvous import Rendezvous
 
 from .builder import GroupBuilder, GroupSpec

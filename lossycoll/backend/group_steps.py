@@ -25,16 +25,15 @@ from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
-from lossycoll.runtime.net.control_groups import core_limit
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
+from lossycoll.runtime.net.machine import core_limit
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.definition import (
     Definition,
     compare_options,
     compare_versions,
 )
-from lossycoll.runtime.world.error_kinds import kind_of_unmade
-from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.group_state import Health, kind_of_unmade
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.reachability import common_version, compare_machines
 

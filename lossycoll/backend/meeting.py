@@ -13,7 +13,7 @@ from typing import Any, Final
 from lossycoll.errors import LossyError, RendezvousError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.world.group_state import Health
-from lossycoll.runtime.world.probe import answers
+from lossycoll.runtime.world.queries import answers
 from lossycoll.runtime.world.reachability import (
     Side,
     heartbeat_of,

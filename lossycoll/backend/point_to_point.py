@@ -23,8 +23,8 @@ from lossycoll.devices.registry import device_of, is_served
 from lossycoll.errors import LossyError, OperationTimeout, UnsupportedError
 from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.point_to_point import Messages, Tolerance, Transfer
 from lossycoll.runtime.core.call import LONGEST, Collective
-from lossycoll.runtime.p2p.messages import Messages, Tolerance, Transfer
 
 from . import checks, spans
 from .description import CollectiveKind, Description, Loss

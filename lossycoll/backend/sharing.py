@@ -20,9 +20,8 @@ from lossycoll.plan.topology import Sites, find_sites, measured_by
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, shared_bytes
-from lossycoll.runtime.net.control_groups import core_mask, memory_room
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
-from lossycoll.runtime.net.machine import Machine, this_machine
+from lossycoll.runtime.net.machine import Machine, core_mask, memory_room, this_machine
 from lossycoll.runtime.net.round_trips import round_trips
 
 FLAT: Final = "inject is set, so that each rank counts as a host of its own"

@@ -11,7 +11,7 @@ from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import metrics
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.hang_log import HangLog
-from lossycoll.runtime.world.status_query import ask_rank
+from lossycoll.runtime.world.queries import ask_rank
 
 from .builder import GroupBuilder
 

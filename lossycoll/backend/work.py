@@ -21,8 +21,8 @@ import torch.distributed as dist
 from lossycoll.devices.layer import Layer
 from lossycoll.errors import LossyError
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.point_to_point import Transfer
 from lossycoll.runtime.core.call import Operation
-from lossycoll.runtime.p2p.messages import Transfer
 
 from .overloads import opaque
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from lossycoll.runtime.keys.aead import check_library
-    from lossycoll.runtime.world.probe import ask_for_rekey
+    from lossycoll.runtime.world.queries import ask_for_rekey
 
     secret = find_secret()
     if secret is None:

@@ -18,8 +18,8 @@ from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.swarm import peer_status
 from lossycoll.runtime.world import flight_recorder, job_status
+from lossycoll.runtime.world.queries import NoAnswer, ask_job, ask_stacks
 from lossycoll.runtime.world.status_answer import CALLS, STATUS
-from lossycoll.runtime.world.status_query import NoAnswer, ask_job, ask_stacks
 
 from .launcher import EXIT_FAILED, Unwritable
 from .status_text import as_text, swarm_as_text

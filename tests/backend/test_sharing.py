@@ -29,9 +29,8 @@ from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.net.control_groups import core_mask
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
-from lossycoll.runtime.net.machine import this_machine
+from lossycoll.runtime.net.machine import core_mask, this_machine
 from tests.support.shared_memory import BYTES, Meeting, at_once, memory
 
 TOKEN = "the world's"

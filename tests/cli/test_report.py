@@ -14,7 +14,7 @@ import pytest
 from lossycoll.cli.main import main
 from lossycoll.cli.report import charts_of, chosen, findings, read_files
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.world import history, metrics
+from lossycoll.runtime.world import metrics
 from tests.runtime.world.test_job_status import peer, record
 from tests.support.waiting import until
 
@@ -36,7 +36,7 @@ def line(step: int, session: str = "ab") -> dict[str, Any]:
         peers = tuple(replace(link, loss=0.2 if process == 0 else 0.0) for link in one.peers)
         state = "stopped" if process and is_last else one.state
         records.append(replace(one, session=session, stats=stats, peers=peers, state=state))
-    return history.line_of(records, 1000.0 + step)
+    return metrics.line_of(records, 1000.0 + step)
 
 
 def written(path: Path, *lines: dict[str, Any]) -> Path:
@@ -47,11 +47,11 @@ def written(path: Path, *lines: dict[str, Any]) -> Path:
 def test_a_page_has_loss_rates_and_who_was_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history.measured["drift"] = 0.01
+    metrics.measured["drift"] = 0.01
     try:
         file = written(tmp_path / "job.jsonl", *map(line, range(STEPS)))
     finally:
-        del history.measured["drift"]
+        del metrics.measured["drift"]
     page = tmp_path / "page.html"
     assert main(["report", str(file), "--output", str(page)]) == 0
     said = capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_names_of_ranks_cannot_change_the_page(tmp_path: Path) -> None:
 def test_one_process_of_a_machine_appends_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(metrics, "FIRST_SECONDS", 0.02)
     monkeypatch.setattr(metrics, "LOOK_SECONDS", 0.01)
     over = threading.Event()
     records: list[Record] = [record(0, 7), record(1, 7)]
@@ -149,5 +149,5 @@ def test_nothing_is_drawn_across_times_without_packets(tmp_path: Path) -> None:
 def test_series_of_a_line_are_bounded() -> None:
     one = record(0, 7)
     many = replace(one, world=1000, peers=tuple(map(peer, range(1000))))
-    (rank,) = history.line_of([many], 0.0)["ranks"]
-    assert len(rank["link"]) == history.MOST_LINKS
+    (rank,) = metrics.line_of([many], 0.0)["ranks"]
+    assert len(rank["link"]) == metrics.MOST_LINKS

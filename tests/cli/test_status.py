@@ -281,9 +281,9 @@ def _ask_first(port: int, more: int) -> None:
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.0 400 Bad Request\r\n\r\n", bytes(range(256))])
 def test_a_port_that_is_not_lossycolls(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lossycoll.runtime.world import status_query
+    from lossycoll.runtime.world import queries
 
-    monkeypatch.setattr(status_query, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(queries, "FIRST_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken: list[socket.socket] = []
 

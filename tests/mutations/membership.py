@@ -112,7 +112,7 @@ MEMBERSHIP = (
     mutation(
         "a rank that slept accuses the others",
         "lossycoll/runtime/world/failure_detector.py",
-        "                self._heard[rank] = min(now, at + late)",
+        "                self.heard_at[rank] = min(now, at + late)",
         "                pass",
         f"{PROTOCOL}::test_ranks_that_slept_themselves_accuse_nobody",
     ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 ENGINE = "tests/runtime/engine"
 PROTOCOL = "tests/runtime/world/test_world_protocol.py"
-P2P = "tests/runtime/p2p/test_messages.py"
+P2P = "tests/runtime/collectives/test_point_to_point.py"
 LOSSY_P2P = "tests/backend/test_lossy_point_to_point.py"
 
 

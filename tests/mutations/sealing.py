@@ -124,20 +124,20 @@ SEALING = (
     mutation(
         "new keys for whoever asks in clear",
         "lossycoll/runtime/world/connections.py",
-        'return hello.purpose == "rekey" and link.rank < 0 and self._is_sealed',
-        'return hello.purpose == "rekey" and link.rank < 0',
+        'if came and purpose == "rekey" and self._is_sealed:',
+        'if came and purpose == "rekey":',
         "tests/runtime/world/test_connections.py::test_a_plain_connection_cannot_ask_for_new_keys",
     ),
     mutation(
         "a caller that isn't in the roster",
-        "lossycoll/runtime/control/curve.py",
+        "lossycoll/runtime/control/context.py",
         "(domain, *key) in self._admitted",
         "bool(key)",
         "tests/runtime/control/test_curve.py::test_a_caller_that_isnt_in_the_roster_is_refused",
     ),
     mutation(
         "a sealed message that may be left out",
-        "lossycoll/runtime/control/connection.py",
+        "lossycoll/runtime/control/events.py",
         "return body if number == self.taken",
         "return body if number >= self.taken",
         "tests/runtime/control/test_curve.py"
@@ -145,7 +145,7 @@ SEALING = (
     ),
     mutation(
         "one key for all planes",
-        "lossycoll/runtime/control/curve.py",
+        "lossycoll/runtime/control/context.py",
         'secret.derived("curve", plane, role)',
         'secret.derived("curve", role)',
         "tests/runtime/control/test_curve.py"

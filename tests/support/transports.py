@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from lossycoll.runtime.control.curve import Keys
+from lossycoll.runtime.control.context import Keys
 from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.events import Connected, Event, Received
 from lossycoll.runtime.control.schema import Address

@@ -27,7 +27,8 @@ class Node(planes.Node):
         outlive: bool = False,
         definition: Definition | None = None,
     ) -> Notes:
-        made = Membership(self, group, members, outlive=outlive, definition=definition)
+        plane: Any = self
+        made = Membership(plane, group, members, outlive=outlive, definition=definition)
         notes = Notes(list(members).index(self.rank), self.net.liveness)
         made.open(notes)
         self.groups[group] = made, notes

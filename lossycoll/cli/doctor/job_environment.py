@@ -132,8 +132,7 @@ NAME = "memory sharing"
 
 def memory_sharing() -> list[Finding]:
     from lossycoll.runtime.engine.host import shared_bytes
-    from lossycoll.runtime.net.control_groups import memory_room
-    from lossycoll.runtime.net.machine import this_machine
+    from lossycoll.runtime.net.machine import memory_room, this_machine
 
     advice = "ranks of this machine use UDP among themselves, which is slower"
     try:

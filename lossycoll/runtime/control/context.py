@@ -1,21 +1,98 @@
-"""ZeroMQ's context of this process: one I/O thread for all of its transports, while there are any.
+"""ZeroMQ's context of this process, and the CURVE keys that connections are sealed with.
 
-libzmq aborts the process where it can't have descriptors for a context, so they are tried first.
+All transports of the process share the context, and its one I/O thread, while there are any.
+
+All processes of a job derive the same two key pairs for each plane: a listener's and a caller's.
+Neither public key is ever sent in clear, so only a process that has the secret can begin a
+handshake. The roster (ZAP, ZeroMQ's RFC 27) is the second check: it refuses any other caller's key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from .curve import Keys, Roster
+from lossycoll.runtime.keys.secret import Secret
 
 if TYPE_CHECKING:
     import zmq
 
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+"""Endpoint that libzmq asks (RFC 27)."""
 DESCRIPTORS: Final = 12
 """Descriptors of a context and its first transport."""
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair. Both keys are Z85 text."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of one plane."""
+
+    plane: str  # its name, which is also the domain of its roster
+    listener: KeyPair  # of whoever is connected to
+    caller: KeyPair  # of whoever connects
+
+
+def keys_of(secret: Secret, plane: str) -> Keys:
+    """Keys of a plane. Processes of planes of different names can't connect."""
+    return Keys(plane, _pair(secret, plane, "listener"), _pair(secret, plane, "caller"))
+
+
+def _pair(secret: Secret, plane: str, role: str) -> KeyPair:
+    import zmq
+    from zmq.utils import z85
+
+    private = z85.encode(secret.derived("curve", plane, role))
+    return KeyPair(zmq.curve_public(private), private)
+
+
+class Roster:
+    """ZAP handler of a context: admits callers by their public keys.
+
+    It has no thread, which would wait for the interpreter's lock ten times for each handshake: all
+    transports that listen poll ``fd``, and whichever is awake calls :meth:`serve`.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        import zmq
+
+        self._admitted: set[tuple[bytes, bytes]] = set()
+        """Domain and binary public key."""
+        self._lock = threading.Lock()
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind(ZAP_ENDPOINT)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+
+    def admit(self, keys: Keys) -> None:
+        from zmq.utils import z85
+
+        self._admitted.add((keys.plane.encode(), z85.decode(keys.caller.public)))
+
+    def serve(self) -> None:
+        """Answers what has been asked. By any thread."""
+        import zmq
+
+        with self._lock, contextlib.suppress(zmq.Again):
+            while True:
+                version, number, domain, _, _, mechanism, *key = self._socket.recv_multipart(
+                    zmq.DONTWAIT
+                )
+                known = mechanism == b"CURVE" and (domain, *key) in self._admitted
+                code, text = (b"200", b"OK") if known else (b"400", b"not in the roster")
+                self._socket.send_multipart([version, number, code, text, b"", b""])
+
+    def close(self) -> None:
+        self._socket.close(0)
 
 
 def load() -> None:
@@ -33,9 +110,8 @@ class SharedContext:
         self._roster: Roster | None = None
 
     def acquire(self, keys: Keys | None) -> tuple[zmq.Context[zmq.Socket[bytes]], Roster | None]:
-        """Returns the context, and with keys its roster. Undone by :meth:`release`. ``keys``: whose
-        callers its listeners are to admit; None: all is in clear. OSError: the process is short of
-        descriptors."""
+        """Returns the context, and with keys its roster, which then admits their callers. OSError:
+        the process is short of descriptors."""
         import zmq
 
         with self._lock:
@@ -82,6 +158,7 @@ SHARED: Final = SharedContext()
 
 
 def _try_descriptors() -> None:
+    """libzmq aborts the process where it can't have descriptors for a context."""
     taken: list[int] = []
     try:
         for _ in range(DESCRIPTORS):

@@ -1,9 +1,13 @@
-"""Events that a transport reports to its user."""
+"""Connections of a transport, and the events that it reports of them to its user."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from .descriptors import Ends
+from .schema import Address
 
 Peer: TypeAlias = int
 """The number of a connection within its transport, which is never used again."""
@@ -11,8 +15,8 @@ Peer: TypeAlias = int
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The other end of a connection has said something. ``peer``: the connection. ``address``: the
-    other end's numeric address. ``own``: the numeric address of this end."""
+    """The other end has said its first message, which follows, and has the job's secret if there is
+    one. ``address``: its numeric one; ``own``: this end's."""
 
     peer: Peer
     address: str
@@ -21,7 +25,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of a peer."""
+    """A message of a peer, in order, whole, and of at most ``LONGEST`` bytes."""
 
     peer: Peer
     body: bytes
@@ -29,7 +33,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection is over. ``why``: the reason, as errors tell it."""
+    """A connection is over; all that came over it has been told before. ``why``: as errors tell
+    it."""
 
     peer: Peer
     why: str
@@ -37,7 +42,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nobody listens where ``peer`` was to be."""
+    """Nobody listens where ``peer`` was to be: a process that did has ended."""
 
     peer: Peer
 
@@ -50,3 +55,57 @@ class Readable:
 
 
 Event: TypeAlias = Connected | Received | Closed | Refused | Readable
+
+
+NUMBER_BYTES: Final = 8
+"""Bytes of the number, from 0, at the start of a sealed message."""
+NEVER: Final = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A connection of a transport: its names in libzmq, and the numbers of sealed messages."""
+
+    peer: Peer
+    since: float
+    endpoint: str = ""  # of one that was made here
+    place: Address = ("", 0)  # where that leads
+    routing: bytes = b""  # how ROUTER calls it, once it is known
+    fd: int = -1  # in libzmq's hands; -1: not known yet, or no more
+    ends: Ends | None = None
+    sent: int = 0  # messages; the next one's number
+    taken: int = 0
+    gone: bool = False  # the user has been told, or doesn't want to be
+    admitted: bool = False  # the user knows whose it is
+    until: float = NEVER  # when it is cut off
+
+    @property
+    def is_ours(self) -> bool:
+        """True if it was made here."""
+        return bool(self.endpoint)
+
+    @property
+    def heard(self) -> bool:
+        """True if a message has come."""
+        return self.taken > 0
+
+    @property
+    def address(self) -> str:
+        return "" if self.ends is None else str(self.ends[1][0])
+
+    @property
+    def own(self) -> str:
+        return "" if self.ends is None else str(self.ends[0][0])
+
+    def sealed(self, body: bytes) -> bytes:
+        """The next message of a sealed connection: CURVE doesn't find what is left out."""
+        return self.sent.to_bytes(NUMBER_BYTES, "big") + body
+
+    def opened(self, bodies: Sequence[bytes], *, is_sealed: bool) -> bytes | None:
+        """Body of a message; None: no transport has sent it, or not now."""
+        if len(bodies) != 1:
+            return None
+        if not is_sealed:
+            return bodies[0]
+        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
+        return body if number == self.taken.to_bytes(NUMBER_BYTES, "big") else None

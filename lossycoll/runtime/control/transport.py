@@ -1,17 +1,9 @@
 """The control plane's transport: whole messages between processes, over ZeroMQ (pyzmq).
 
 A process listens, connects, or both, by one :class:`Transport`; each connection is a *peer*, a
-number that is never used again. What happens comes out of :meth:`Transport.poll` as events:
-
-- ``Connected(peer, address, own)``: the other end of a connection has said its first message, which
-  follows. It has the job's secret then, if there is one. Who it is says the message (a hello, with
-  a version): until the user calls :meth:`Transport.admit` it is a stranger.
-- ``Received(peer, body)``: a message, in order, whole, and at most ``LONGEST`` bytes.
-- ``Closed(peer, why)``: the connection is over, and all that came over it has been told before.
-- ``Refused(peer)``: nobody listens there, as the other host says: a process that did has ended.
-- ``Readable(fd)``: a descriptor that was given to :meth:`Transport.watch` is readable.
-
-What users rely on:
+number that is never used again. What happens comes out of :meth:`Transport.poll` as events. Who is
+at the other end says the first message: until the user calls :meth:`Transport.admit` it is a
+stranger. What users rely on:
 
 - A connection is made once: whoever wants another one after ``Closed`` or ``Refused`` connects
   again. A host that doesn't answer brings no event before the kernel gives up (two minutes), so
@@ -22,8 +14,6 @@ What users rely on:
 - Everything belongs to one thread, but for :meth:`Transport.wake`, which any may call. A fork is
   seen to: in the child the connections' descriptors are closed, so that a dead parent's peers hear
   of its end, and the transport is :attr:`Transport.closed`.
-- Heartbeats of libzmq answer for a process that holds the GIL, or is stuck. None are used: users
-  send their own.
 
 What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
 so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
@@ -60,12 +50,19 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-from .connection import NEVER, Connection
-from .context import SHARED
-from .curve import Keys
-from .descriptors import close_copies, ends_of, shut_down
-from .events import Closed, Connected, Event, Peer, Readable, Received, Refused
-from .refusals import Refusals
+from .context import SHARED, Keys
+from .descriptors import Refusals, close_copies, ends_of, shut_down
+from .events import (
+    NEVER,
+    Closed,
+    Connected,
+    Connection,
+    Event,
+    Peer,
+    Readable,
+    Received,
+    Refused,
+)
 from .schema import Address
 
 if TYPE_CHECKING:
@@ -100,8 +97,6 @@ FIN: Final = b""
 _DONE, _FAILED, _HUNG_UP = range(3)
 """Handshakes: the last is of an end that closes during it, as one that measures a round trip."""
 _EVENT: Final = struct.Struct("=HI")
-
-
 _names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
@@ -109,10 +104,10 @@ _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 class Transport:
     """All control connections of one user in this process; ``close`` at the end.
 
-    ``keys``: seal all connections with them (:func:`keys_of`); None: all is in clear.
-    ``strangers``: connections that have come and aren't admitted, at most. ``near``: numeric
-    addresses whose strangers are dropped after all others. ``handshake``: seconds that a stranger
-    has; None: ``HANDSHAKE_SECONDS``. OSError: the process is short of descriptors.
+    ``keys`` seal all connections; None: all is in clear. ``strangers``: connections that have come
+    and aren't admitted, at most. ``near``: numeric addresses whose strangers are dropped after all
+    others. ``handshake``: seconds that a stranger has. OSError: the process is short of
+    descriptors.
     """
 
     def __init__(
@@ -207,8 +202,7 @@ class Transport:
     # ---- connections ----
 
     def listen(self, listener: socket.socket) -> None:
-        """Takes connections from now on. ``listener``: a TCP socket that listens
-        (:func:`listener`), the transport's from then on."""
+        """Takes connections from now on. ``listener`` is the transport's from then on."""
         import zmq
 
         listener.setblocking(False)
@@ -301,13 +295,11 @@ class Transport:
             self._cut(one)
 
     def watch(self, fd: int) -> None:
-        """Tells from now on when a descriptor is readable."""
         import zmq
 
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Undoes ``watch``."""
         self._poller.unregister(fd)
 
     # ---- what comes ----

@@ -65,7 +65,6 @@ class Collective:
 
     @property
     def key(self) -> CallKey:
-        """All that its text says."""
         return self.name, self.dtype, self.elements, self.detail, self.delivery
 
     def __str__(self) -> str:
@@ -131,7 +130,6 @@ class LongWait:
         self._due = since + ASK_SECONDS[0]
 
     def ask_if_due(self, now: float) -> None:
-        """To be called now and then while the wait lasts."""
         if now >= self._due:
             self._due = now + ASK_SECONDS[1]
             self._ask(self._call)
@@ -252,11 +250,8 @@ class Operation:
     def wait_result(self) -> None:
         """Returns when the result is there, which may be a round trip before :meth:`wait` would:
         what this rank sends may still be asked for. So its buffers may be read from now on, and
-        belong to the operation until it is done. Raises its error if it fails before.
-
-        Where what arrives isn't the result yet (it is copied, or rests on all ranks' being there to
-        the end), this is :meth:`wait`.
-        """
+        belong to the operation until it is done. Where what arrives isn't the result yet (it is
+        copied, or rests on all ranks' being there to the end), this is :meth:`wait`."""
         if not self._has_result_first:
             self.wait()
             return

@@ -1,8 +1,7 @@
 """Structured log lines of the logger ``lossycoll``: ``rank=1 world=4 event=end call="..." ...``.
 
-One line per event, in logfmt: ``name=value``, with quotes where a value has spaces. The fields
-are also on the log record (``record.fields``), as data that JSON has, for handlers that want them.
-docs/backend.md has the events.
+One line per event, in logfmt. The fields are also on the log record (``record.fields``), as data
+that JSON has, for handlers that want them. docs/backend.md has the events.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -55,6 +54,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, Integral):  # an enum's member, NumPy's
         return int(value)
     return float(value) if isinstance(value, Real) else str(value)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0, 1, 2``: the first eight of them."""
+    some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
+    return f"rank {some}" if len(ranks) == 1 else f"ranks {some}"
 
 
 def line(fields: dict[str, Any]) -> str:

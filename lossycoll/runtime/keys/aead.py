@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import secrets
 from typing import Final
 
@@ -25,21 +26,14 @@ _MOST_BYTES: Final = 1 << 20
 def library(path: str = "") -> tuple[str, str]:
     """(version, "") of the libcrypto that seals, or ("", why there is none). ``path``: its file;
     empty: any."""
-    _find_pythons_own()
+    with contextlib.suppress(ImportError):  # it may lie where the loader wouldn't look
+        import _ssl  # noqa: F401
     why = lib.lc_crypto_load(path.encode())
     if why != ffi.NULL:
         return "", bytes(ffi.string(why)).decode(errors="replace")
     if not has_cipher(TEXT_CIPHER):
         return "", f"libcrypto's {TEXT_CIPHER} is missing, or gives wrong results"
     return bytes(ffi.string(lib.lc_crypto_version())).decode(), ""
-
-
-def _find_pythons_own() -> None:
-    """Python's own libcrypto lies where the loader wouldn't look, in some distributions."""
-    try:
-        import _ssl  # noqa: F401
-    except ImportError:  # built without it
-        return
 
 
 def has_cipher(cipher: str) -> bool:

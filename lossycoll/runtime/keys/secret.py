@@ -25,17 +25,13 @@ _SALT: Final = b"lossycoll 1"
 
 @dataclass(frozen=True)
 class Secret:
-    """Keys derived from the secret of a job; the secret itself isn't kept.
-
-    Attributes:
-        root: HKDF's pseudorandom key (RFC 5869, section 2.2).
-    """
+    """Keys derived from the secret of a job; the secret itself isn't kept."""
 
     root: bytes = field(repr=False)
+    """HKDF's pseudorandom key (RFC 5869, section 2.2)."""
 
     @classmethod
     def of(cls, secret: bytes) -> Secret:
-        """The secret made of the bytes that all ranks share."""
         return cls(hmac.digest(_SALT, secret, hashlib.sha256))
 
     def derived(self, *purpose: str | int) -> bytes:
@@ -69,7 +65,7 @@ def new_secret() -> str:
 
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
     """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither is
-    set. ``environ``: the variables; None: this process's."""
+    set."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
         return _checked(environ[VARIABLE].encode(errors="surrogateescape"), VARIABLE)
@@ -80,7 +76,6 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
 
 
 def secret_of(text: str) -> Secret:
-    """The secret that a text is."""
     return _checked(text.encode(errors="surrogateescape"), "the secret")
 
 

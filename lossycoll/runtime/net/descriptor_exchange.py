@@ -63,13 +63,9 @@ class DescriptorExchange:
         self._waiting: list[socket.socket] = []
 
     def send(
-        self,
-        process: int,
-        token: str,
-        names: Mapping[int, str],
-        descriptors: tuple[int, int],
+        self, process: int, token: str, names: Mapping[int, str], descriptors: tuple[int, int]
     ) -> dict[int, str]:
-        """Sends this process's descriptors to others."""
+        """Sends this process's descriptors to others. Returns with which it failed, and why."""
         message = json.dumps({"process": process, "token": token}).encode()
         end = time.monotonic() + FULL_SECONDS
         failed = {}
@@ -117,11 +113,7 @@ class DescriptorExchange:
         self._waiting, self.taken = [], {}
 
     def _read(
-        self,
-        connection: socket.socket,
-        token: str,
-        expected: frozenset[int],
-        last: bool = False,
+        self, connection: socket.socket, token: str, expected: frozenset[int], last: bool = False
     ) -> None:
         """``last``: who hasn't sent yet is not waited for."""
         try:

@@ -30,11 +30,8 @@ IFF_UP, IFF_RUNNING = 0x1, 0x40
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One numeric address of this machine, the interface it belongs to, and the MTU that it has.
-
-    Where a route was asked for, it is the route's if that is smaller: the address may be one of
-    ``lo`` (routed fabrics), whose MTU says nothing of the way to others.
-    """
+    """One numeric address of this machine, the interface it belongs to, and its MTU; the route's
+    where that was asked for and is smaller: the address may be one of ``lo`` (routed fabrics)."""
 
     name: str
     address: str
@@ -42,7 +39,6 @@ class Interface:
 
     @property
     def version(self) -> int:
-        """4 or 6."""
         return 6 if ":" in self.address else 4
 
     @property
@@ -111,9 +107,8 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
     """The interfaces that can be used, at most one of IPv4 and one of IPv6; the first is preferred.
 
     ``wanted``: an interface's name, a local address, or ``"auto"`` for the one that routes to
-    ``master`` (a host name or address; None: any that routes outward, else loopback). A name
-    stands for the interface's address of the family by which the master is reached.
-    Raises InterfaceError, which lists the interfaces there are.
+    ``master`` (None: any that routes outward, else loopback). A name stands for the interface's
+    address of the family by which the master is reached. InterfaceError lists the interfaces.
     """
     have = interfaces()
     if wanted != "auto":

@@ -25,19 +25,12 @@ AUTO_GID: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """An entry of a port's table: an address that it is reached by.
-
-    Attributes:
-        index: In the table.
-        address: Of 128 bits; IPv4's are mapped into IPv6.
-        kind: As in ``RoCE v2``; ``InfiniBand`` where the link is.
-        interface: The network interface that it belongs to; empty: none, or unknown.
-    """
+    """An entry of a port's table: an address that it is reached by."""
 
     index: int
-    address: ipaddress.IPv6Address
-    kind: str
-    interface: str
+    address: ipaddress.IPv6Address  # IPv4's are mapped into IPv6
+    kind: str  # as in ``RoCE v2``; ``InfiniBand`` where the link is
+    interface: str  # the network interface that it belongs to; empty: none, or unknown
 
     @property
     def plain(self) -> str:
@@ -50,23 +43,14 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port of a device.
+    """A port of a device."""
 
-    Attributes:
-        device: As in ``mlx5_0``.
-        number: From 1 on.
-        state: ``ACTIVE``, or why it carries nothing, as in ``DOWN``.
-        layer: ``Ethernet`` or ``InfiniBand``.
-        gids: Its addresses.
-        folder: In sysfs.
-    """
-
-    device: str
-    number: int
-    state: str
-    layer: str
+    device: str  # as in ``mlx5_0``
+    number: int  # from 1 on
+    state: str  # ``ACTIVE``, or why it carries nothing, as in ``DOWN``
+    layer: str  # ``Ethernet`` or ``InfiniBand``
     gids: tuple[Gid, ...]
-    folder: Path
+    folder: Path  # in sysfs
 
     @property
     def counters(self) -> str:
@@ -90,8 +74,7 @@ class ChosenPort:
 
 
 def ports(root: Path | None = None) -> list[Port]:
-    """All ports of all devices; none where there is no RDMA. ``root``: where sysfs shows devices;
-    None: :data:`ROOT`."""
+    """All ports of all devices; none where there is no RDMA. ``root``: None: :data:`ROOT`."""
     folder = root or ROOT
     if not folder.is_dir():
         return []
@@ -138,14 +121,11 @@ def _text(path: Path) -> str:
 def choose_port(
     wanted: str, gid: int, interface: Interface, have: list[Port]
 ) -> tuple[ChosenPort | None, str]:
-    """The port to use beside ``interface``, or why there is none.
+    """The port to use beside ``interface``, and ""; or None, and the reason, which is "" on a
+    machine without ports. ``wanted``: option ``verbs_device``. ``gid``: option ``verbs_gid``.
 
     Of an Ethernet's ports only those are taken by themselves that stand for the interface, for
     others may lead elsewhere; of InfiniBand's the first that is active.
-
-    ``wanted``: option ``verbs_device``: a device's name, with or without a port; empty: any.
-    ``gid``: option ``verbs_gid``: an index; -1: the one that has the interface's address. Returns
-    the port, and ""; or None, and the reason, which is "" on a machine without ports.
     """
     asked = [port for port in have if wanted in (port.device, str(port))] if wanted else have
     if not asked:
@@ -170,12 +150,9 @@ def choose_port(
         return _with_gid(active, gid), ""
     found = [ChosenPort(port, one) for port in active for one in _suiting(port, interface, wanted)]
     if not found:
-        there = "; ".join(
-            f"{port} has {', '.join(map(str, port.gids)) or 'none'}" for port in active
-        )
         why = (
-            f"no GID of {ROUTABLE} with the address of {interface}: {there}; give the port's "
-            f"interface an IP address, or name a port by LOSSYCOLL_VERBS_DEVICE"
+            f"no GID of {ROUTABLE} with the address of {interface}: {_listed(active)}; give the "
+            f"port's interface an IP address, or name a port by LOSSYCOLL_VERBS_DEVICE"
         )
         if wanted:
             raise InterfaceError(f"option verbs_device is {wanted!r}, which has {why}")

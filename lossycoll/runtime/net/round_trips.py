@@ -34,11 +34,8 @@ kernels have is further on."""
 def round_trips(
     places: Mapping[int, tuple[str, int]], tries: int = TRIES, seconds: float = SECONDS
 ) -> dict[int, float]:
-    """Measures all of them at once. Takes the longest of the round trips and a little more.
-
-    ``places``: numeric address and TCP port of each host, by its number. Returns seconds there and
-    back, by number, of those that have answered.
-    """
+    """Seconds there and back of the ``places`` that have answered, by number; all are measured at
+    once. Takes the longest of the round trips and a little more."""
     best: dict[int, float] = {}
     answers = dict.fromkeys(places, 0)
     waiting: dict[int, tuple[int, socket.socket]] = {}  # by descriptor

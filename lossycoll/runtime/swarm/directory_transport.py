@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from lossycoll.runtime.control.curve import Keys, keys_of
+from lossycoll.runtime.control.context import Keys, keys_of
 from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport

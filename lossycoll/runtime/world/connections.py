@@ -11,6 +11,7 @@ thread, but for ``open`` and ``wake``.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import time
@@ -20,7 +21,7 @@ from typing import Final, TypeAlias
 
 from lossycoll.errors import no_port
 from lossycoll.runtime.control import events as transport_events
-from lossycoll.runtime.control.curve import keys_of
+from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
@@ -36,8 +37,6 @@ PLANE: Final = "control"
 CONNECTIONS: Final = 3
 """As many of each rank may wait to be taken: its member connection, and where sites are learnt half
 of the three by which each round trip is measured."""
-
-
 QUESTION_SECONDS: Final = 0.05
 """For which each question has time for its answer, on a machine that is busy."""
 
@@ -88,35 +87,20 @@ Event: TypeAlias = Received | Connected | Broken | Refused | Alive | RekeyAsked
 
 @dataclass(slots=True)
 class _Link:
-    """A connection.
+    """A connection. ``purpose``: "member" or "question"; "stranger": it has come, and hasn't said;
+    "told": it has asked for the job's status, and has its answer."""
 
-    Attributes:
-        peer: Its number in the transport.
-        purpose: "member" or "question"; "stranger": it has come, and hasn't said; "told": it has
-            asked for the job's status, and has its answer.
-        since: When it was begun.
-        rank: The other end's; -1 until its hello has come.
-        source: The address that it comes from; "": it was made here.
-        known: The other end's hello has come.
-    """
-
-    peer: int
+    peer: int  # its number in the transport
     purpose: str
     since: float
-    rank: int = -1
-    source: str = ""
-    known: bool = False
+    rank: int = -1  # the other end's; -1 until its hello has come
+    source: str = ""  # the address that it comes from; "": it was made here
+    known: bool = False  # the other end's hello has come
 
 
 class Connections:
-    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end.
-
-    ``members`` has the ranks with which there is a member connection. Ranks in ``lost`` get no
-    answer to their questions.
-
-    ``rank``: this process's number in the world. ``secret``: all connections are sealed with it;
-    None: none is. OSError: the process is short of descriptors.
-    """
+    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end. ``secret``: all
+    connections are sealed with it; None: none is. OSError: the process is short of descriptors."""
 
     def __init__(
         self,
@@ -126,9 +110,7 @@ class Connections:
         secret: Secret | None = None,
     ) -> None:
         self._is_sealed = secret is not None
-        self._rank = rank
-        self._world = world
-        self._clock = clock
+        self._rank, self._world, self._clock = rank, world, clock
         self._token = ""
         self._foreign = 0
         self.states = RankStates(world)
@@ -140,6 +122,7 @@ class Connections:
         self.sources: dict[int, str] = {}
         """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Link] = {}
+        """The ranks with which there is a member connection."""
         self._places: list[tuple[str, int]] = []
         self._links: dict[int, _Link] = {}
         self._questions: dict[int, _Link] = {}
@@ -153,15 +136,13 @@ class Connections:
 
     @property
     def foreign(self) -> int:
-        """Number of messages dropped: malformed, without the token, or in another language."""
+        """Messages dropped: malformed, without the token, or in another language."""
         counts = self._transport.counts
         return self._foreign + counts["handshake"] + counts["foreign"]
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
-        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
-
-        Returns the port. Raises RendezvousError when none can be had.
-        """
+        """Listens on a port of ``ports`` (first, last; 0: any), and returns it. RendezvousError:
+        none can be had."""
         self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
         if self._listener is None:
             raise no_port(self._rank, self._world, address, ports)
@@ -205,11 +186,8 @@ class Connections:
             self._connect_coordinator(now)
 
     def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
-        """Asks ``ranks`` for a sign of life, each over a new connection.
-
-        A question that is younger than ``patience`` seconds is left alone, and so is one for which
-        its answer may be on the way.
-        """
+        """Asks ``ranks`` for a sign of life, each over a new connection. A question that is younger
+        than ``patience`` seconds is left alone: its answer may be on the way."""
         for rank in ranks:
             before = self._questions.get(rank)
             if before is not None:
@@ -306,56 +284,41 @@ class Connections:
         self._transport.send(link.peer, pack(Hello(VERSION, self._token, self._rank, purpose)))
 
     def _take(self, link: _Link, body: bytes) -> None:
-        try:
+        message: Message | None = None
+        with contextlib.suppress(Malformed):
             message = unpack(body, self._world)
-        except Malformed:
+        if link.known and message is not None and not isinstance(message, Hello):
+            self._events.append(Received(link.rank, message))
+        elif link.known:
             self._foreign += 1
-            if not link.known:
-                self._drop(link)
-            return
-        if link.known:
-            if isinstance(message, Hello):
-                self._foreign += 1
-            else:
-                self._events.append(Received(link.rank, message))
-        elif isinstance(message, Hello) and self._is_probe(link, message):
-            self._say_hello(link)  # and it stays a stranger
-        elif isinstance(message, Hello) and self._asks_for_rekey(link, message):
-            self._say_hello(link)
-            self._events.append(RekeyAsked())
-        elif isinstance(message, Hello) and self._asks_for_status(link, message):
-            link.purpose = "told"  # and it stays a stranger, who isn't told a second time
-            for answer in self.answers.to(message.purpose):
-                self._transport.send(link.peer, answer)
-        elif self._is_ours(link, message):
-            assert isinstance(message, Hello)
-            self._greeted(link, message)
-        else:
+        elif not (isinstance(message, Hello) and self._answer(link, message)):
             self._foreign += 1
             self._drop(link)
 
-    def _is_probe(self, link: _Link, hello: Hello) -> bool:
-        return (
-            link.rank < 0
-            and (hello.rank, hello.purpose) == (self._rank, "probe")
-            and self._knows_token(hello)
-        )
-
-    def _asks_for_rekey(self, link: _Link, hello: Hello) -> bool:
-        return hello.purpose == "rekey" and link.rank < 0 and self._is_sealed
-
-    def _asks_for_status(self, link: _Link, hello: Hello) -> bool:
-        """In clear anybody may; over a sealed connection, whoever has the secret."""
-        return hello.purpose in QUESTIONS and link.rank < 0 and link.purpose == "stranger"
-
-    def _is_ours(self, link: _Link, message: Message) -> bool:
-        return (
-            isinstance(message, Hello)
-            and message.purpose in ("member", "question")
-            and message.rank != self._rank
-            and link.rank in (-1, message.rank)
-            and self._knows_token(message)
-        )
+    def _answer(self, link: _Link, hello: Hello) -> bool:
+        """Takes the first message of a connection. False: whoever sent it isn't answered."""
+        came, purpose = link.rank < 0, hello.purpose
+        if came and purpose == "rekey" and self._is_sealed:
+            self._say_hello(link)
+            self._events.append(RekeyAsked())
+        elif came and purpose in QUESTIONS and link.purpose == "stranger":
+            # In clear anybody may ask; over a sealed connection, whoever has the secret.
+            link.purpose = "told"  # and it stays a stranger, who isn't told a second time
+            for answer in self.answers.to(purpose):
+                self._transport.send(link.peer, answer)
+        elif not self._knows_token(hello):
+            return False
+        elif came and (hello.rank, purpose) == (self._rank, "probe"):
+            self._say_hello(link)  # and it stays a stranger
+        elif (
+            purpose in ("member", "question")
+            and hello.rank != self._rank
+            and link.rank in (-1, hello.rank)
+        ):
+            self._greeted(link, hello)
+        else:
+            return False
+        return True
 
     def _knows_token(self, hello: Hello) -> bool:
         token = hello.token.encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
@@ -22,6 +22,9 @@ from lossycoll.runtime.keys.secret import Secret
 from .connections import Connections
 from .status_answer import Answers
 from .world_protocol import WorldProtocol
+
+if TYPE_CHECKING:
+    from lossycoll.runtime.engine.host import Host
 
 LINGER_SECONDS: Final = 0.5
 """Time for messages under way when a plane ends."""
@@ -32,19 +35,12 @@ _here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
 """The planes of this process, so that a forked child can close its copies of their sockets."""
 
 
-class Rekeyed(Protocol):
-    """Object whose keys are renewed."""
-
-    def rekey(self) -> None: ...
-
-
 class ControlPlane:
     """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
 
-    ``rank``: this process's number in the world. ``world``: the world's processes, at least 2.
-    ``liveness``: seconds within which a silent rank is named. ``clock``: what silence is measured
-    by, in seconds; it never runs backwards. ``secret``: all connections are sealed with it; None:
-    none is.
+    ``rank``: this process's number among the ``world`` processes, at least 2. ``liveness``: seconds
+    within which a silent rank is named, by a ``clock`` that never runs backwards. ``secret``: all
+    connections are sealed with it; None: none is.
     """
 
     def __init__(
@@ -72,7 +68,7 @@ class ControlPlane:
             on_rekey=self._rekey_hosts,
         )
         """The thread's, apart from plain reads."""
-        self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
+        self.sealed: weakref.WeakSet[Host] = weakref.WeakSet()
         """Users of keys in this process; a rekey gives them new ones."""
         self._lock = threading.RLock()
         self._tasks: deque[Callable[[], None]] = deque()
@@ -98,14 +94,11 @@ class ControlPlane:
         return self.protocol.is_here(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """Where a rank of the world listens: numeric address and port. After ``start``."""
+        """See :meth:`Connections.place_of`."""
         return self._sockets.place_of(rank)
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
-        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
-
-        Returns the port. Raises RendezvousError when none can be had.
-        """
+        """See :meth:`Connections.open`."""
         return self._sockets.open(address, ports)
 
     def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
@@ -129,16 +122,11 @@ class ControlPlane:
 
     @property
     def has_met_or_failed(self) -> bool:
-        """True if all have met, or that has failed."""
         return self._met_or_failed.is_set()
 
     def meet(self, timeout: float) -> bool:
-        """True if the coordinator and every other rank have heard each other, within ``timeout``
-        seconds.
-
-        Before, what is told may not reach all. False at once when a rank died meanwhile: the
-        memberships have been told.
-        """
+        """Waits up to ``timeout`` seconds for :attr:`has_met`. Before, what is told may not reach
+        all. False at once when a rank died meanwhile: the memberships have been told."""
         self._met_or_failed.wait(timeout)
         return self.protocol.ready
 

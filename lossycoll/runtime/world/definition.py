@@ -13,23 +13,21 @@ from hashlib import blake2b
 from typing import Any
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.core.logfmt import named
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A group as one rank defines it.
-
-    Attributes:
-        rank: Who says so, of the group.
-        members: torch's global rank of each rank of the group.
-        options: Those that all ranks must agree on.
-        digest: 64 bits, equal on ranks whose members and options are.
-    """
+    """A group as one rank defines it."""
 
     rank: int
+    """Who says so, of the group."""
     members: tuple[int, ...]
+    """torch's global rank of each rank of the group."""
     options: Mapping[str, Any]
+    """Those that all ranks must agree on."""
     digest: int = field(init=False)
+    """64 bits, equal on ranks whose members and options are."""
 
     def __post_init__(self) -> None:
         text = json.dumps([self.members, sorted(self.options.items())])
@@ -39,14 +37,12 @@ class Definition:
 
 def difference(one: Definition, other: Definition) -> str:
     """Difference of two ranks' definitions, in words that are the same whoever asks; "": none.
-
-    Ranks are the group's where its members are undisputed, else torch's global ones.
-    """
+    Ranks are the group's where its members are undisputed, else torch's global ones."""
     one, other = sorted((one, other), key=lambda each: each.members[each.rank])
     if one.members != other.members:
         return (
-            f"the group is of {_listed(other.members)} on rank {other.members[other.rank]} but of "
-            f"{_listed(one.members)} on rank {one.members[one.rank]} (of the job); make all ranks "
+            f"the group is of {named(other.members)} on rank {other.members[other.rank]} but of "
+            f"{named(one.members)} on rank {one.members[one.rank]} (of the job); make all ranks "
             f"list the same ones, in the same order"
         )
     return differing_option(one.rank, one.options, other.rank, other.options)
@@ -65,17 +61,9 @@ def differing_option(
     return ""
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    some = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {some}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
 def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:
     """Raises RendezvousError, with the same content on every rank, if packets differ in form.
-
-    ``versions`` holds each rank's (version of lossycoll, of the wire); None: a rank is too old to
-    say.
-    """
+    ``versions``: each rank's of lossycoll and of the wire; None: it is too old to say."""
     named = ["too old to say" if one is None else f"{one[0]} (wire {one[1]})" for one in versions]
     wires = [None if one is None else one[1] for one in versions]
     for other, wire in enumerate(wires):
@@ -88,10 +76,8 @@ def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> Non
 
 
 def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if options differ.
-
-    ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
-    """
+    """Raises RendezvousError, with the same content on every rank, if options that must agree
+    (``shared``: each rank's :meth:`Options.shared`) differ."""
     for other, theirs in enumerate(shared):
         if how := differing_option(0, shared[0], other, theirs):
             raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

@@ -7,16 +7,14 @@ from typing import Final
 
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
 
-from .messages import Addressed, Follow, Left, Welcome
+from .messages import Addressed, Follow, Welcome
 
 MOST_REPLAYED: Final = 4096
 
 
 class Succession:
-    """One rank's view of the world: who is lost, who has left, and so who is the coordinator.
-
-    The coordinator is the lowest rank that is neither. This rank is always left to itself.
-    """
+    """One rank's view of the world: who is lost, who has left, and so who is the coordinator: the
+    lowest rank that is neither. This rank is always left to itself."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -36,7 +34,6 @@ class Succession:
 
     @property
     def left(self) -> list[int]:
-        """The ranks that have said goodbye."""
         return sorted(self.states.ranks([RankState.LEFT]))
 
     def is_gone(self, rank: int) -> bool:
@@ -79,19 +76,11 @@ class Succession:
         ended = [rank for rank in self.lost if self.states[rank] == RankState.ENDED]
         return tuple(self.lost), tuple(ended), tuple(self.left)
 
-    def goodbye(self) -> Left:
-        return Left(self._rank)
-
 
 class ReplayLog:
-    """Messages that are said once, kept for as long as a coordinator may have died with them.
-
-    A coordinator that died before it passed a message on is given up within ``seconds`` (liveness)
-    of it. The next coordinator hears it again from its sender, and tells all that connect what it
-    has itself.
-
-    ``seconds``: how long a message is kept.
-    """
+    """Messages that are said once, kept for as long (``seconds``) as a coordinator may have died
+    with them. The next coordinator hears them again from their senders, and tells all that connect
+    what it has itself."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -8,8 +8,8 @@ docs/control.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 HEARTBEATS_PER_LIVENESS: Final = 8
@@ -27,15 +27,14 @@ take as much again."""
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of a tick. ``silent``: ranks to give up, and the seconds of their silence.
+    """Findings of a tick."""
 
-    ``late``: ranks to be asked over a new connection, since the old one may be what is slow.
-    ``doubtful``: ranks to be looked for, since their processes may have ended.
-    """
-
-    silent: dict[int, float] = field(default_factory=dict)
-    late: tuple[int, ...] = ()
-    doubtful: tuple[int, ...] = ()
+    silent: dict[int, float]
+    """Ranks to give up, and the seconds of their silence."""
+    late: tuple[int, ...]
+    """Ranks to be asked over a new connection, since the old one may be what is slow."""
+    doubtful: tuple[int, ...]
+    """Ranks to be looked for, since their processes may have ended."""
 
 
 @dataclass(slots=True)
@@ -49,8 +48,7 @@ class _Search:
 
 
 class FailureDetector:
-    """One rank's judgement of others. Times are seconds of a clock that never runs backwards.
-    ``liveness``: a rank that is silent for 0.7 of it is given up."""
+    """One rank's judgement of others. Times are seconds of a clock that never runs backwards."""
 
     def __init__(self, liveness: float, now: float) -> None:
         self.interval = liveness / HEARTBEATS_PER_LIVENESS
@@ -59,52 +57,40 @@ class FailureDetector:
         self.due = now
         """When :meth:`tick` is to be called at the latest."""
         self._pause = self.interval
-        self._heard: dict[int, float] = {}
+        self.heard_at: dict[int, float] = {}
+        """The ranks that this one judges, and when each was heard."""
         self._searches: dict[int, _Search] = {}
         self._woke: float | None = None
 
     @property
-    def watched(self) -> frozenset[int]:
-        """Ranks that this one judges."""
-        return frozenset(self._heard)
-
-    @property
-    def last_heard(self) -> Mapping[int, float]:
-        """When each of those was heard."""
-        return self._heard
-
-    @property
     def in_doubt(self) -> bool:
-        """True if this rank has slept so long that the others may have gone on without it.
-
-        Until it hears of one again, an ended process proves nothing.
-        """
+        """True if this rank has slept so long that the others may have gone on without it: until it
+        hears of one again, an ended process proves nothing."""
         return self._woke is not None
 
     def watch(self, ranks: Iterable[int], now: float, *, expected: int, pause: float) -> None:
-        """From now on judges ``ranks``, and nobody else. ``ranks``: who is judged, as if heard just
-        now. ``expected``: ranks of a world whose coordinator is new, so that those that are judged
-        are looked for until heard; 0: it isn't.
-        """
-        self._heard = dict.fromkeys(ranks, now)
+        """From now on judges ``ranks`` and nobody else, as if heard just now. ``expected``: ranks
+        of a world whose coordinator is new, so that those that are judged are looked for until
+        heard; 0: it isn't."""
+        self.heard_at = dict.fromkeys(ranks, now)
         self._pause = pause
         self._searches = {}
         if expected:
             first = max(ARRIVAL_SECONDS, ARRIVAL_EACH * expected)
             begin = now + first - ARRIVAL_SECONDS
-            self._searches = {r: _Search(begin, now + first, first, True) for r in self._heard}
+            self._searches = {r: _Search(begin, now + first, first, True) for r in self.heard_at}
         self._plan(now)
 
     def forget(self, rank: int) -> None:
         """``rank`` has left or is lost: whether it is silent doesn't matter any more."""
-        self._heard.pop(rank, None)
+        self.heard_at.pop(rank, None)
         self._searches.pop(rank, None)
 
     def heard(self, rank: int, now: float) -> None:
         """``rank`` has given a sign of life."""
-        if rank not in self._heard:
+        if rank not in self.heard_at:
             return
-        self._heard[rank] = now
+        self.heard_at[rank] = now
         if rank in self._searches and self._searches[rank].until_heard:
             del self._searches[rank]
         if self._woke is not None and now - self._woke > self.interval:
@@ -112,8 +98,8 @@ class FailureDetector:
 
     def lives(self, rank: int, at: float) -> None:
         """``rank``'s engine gave a sign of life, though the rank itself may say nothing."""
-        if rank in self._heard:
-            self._heard[rank] = max(self._heard[rank], at)
+        if rank in self.heard_at:
+            self.heard_at[rank] = max(self.heard_at[rank], at)
 
     def suspect(self, rank: int, now: float) -> None:
         """The connection with ``rank`` broke, or others have given it up."""
@@ -125,13 +111,9 @@ class FailureDetector:
     def tick(self, now: float) -> Findings:
         """Verdicts that follow from what was heard until ``now``."""
         self._forgive(now)
-        silent = {r: now - at for r, at in self._heard.items() if now - at > self.silence}
-        late = [r for r, at in self._heard.items() if 2 * self.interval < now - at]
-        found = Findings(
-            silent,
-            tuple(rank for rank in late if rank not in silent),
-            self._search(now),
-        )
+        silent = {r: now - at for r, at in self.heard_at.items() if now - at > self.silence}
+        late = [r for r, at in self.heard_at.items() if 2 * self.interval < now - at]
+        found = Findings(silent, tuple(r for r in late if r not in silent), self._search(now))
         self._plan(now)
         return found
 
@@ -139,8 +121,8 @@ class FailureDetector:
         """Forgive others a sleep of this process: stopped or without the GIL, it heard nobody."""
         late = now - self.due
         if late > 2 * self.interval:
-            for rank, at in self._heard.items():
-                self._heard[rank] = min(now, at + late)
+            for rank, at in self.heard_at.items():
+                self.heard_at[rank] = min(now, at + late)
         if late > self.silence - 2 * self.interval:
             self._woke = now
 
@@ -156,7 +138,7 @@ class FailureDetector:
         return tuple(found)
 
     def _plan(self, now: float) -> None:
-        heard = min(self._heard.values(), default=now)
+        heard = min(self.heard_at.values(), default=now)
         verdict = heard + self.silence
         pause = self._pause if now - heard <= 2 * self.interval else self.interval / 4
         search = min((entry.at for entry in self._searches.values()), default=now + pause)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from lossycoll import errors
 from lossycoll.errors import (
     AbortedError,
     ClosedError,
@@ -27,7 +28,6 @@ from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.net.interfaces import why_cut_off
 
-from .error_kinds import kind_of, type_for
 from .membership import Membership
 
 IN_ORDER: Final = (
@@ -36,6 +36,58 @@ IN_ORDER: Final = (
 )
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
+KINDS: Final[Mapping[str, type[errors.LossyError]]] = {
+    "OptionError": errors.OptionError,
+    "RendezvousError": errors.RendezvousError,
+    "InterfaceError": errors.InterfaceError,
+    "MismatchError": errors.MismatchError,
+    "PeerLostError": errors.PeerLostError,
+    "LinkError": errors.LinkError,
+    "NonFiniteError": errors.NonFiniteError,
+    "TrainingError": errors.TrainingError,
+    "CheckpointError": errors.CheckpointError,
+    "OperationTimeout": errors.OperationTimeout,
+    "AbortedError": errors.AbortedError,
+    "UnsupportedError": errors.UnsupportedError,
+    "EngineError": errors.EngineError,
+    "LabError": errors.LabError,
+    "LabPermissionError": errors.LabPermissionError,
+    "ClosedError": errors.ClosedError,
+    "LossyError": errors.LossyError,
+}
+"""Error types, by their name on the wire, which stays when a class is renamed."""
+SHARED: Final = frozenset(
+    {
+        errors.LinkError,
+        errors.MismatchError,
+        errors.OperationTimeout,
+        errors.PeerLostError,
+        errors.RendezvousError,
+    }
+)
+"""Errors that are of the same type on all ranks, whoever finds them."""
+UNMAKEABLE: Final = (errors.OptionError, errors.InterfaceError)
+"""Errors that keep one rank from making a group: the others can't meet it."""
+OTHER: Final = "Exception"
+"""Errors that aren't of lossycoll."""
+
+_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in KINDS.items()}
+
+
+def kind_of(error: BaseException) -> str:
+    """The name under which other ranks hear of ``error``: of its type, or of the nearest base."""
+    return next((_NAMES[cls] for cls in type(error).__mro__ if cls in _NAMES), OTHER)
+
+
+def kind_of_unmade(error: BaseException) -> str:
+    """The same of an error by which this rank can't make a group."""
+    return _NAMES[errors.RendezvousError] if isinstance(error, UNMAKEABLE) else kind_of(error)
+
+
+def type_for(kind: str) -> type[errors.LossyError]:
+    """Type of the error to raise where another rank has ended the group by one of ``kind``."""
+    found = KINDS.get(kind, errors.AbortedError)
+    return found if found in SHARED else errors.AbortedError
 
 
 def _nothing(error: LossyError) -> None:
@@ -45,10 +97,10 @@ def _nothing(error: LossyError) -> None:
 class Health:
     """One rank's view of its group; the control plane's callbacks end here.
 
-    ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
-    ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
-    the group continues without ranks that are lost. ``group``: its name in torch. ``device``: the
-    interface that has this rank's address.
+    ``addresses``: one text per rank. ``control``: None in a world of one. ``on_failure`` runs once,
+    in the thread that finds the failure, and must be quick. ``outlive``: the group continues
+    without ranks that are lost. ``group``: its name in torch. ``device``: the interface that has
+    this rank's address.
     """
 
     def __init__(
@@ -118,9 +170,13 @@ class Health:
         call.seq = -1
         return True
 
-    def call_at(self, seq: int) -> str | None:
+    def _call_at(self, seq: int) -> Collective | None:
         call = self._history[seq % HISTORY] if seq >= 0 else None
-        return str(call) if call is not None and call.seq == seq else None
+        return call if call is not None and call.seq == seq else None
+
+    def call_at(self, seq: int) -> str | None:
+        call = self._call_at(seq)
+        return None if call is None else str(call)
 
     def call_of(self, op: int) -> Collective | None:
         """The call that operation number ``op`` is of; None if it is forgotten."""
@@ -145,19 +201,16 @@ class Health:
             self._control.waiting(call.seq, str(call))
 
     def last_call(self) -> Collective | None:
-        """The last one that this rank has issued; None: there is none, or it is forgotten."""
-        call = self._history[self.seq % HISTORY] if self.seq >= 0 else None
-        return call if call is not None and call.seq == self.seq else None
+        """The last one that this rank has issued, unless it is forgotten."""
+        return self._call_at(self.seq)
 
     def waiting_for_last(self) -> None:
-        """Calls ``waiting`` for the last call that this rank has issued."""
         call = self.last_call()
         if call is not None:
             self.waiting(call)
 
     def long_wait(self, call: Collective, since: float) -> LongWait:
-        """A wait for ``call`` that began at ``since``: from time to time it asks as ``waiting``
-        does."""
+        """A wait for ``call`` that asks as ``waiting`` does from time to time."""
         return LongWait(self.waiting, call, since)
 
     # ---- failures ----
@@ -178,12 +231,10 @@ class Health:
             self._control.abort(str(error), kind_of(error))
 
     def await_failure(self, seconds: float) -> LossyError | None:
-        """The group's failure, if there is one within ``seconds``."""
         self._failed.wait(seconds)
         return self.failure
 
     def left(self, rank: int) -> PeerLostError | None:
-        """Why a rank that has said goodbye can't take part any more; None if it hasn't."""
         return self._left_error(rank) if rank in self._left else None
 
     def _left_error(self, rank: int) -> PeerLostError:
@@ -231,14 +282,12 @@ class Health:
         return why_cut_off(self._device, own, far) if self._device and own and far else ""
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
-        """The group continues without ``rank``."""
         cause = "" if ended else self.why_cut_off(rank)
         with self._lock:
             self.lost[rank] = self._how(silent, ended, cause)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
-        """The error for a rank that the group continues without."""
         how = self.lost.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
@@ -256,7 +305,6 @@ class Health:
         self.fail(type_for(kind)(text, peer=rank))
 
     def on_differs(self, how: str) -> None:
-        """Ranks take the group for different ones: ``how`` they do."""
         self.fail(RendezvousError(f"{self.where}: {how}"), tell=True)
 
     def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
@@ -283,10 +331,8 @@ class Health:
             self._all_left.set()
 
     def await_others(self, seconds: float) -> None:
-        """Returns when all other ranks have said goodbye, or after ``seconds``, or on a failure.
-
-        What a rank owes the others (a last confirmation that was lost, say) needs it to stay.
-        """
+        """Returns when all other ranks have said goodbye, or after ``seconds``, or on a failure:
+        what a rank owes the others (a last confirmation that was lost, say) needs it to stay."""
         end = time.monotonic() + seconds
         while self.failure is None and time.monotonic() < end:
             if self._all_left.wait(0.05):

@@ -20,7 +20,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Record
 
-from .job_status import doing, job_of
+from .job_status import doing, job_of, waiting_in
 
 USUAL_TIMES: Final = 10
 """A call that usually takes long is told of after so many times as long."""
@@ -33,7 +33,7 @@ _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 class HangLog:
     """Log of calls that hang, of one group at one rank.
 
-    ``number``: the group's number on the wire. ``warn_after``: Seconds; 0: nothing is ever logged.
+    ``number``: the group's number on the wire. ``warn_after``: seconds; 0: nothing is ever logged.
     ``job``: the records of the job on this machine. ``ask``: the record and the Python stacks of a
     process, or None of what it doesn't tell.
     """
@@ -47,12 +47,9 @@ class HangLog:
         job: Callable[[], Sequence[Record]],
         ask: Callable[[int], tuple[Record | None, str | None]],
     ) -> None:
-        self._where = where
-        self._page = page
-        self._number = number
+        self._where, self._page, self._number = where, page, number
         self._warn_after = warn_after
-        self._job = job
-        self._ask = ask
+        self._job, self._ask = job, ask
         self._lock = threading.Lock()
         self._call: tuple[int, int, str] | None = None
         self._due = 0.0
@@ -84,14 +81,7 @@ class HangLog:
         return True
 
     def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
-        """The call that is waited for longest in this group."""
-        for group in record.groups:
-            if group.number == self._number:
-                calls = [group.waiting] if group.waiting is not None else []
-                calls += group.messages
-                longest = max(calls, key=lambda one: one.began, default=None)
-                return None if longest is None else (group, longest)
-        return None
+        return waiting_in([group for group in record.groups if group.number == self._number])
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -125,7 +115,6 @@ class HangLog:
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
-    """Activity of one of those."""
     text = f"rank {rank['rank']} is {rank['state']}, {doing(rank)}"
     frame = innermost(stacks or "")
     return f"{text}, at {frame}" if frame else text

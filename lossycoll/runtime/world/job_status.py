@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, PeerRecord, Record
@@ -102,17 +103,15 @@ def _rank(
     process: int, known: Mapping[int, Record], states: Mapping[int, RankState]
 ) -> dict[str, Any]:
     mine = known.get(process)
-    heard = (
-        0.0 if states[process] == RankState.PRESENT and mine is not None else _heard(process, known)
-    )
+    is_here = states[process] == RankState.PRESENT and mine is not None
     entry: dict[str, Any] = {
         "rank": _global_rank(process, known),
-        "host": mine.host if mine is not None else None,
-        "pid": mine.pid if mine is not None else None,
-        "control": (mine.control or None) if mine is not None else None,
+        "host": None,
+        "pid": None,
+        "control": None,
         "state": states[process].word,
         "tells": mine is not None,
-        "heard_seconds": _seconds(heard),
+        "heard_seconds": _seconds(0.0 if is_here else _heard(process, known)),
         "groups": [],
         "call": None,
         "call_number": None,
@@ -121,7 +120,7 @@ def _rank(
         "waits_for": [],
         "last_call": None,
         "step_seconds": None,
-        "sealed": mine.sealed if mine is not None else None,
+        "sealed": None,
         "missing": None,
         "recovered": None,
         "link": [],
@@ -133,19 +132,19 @@ def _told(
     mine: Record, known: Mapping[int, Record], states: Mapping[int, RankState]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
+        "host": mine.host,
+        "pid": mine.pid,
+        "control": mine.control or None,
+        "sealed": mine.sealed,
         "groups": [_group(group, mine) for group in mine.groups],
         "step_seconds": _seconds(max((g.step_seconds for g in mine.groups), default=-1.0)),
         "missing": _share(mine.stats.get("packets_missing", 0), mine.stats["packets_received"])
         if "packets_received" in mine.stats
         else None,
         "recovered": mine.stats.get("packets_recovered"),
-        "link": [
-            _link(process, peer)
-            for process, peer in enumerate(mine.peers)
-            if process != mine.process
-        ],
+        "link": [_link(peer) for process, peer in enumerate(mine.peers) if process != mine.process],
     }
-    waiting = _waiting(mine)
+    waiting = waiting_in(mine.groups)
     if waiting is not None:
         group, call = waiting
         absent = _absent(group, call, mine, known, states)
@@ -169,10 +168,10 @@ def _told(
     return found
 
 
-def _waiting(mine: Record) -> tuple[GroupRecord, CallRecord] | None:
-    """The call or message that the process has waited for longest, and its group."""
-    found = [(group, group.waiting) for group in mine.groups if group.waiting is not None]
-    found += [(group, message) for group in mine.groups for message in group.messages]
+def waiting_in(groups: Sequence[GroupRecord]) -> tuple[GroupRecord, CallRecord] | None:
+    """The call or message that a process has waited for longest in its groups, and its group."""
+    found = [(group, group.waiting) for group in groups if group.waiting is not None]
+    found += [(group, message) for group in groups for message in group.messages]
     return max(found, key=lambda one: one[1].began, default=None)
 
 
@@ -228,8 +227,7 @@ def _group(group: GroupRecord, mine: Record) -> dict[str, Any]:
     }
 
 
-def _link(process: int, peer: PeerRecord) -> dict[str, Any]:
-    del process
+def _link(peer: PeerRecord) -> dict[str, Any]:
     return {
         "rank": peer.rank,
         "by": LINKS[peer.link] if peer.link < len(LINKS) else "other",
@@ -263,19 +261,13 @@ def doing(rank: Mapping[str, Any]) -> str:
         number = "" if rank["call_number"] is None else f"call #{rank['call_number']} "
         text = f"{in_words(rank['call_seconds'])} in {number}{rank['call']}"
         if rank["waits_for"]:
-            text += f", waits for {_ranks(rank['waits_for'])}"
+            text += f", waits for {named(rank['waits_for'])}"
         return text
     last = rank["last_call"]
     if last is None:
         return "has made no call"
     number = "" if last["call_number"] is None else f"#{last['call_number']} "
     return f"in no call; its last one, {number}{last['call']}, ended {ago(last['seconds'])}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def in_words(seconds: float | None) -> str:

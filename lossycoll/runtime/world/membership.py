@@ -8,8 +8,9 @@ and views are the group's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
@@ -20,6 +21,7 @@ from .failure_detector import SILENT_SHARE
 from .messages import (
     GROUP,
     Abort,
+    Addressed,
     Answer,
     Ask,
     Bye,
@@ -34,6 +36,14 @@ from .messages import (
     Waiting,
 )
 from .view_agreement import Survivors
+
+if TYPE_CHECKING:
+    from .control_plane import ControlPlane
+
+MOST_EARLY: Final = 1024
+"""Messages kept for groups that aren't open here yet."""
+MOST_ENDED: Final = 4096
+"""Groups that are remembered as over."""
 
 
 class Listener(Protocol):
@@ -59,50 +69,19 @@ class Listener(Protocol):
     def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
 
 
-class Router(Protocol):
-    """Protocol below a membership, on the plane's thread."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def now(self) -> float: ...
-    @property
-    def in_doubt(self) -> bool: ...
-    @property
-    def foreign(self) -> int: ...
-    def enter(self, membership: Membership) -> None: ...
-    def leave(self, membership: Membership) -> None: ...
-    def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None: ...
-
-
-class Plane(Protocol):
-    """Control plane as a membership uses it, in any thread."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def liveness(self) -> float: ...
-    @property
-    def protocol(self) -> Router: ...
-    def hold(self) -> bool: ...
-    def release(self) -> None: ...
-    def post(self, task: Callable[[], None]) -> None: ...
-    def call(self, task: Callable[[], None]) -> None: ...
-
-
 class Membership:
     """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
 
-    ``plane``: the process's control plane, which lasts as long as one of its memberships.
-    ``group``: the group's number, of 64 bits, which no other group of the world ever has.
-    ``members``: the group's ranks, as ranks of the world, in the group's order. ``outlive``:
-    whether the group continues without ranks that are lost. ``definition``: what this rank takes
-    the group for; None: nobody compares it. ClosedError: the plane is ending.
+    ``plane``: lasts as long as one of its memberships. ``group``: a number of 64 bits, which no
+    other group of the world ever has. ``members``: the group's ranks, as ranks of the world, in the
+    group's order. ``outlive``: whether the group continues without ranks that are lost.
+    ``definition``: what this rank takes the group for; None: nobody compares it. ClosedError: the
+    plane is ending.
     """
 
     def __init__(
         self,
-        plane: Plane,
+        plane: ControlPlane,
         group: int,
         members: Sequence[int],
         *,
@@ -141,20 +120,16 @@ class Membership:
 
     @property
     def foreign(self) -> int:
-        """Messages that the plane has dropped since they were malformed or not of this world."""
         return self._router.foreign
 
     def open(self, listener: Listener, *, wait: bool = True) -> None:
         """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
         has done so on return."""
         self.listener = listener
-        if wait:
-            self._plane.call(lambda: self._router.enter(self))
-        else:
-            self._plane.post(lambda: self._router.enter(self))
+        run = self._plane.call if wait else self._plane.post
+        run(lambda: self._router.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
-        """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
         self._post(Abort(reason, kind))
 
     def waiting(self, seq: int, call: str) -> None:
@@ -162,7 +137,6 @@ class Membership:
         self._post(Waiting(seq, call, self._digest))
 
     def own_host(self, options: Mapping[str, Any]) -> None:
-        """Tells all ranks that this one's ``options`` ask for a host that the group has alone."""
         self._post(OwnHost(dict(options)))
 
     def missed(self, rank: int) -> None:
@@ -175,10 +149,8 @@ class Membership:
         self._plane.post(lambda: self._send(Bye(seq, why, self.listener.stats())))
 
     def group_stats(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
-        """The counters of each rank, asked for now; waits at most ``timeout`` s.
-
-        Of a rank that doesn't answer in time what it answered last, if anything.
-        """
+        """The counters of each rank, asked for now; of a rank that doesn't answer within
+        ``timeout`` s what it answered last, if anything."""
         self._fresh.clear()
         self._plane.post(self._ask)
         self._fresh.wait(timeout)
@@ -189,8 +161,8 @@ class Membership:
         return {rank: dict(each) for rank, each in dict(self._stats).items() if rank != self.rank}
 
     def close(self) -> None:
-        """Ends the membership; the last one of a plane ends that. Idempotent, also where Ctrl-C
-        has ended it. No listener is called any more when it returns."""
+        """Ends the membership; the last one of a plane ends that. Idempotent. No listener is called
+        any more when it returns."""
         self._plane.call(lambda: self._router.leave(self))
         self.listener = _NOBODY
         if self._held:
@@ -241,7 +213,7 @@ class Membership:
             self._agree()
 
     def _send(self, body: GroupMessage, to: Sequence[int] | None = None) -> None:
-        """To ranks of the group; None: to all."""
+        """``to``: ranks of the group; None: all."""
         ranks = range(len(self._members)) if to is None else to
         self._router.send(self.group, body, [self._members[rank] for rank in ranks])
 
@@ -306,8 +278,7 @@ class Membership:
         return 0 if self.definition is None else self.definition.digest
 
     def _define(self, process: int) -> None:
-        """Tells a rank of the world, which may be no member here, what this one takes the group
-        for."""
+        """Tells a rank of the world, which may be no member here, this one's definition."""
         mine = self.definition
         if mine is not None:
             body = Defined(mine.rank, mine.members, dict(mine.options))
@@ -408,6 +379,62 @@ class Membership:
             survivors.stopped(before, self._router.now)
         if survivors.learn(views):
             self.listener.on_views(survivors.views, survivors.agreed)
+
+
+class GroupMessages:
+    """The groups that are open here. Messages for those that aren't yet are kept.
+
+    ``foreign`` counts what was malformed or, of too much that came early, the oldest; ``late`` what
+    came after its group was over here.
+    """
+
+    def __init__(self) -> None:
+        self.foreign = 0
+        self.late = 0
+        self._open: dict[int, Membership] = {}
+        self._early: deque[Addressed] = deque()
+        self._ended: OrderedDict[int, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Membership]:
+        """The groups that are open, of which some may end meanwhile."""
+        return iter(list(self._open.values()))
+
+    def open(self, group: Membership) -> None:
+        """From now on ``group`` takes its messages, those that came early first."""
+        self._open[group.group] = group
+        early = [message for message in self._early if message.group == group.group]
+        for message in early:
+            self._early.remove(message)
+            self._hand(group, message)
+
+    def close(self, group: Membership) -> None:
+        """``group`` takes no more messages, whether it was open or not. Idempotent."""
+        self._open.pop(group.group, None)
+        self._ended[group.group] = None
+        for message in [one for one in self._early if one.group == group.group]:
+            self._early.remove(message)
+            self.late += 1
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def deliver(self, message: Addressed) -> None:
+        """A message that has come for one of this rank's groups."""
+        group = self._open.get(message.group)
+        if group is not None:
+            self._hand(group, message)
+        elif message.group in self._ended:
+            self.late += 1
+        else:
+            self._early.append(message)
+            if len(self._early) > MOST_EARLY:
+                self._early.popleft()
+                self.foreign += 1
+
+    def _hand(self, group: Membership, message: Addressed) -> None:
+        try:
+            group.take(message.sender, message.body)
+        except Malformed:
+            self.foreign += 1
 
 
 class _Nobody:

@@ -163,10 +163,7 @@ class Rekey:
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """Message of a group, through the coordinator, from ``sender`` to ranks ``to`` (bits).
-
-    ``body`` is one of the group's messages, packed: the coordinator passes it on unread.
-    """
+    """Message of a group, through the coordinator, which passes its ``body`` on unread."""
 
     sender: Rank
     to: RankSet
@@ -187,10 +184,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The sender leaves the group after call number ``seq``; ``why``: its own error.
-
-    ``stats``: its counters, which nobody can ask it for any more.
-    """
+    """The sender leaves the group after call number ``seq``; ``why``: its own error. ``stats``: its
+    counters, which nobody can ask it for any more."""
 
     seq: Number
     why: Text
@@ -199,10 +194,8 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The sender has waited for its call number ``seq`` for a while.
-
-    ``digest``: of what it takes the group for (:class:`Definition`).
-    """
+    """The sender has waited for its call number ``seq`` for a while. ``digest``: of its
+    :class:`Definition`."""
 
     seq: Number
     call: Text
@@ -256,10 +249,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The sender has stopped before operation ``next``, and gives ``lost`` up.
-
-    ``ended``: those of ``lost`` whose processes are known to have ended.
-    """
+    """The sender has stopped before operation ``next``, and gives ``lost`` up, of which those in
+    ``ended`` are known to have ended."""
 
     lost: Ranks
     ended: Ranks

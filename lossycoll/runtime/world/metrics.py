@@ -1,14 +1,18 @@
-"""Metrics of a job's ranks on this machine, for Prometheus.
+"""Metrics of a job's ranks on this machine: for Prometheus, or as lines of JSON over time.
 
 One process of a machine tells for all of them: by HTTP the one that gets the port, in a file the
-one with the lowest number. Everything is read from status pages when it is asked for.
+one with the lowest number. Everything is read from status pages when it is asked for. Lines, which
+`lossycoll report` draws, become rarer as the job gets older, so that a file stays small.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.status_record import Record
 
-from . import history
 from .job_status import STATES, job_of
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ FILE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.5
 """Time between two checks whether the job is over."""
 MOST_LINKS: Final = 32
-"""Links of each rank that have series of their own: those that lose most."""
+"""Links of each rank that are told: those that lose most."""
 COUNTERS: Final = {
     "operations": "Operations that ended.",
     "bytes_sent": "Bytes sent, headers included.",
@@ -53,6 +56,30 @@ LINKS: Final = {
     "bytes_per_second": ("lossycoll_link_rate_bytes_per_second", "What may be sent to peer."),
 }
 """Fields of a link, their names as metrics, and what they are."""
+SUFFIX: Final = ".jsonl"
+FIRST_SECONDS: Final = 1.0
+"""Between the first lines;"""
+LINES: Final = 500
+"""and from then on the job's age, divided by this."""
+LINE_COUNTERS: Final = (
+    "operations",
+    "bytes_sent",
+    "bytes_received",
+    "packets_sent",
+    "packets_resent",
+    "packets_received",
+    "packets_recovered",
+    "packets_missing",
+)
+LINE_RANK: Final = (
+    "rank", "host", "state", "call", "call_seconds", "waits_for", "step_seconds", "sealed",
+)  # fmt: skip
+LINE_LINK: Final = (
+    "rank", "by", "loss", "missing", "rtt_seconds", "queue_seconds", "bytes_per_second",
+)  # fmt: skip
+
+measured: Final[dict[str, float]] = {}
+"""Latest measurements of this process, equal on all ranks, by name."""
 
 
 class JobCollector:
@@ -66,7 +93,6 @@ class JobCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as of now."""
         try:
             records = self._read()
         except OSError:
@@ -90,6 +116,10 @@ def _metrics(records: Sequence[Record]) -> Iterator[Metric]:
         for number, record in sorted(told.items()):
             counter.add_metric([str(number)], float(record.stats.get(name, 0)))
         yield counter
+
+
+def _worst(links: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return sorted(links, key=lambda one: -float(one["loss"]))[:MOST_LINKS]
 
 
 def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -119,7 +149,7 @@ def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Itera
     for field, (name, text) in LINKS.items():
         gauge = GaugeMetricFamily(name, text, labels=["rank", "peer"])
         for rank in ranks:
-            for link in sorted(rank["link"], key=lambda one: -one["loss"])[:MOST_LINKS]:
+            for link in _worst(rank["link"]):
                 gauge.add_metric([str(rank["rank"]), str(link["rank"])], link[field])
         yield gauge
 
@@ -132,13 +162,10 @@ def tell(
     read: Callable[[], Sequence[Record]],
     is_over: Callable[[], bool],
 ) -> None:
-    """Tells Prometheus of the job until it is over.
-
-    ``where``: HOST:PORT to serve at, or the path of a file; with lines of JSON if it ends so.
-    ``sealed``: whether the job has a secret: without HOST it is then served to this machine alone.
-    ``read``: the records of the job on this machine.
-    """
-    lines = where.endswith(history.SUFFIX)
+    """Tells of the job until it is over. ``where``: HOST:PORT to serve at, or the path of a file;
+    with lines of JSON if it ends so. ``sealed``: whether the job has a secret: without HOST it is
+    then served to this machine alone."""
+    lines = where.endswith(SUFFIX)
     registry: Any = None
     if not lines:
         try:
@@ -162,7 +189,7 @@ def tell(
     def run() -> None:
         try:
             if lines:
-                history.write(where, process, read, wait)
+                write_lines(where, process, read, wait)
             elif where.startswith("/"):
                 _write(where, process, registry, read, wait)
             else:
@@ -204,3 +231,44 @@ def _write(
     while wait(FILE_SECONDS):
         if process == min((record.process for record in read()), default=-1):
             write_to_textfile(where, registry)
+
+
+# ---- lines of JSON ----
+
+
+def line_of(records: Sequence[Record], now: float) -> dict[str, Any]:
+    """One moment of a job's processes on this machine. ``now``: seconds since 1970."""
+    job = job_of(records[0].session, records)
+    counted = {record.rank: record.stats for record in records}
+    ranks = [_rank(rank, counted[rank["rank"]]) for rank in job["ranks"] if rank["rank"] in counted]
+    line = {"time": round(now, 3), "session": job["session"], "world": job["world"]}
+    return line | {"measured": dict(measured), "ranks": ranks}
+
+
+def _rank(rank: Mapping[str, Any], stats: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        **{name: rank[name] for name in LINE_RANK},
+        "counters": {name: stats.get(name, 0) for name in LINE_COUNTERS},
+        "link": [{name: link[name] for name in LINE_LINK} for link in _worst(rank["link"])],
+    }
+
+
+def write_lines(
+    path: str,
+    process: int,
+    read: Callable[[], Sequence[Record]],
+    wait: Callable[[float], bool],
+) -> None:
+    """Appends lines until the job is over; of a machine's processes the one with the lowest number.
+    ``wait``: waits for so many seconds; whether the job goes on."""
+    begin = time.monotonic()
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    while wait(max(FIRST_SECONDS, (time.monotonic() - begin) / LINES)):
+        records = read()
+        if process == min((record.process for record in records), default=-1):
+            text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
+            file = os.open(path, flags, 0o600)
+            try:
+                os.write(file, text.encode())
+            finally:
+                os.close(file)

@@ -14,7 +14,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -31,6 +31,10 @@ KEY_BYTES: Final = 64
 """Bytes that a key takes in a question beside its name: torch's prefixes."""
 ANSWER_SECONDS: Final = 30.0
 """Longest time for an answer. The store waits for nobody before it answers."""
+SESSION: Final = re.compile("[0-9a-f]{16}")
+"""The session as a rank reads it."""
+PATIENCE_SECONDS: Final = 2.0
+"""Time for a process of the right secret after one of another, with the same rank."""
 _MOST_PIECES: Final = 1 << 12
 _LONGEST: Final = 1 << 24
 """Characters of a value that is in pieces."""
@@ -51,9 +55,8 @@ class Store(Protocol):
 
 
 class PolledStore:
-    """``store``, whose own failures are RendezvousErrors. ``who``: this rank, as errors name it.
-    ``values``: what seals all values; None: they are in clear. A value that doesn't open counts as
-    one that isn't there."""
+    """``store``, whose own failures are RendezvousErrors. ``values`` seals all values; None: they
+    are in clear. A value that doesn't open counts as one that isn't there."""
 
     def __init__(self, store: Store, who: str, values: SealedValues | None = None) -> None:
         self._store = store
@@ -68,12 +71,10 @@ class PolledStore:
         return _digest(text)
 
     def set_first(self, key: str, value: str) -> None:
-        """Writes a value where there is none, whoever else tries."""
         text = value if self._values is None else self._values.seal(key, value)
         self._try(lambda: self._store.compare_set(key, "", text))
 
     def get(self, key: str) -> str | None:
-        """The value, or None while there is none."""
         found = self._found(key)
         return None if found is None else self._opened(key, found)
 
@@ -111,7 +112,6 @@ class PolledStore:
         self._try(lambda: self._store.set(key, short))
 
     def is_marked(self, key: str) -> bool:
-        """True if anything stands under ``key``."""
         return self._try(lambda: self._store.check([key]))
 
     def _found(self, key: str) -> str | None:
@@ -176,6 +176,59 @@ class PolledStore:
             ) from error
 
 
+class DifferingSecrets:
+    """How ranks find out that they can't read one another's words.
+
+    A rank that can't read the session marks a key of its own, named after what it can't read. Rank
+    0, which wrote that, looks for such marks. Both are in clear, and nothing but an error comes of
+    them: whoever can write to the store can keep a job from starting in any case.
+    """
+
+    def __init__(
+        self, store: PolledStore, rank: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._clock = clock
+        self._told = ""
+        self._seen: dict[int, float] = {}
+
+    @property
+    def apart(self) -> set[int]:
+        """For rank 0: the ranks that couldn't read the session at some time."""
+        return set(self._seen)
+
+    def tell(self) -> bool:
+        """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
+        and so is there with another secret."""
+        digest = self._store.anothers("session", SESSION.fullmatch)
+        if digest is None:
+            return False
+        if digest != self._told:
+            self._told = digest
+            self._store.mark(f"differs/{digest}/{self._rank}")
+        return self._store.is_marked(f"differs/{digest}/seen/{self._rank}")
+
+    def found(self, digest: str, missing: Iterable[int]) -> int | None:
+        """For rank 0: one of the ``missing`` ranks that couldn't read the session with this digest
+        and hasn't come with the right secret since; None: there is none."""
+        now = self._clock()
+        for rank in missing:
+            if not self._store.is_marked(f"differs/{digest}/{rank}"):
+                continue
+            if now - self._seen.setdefault(rank, now) >= PATIENCE_SECONDS:
+                return rank
+        return None
+
+    def answer(self, digest: str, missing: Iterable[int]) -> None:
+        """For rank 0 that refuses: whoever of the ``missing`` ranks couldn't read the session knows
+        now that it was its."""
+        for rank in missing:
+            if rank in self._seen or self._store.is_marked(f"differs/{digest}/{rank}"):
+                self._seen.setdefault(rank, self._clock())
+                self._store.mark(f"differs/{digest}/seen/{rank}")
+
+
 class Pause:
     """Sleeps a little longer each time: quick when all are there, light when one is late."""
 
@@ -232,8 +285,7 @@ def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:
 
 
 def _text(value: bytes) -> str:
-    """Text of a value, which a stranger may have written."""
-    return value.decode(errors="replace")
+    return value.decode(errors="replace")  # a stranger may have written it
 
 
 def _digest(text: str) -> str:

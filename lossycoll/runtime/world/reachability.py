@@ -21,21 +21,13 @@ LONGEST_TOLD: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One end of a control connection that isn't there.
-
-    Attributes:
-        rank: Whose.
-        address: Where its control port is, numeric.
-        port: The port's number.
-        device: The address's interface; "": unknown.
-        trouble: What became of its attempts to reach the other end; "": none is known.
-    """
+    """One end of a control connection that isn't there: a rank, and where its control port is."""
 
     rank: int
     address: str
     port: int
-    device: str = ""
-    trouble: str = ""
+    device: str = ""  # the address's interface, where it is known
+    trouble: str = ""  # what became of its attempts to reach the other end, where it is known
 
     @property
     def here(self) -> str:
@@ -55,8 +47,8 @@ class Side:
 
 
 def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
-    """The error for ranks that have met in the store and can't connect. ``who``: the rank that
-    speaks, as errors name it. ``far``: the rank that has no connection with the coordinator."""
+    """The error for ranks that have met in the store and can't connect: ``far`` has no connection
+    with the coordinator. ``who``: the rank that speaks, as errors name it."""
     back = f"; {near.to(far)}" if near.trouble else ""
     used = (
         f"LOSSYCOLL_PORT_RANGE, which is {ports}"
@@ -102,11 +94,8 @@ def translated(who: str, far: Side, source: str, near: Side) -> RendezvousError:
 
 def common_version(who: str, offered: Sequence[Sequence[str]]) -> int:
     """The family (4 or 6) in which all ranks have an address; rank 0's first choice goes first.
-
-    ``who``: the rank that speaks, as errors name it. ``offered``: the addresses of each rank, the
-    preferred one first. One that has loopback alone follows the others, if these have more.
-    RendezvousError: there is none.
-    """
+    ``offered``: the addresses of each rank, the preferred one first. One that has loopback alone
+    follows the others, if these have more. RendezvousError: there is none."""
     versions = [[ipaddress.ip_address(one).version for one in each] for each in offered]
     outer = [
         rank
@@ -136,9 +125,8 @@ def compare_machines(
     machines: Sequence[tuple[str, int] | None],
     devices: Sequence[str],
 ) -> None:
-    """Raises RendezvousError where two machines give one address. ``who``: the rank that speaks, as
-    errors name it. ``machines``: the machine and network namespace of each rank; None: unknown.
-    ``devices``: the interface of each rank's address."""
+    """Raises RendezvousError where two machines give one address. ``machines``: the machine and
+    network namespace of each rank; None: unknown. ``devices``: the interface of its address."""
     if not all(ipaddress.ip_address(one).is_loopback for one in addresses):
         addresses = ["" if ipaddress.ip_address(a).is_loopback else a for a in addresses]
     seen: dict[str, int] = {}

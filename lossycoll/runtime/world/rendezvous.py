@@ -16,24 +16,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
-from .differing_secrets import SESSION, DifferingSecrets
-from .polled_store import PIECE_BYTES, Pause, PolledStore, Store, is_form, overwritten, parsed
+from .polled_store import (
+    PIECE_BYTES,
+    SESSION,
+    DifferingSecrets,
+    Pause,
+    PolledStore,
+    Store,
+    is_form,
+    overwritten,
+    parsed,
+)
 
 GRACE_SECONDS: Final = 5.0
 """Time for which rank 0 of a refused group tells late ranks."""
 MOST_CLAIMS: Final = 64
 """Most claims of one rank that are read."""
-
-
 _ENTRY: Final = {"nonce": str, "who": str, "hello": dict, "error": str}
 """Fields of what a rank says of itself, and their types."""
 _REFUSED: Final = {"error": str, "peer": int, "nonces": list}
 _ROSTER: Final = {"ranks": list, "nonces": list}
-
-
 _met_here: Final[set[tuple[str, int, str]]] = set()
 """(session, rank, description) of every group that has met in this process, over or not."""
 
@@ -41,10 +47,10 @@ _met_here: Final[set[tuple[str, int, str]]] = set()
 class Rendezvous:
     """Rendezvous of one group. ``meet`` first, then any number of ``exchange`` rounds.
 
-    ``describe`` is what others may say about this process when they must name it (host, pid).
-    ``timeout`` in seconds covers all rounds together. ``alive`` is asked whether a rank 0 that
-    once said this hello still runs: that tells a doubled rank from the keys of a job that is over.
-    ``secret``: all values are sealed with it; None: they are in clear.
+    ``describe``: names this process for others (host, pid). ``timeout``: seconds for all rounds
+    together. ``alive``: whether a rank 0 that once said this hello still runs, which tells a
+    doubled rank from the keys of a job that is over. ``secret``: all values are sealed with it;
+    None: they are in clear.
     """
 
     def __init__(
@@ -84,8 +90,8 @@ class Rendezvous:
         """Returns the hello of every rank, by rank.
 
         A rank that can't take part says so by ``error``: then all ranks raise RendezvousError at
-        once, and that one its own error. Raises RendezvousError naming the ranks that are missing
-        when the time is over, and those that more than one process claims.
+        once, and that one its own error. RendezvousError: ranks are missing when the time is over,
+        or more than one process claims a rank.
         """
         mine = {
             "nonce": self._nonce,
@@ -107,11 +113,8 @@ class Rendezvous:
         self, name: str, value: Any, meanwhile: Callable[[], None] = lambda: None
     ) -> list[Any]:
         """One more round: every rank's ``value`` (JSON), by rank. ``name`` is the round's own.
-
-        ``meanwhile`` is called again and again until all have come.
-
-        Raises RendezvousError if a rank doesn't come, or has parted with an error.
-        """
+        ``meanwhile`` is called again and again until all have come. RendezvousError: a rank doesn't
+        come, or has parted with an error."""
         self._set(f"{name}/{self._rank}", value)
         keys = [f"{name}/{rank}" for rank in range(self._size)]
         pause = Pause()
@@ -123,22 +126,19 @@ class Rendezvous:
         return values
 
     def check_followed(self) -> None:
-        """To be called by whoever waits for the others after the last round. RendezvousError: this
-        is rank 0, and another rank has followed a second one."""
+        """For whoever waits for the others after the last round. RendezvousError: this is rank 0,
+        and another rank has followed a second one."""
         if self._rank == 0 and self._session_now() != self.session:
             for rank in range(1, self._size):
                 self._check_turned(rank)
 
     def tell(self, name: str, value: Any) -> None:
         """Says ``value`` (JSON) to whoever asks for it by :meth:`told`; the last one counts.
-
-        Nothing where the store has gone: the control plane finds out why.
-        """
+        Nothing where the store has gone: the control plane finds out why."""
         with contextlib.suppress(RendezvousError):
             self._set(f"{name}/{self._rank}", value)
 
     def told(self, name: str, rank: int) -> Any:
-        """Value that ``rank`` has told last under ``name``; None: none."""
         try:
             return self._get(f"{name}/{rank}")
         except RendezvousError:
@@ -152,11 +152,9 @@ class Rendezvous:
             return None
 
     def part(self, error: Exception) -> None:
-        """To be called before ``error`` is raised, which ends the rendezvous for all ranks.
-
-        Rank 0 waits a little for the others: it may be the store's server, and then what they have
-        not read yet would go with it.
-        """
+        """To be called before ``error`` is raised, which ends the rendezvous for all ranks. Rank 0
+        waits a little for the others: it may be the store's server, and then what they have not
+        read yet would go with it."""
         if not self.session:
             return
         try:
@@ -240,12 +238,10 @@ class Rendezvous:
             found = dict(zip(ranks, said, strict=True))
         for rank, entry in found.items():
             if entry is not None:
-                roster[rank] = entry if is_form(entry, **_ENTRY) else self._no_entry(rank, entry)
-
-    def _no_entry(self, rank: int, found: object) -> dict[str, Any]:
-        """Entry for a rank whose hello has been overwritten: all hear of it."""
-        reason = overwritten(self._key(f"hello/{rank}"), found)
-        return {"nonce": "", "who": "unreadable", "hello": {}, "error": reason}
+                roster[rank] = entry
+                if not is_form(entry, **_ENTRY):  # it has been overwritten: all hear of it
+                    why = overwritten(self._key(f"hello/{rank}"), entry)
+                    roster[rank] = {"nonce": "", "who": "unreadable", "hello": {}, "error": why}
 
     def _doubled(self) -> RendezvousError | None:
         """Error if several processes claim a rank, once all ranks have come."""
@@ -259,18 +255,16 @@ class Rendezvous:
         """Rank 0's place is another's: it wrote the session before this one, and its group met."""
         if not before or not self._is_anothers(before):
             return None
-        return self._error(_claimed(0, f"{self._name_of(before)} and {self._who}"), 0)
+        name = self._names(before) or "another"
+        return self._error(_claimed(0, f"{name} and {self._who}"), 0)
 
     def _check_turned(self, rank: int) -> None:
-        """Raises when a rank of the roster has followed another rank 0 before it saw the roster.
-
-        A second rank 0 alone is no reason: who has seen the roster may be past the last round.
-        """
+        """Raises when a rank of the roster has followed another rank 0 before it saw the roster. A
+        second rank 0 alone is no reason: who has seen the roster may be past the last round."""
         if self._get(f"turned/{rank}") == self._nonces[rank]:
             raise self._second_master() or self._error(_claimed(0, f"another and {self._who}"), 0)
 
     def _differing_secret(self, written: str, roster: Mapping[int, Any]) -> RendezvousError | None:
-        """A rank that can't read what this one has ``written``."""
         missing = [rank for rank in range(1, self._size) if rank not in roster]
         rank = self._differing.found(written, missing)
         return None if rank is None else self._error(self._differing_text(rank), rank)
@@ -293,9 +287,7 @@ class Rendezvous:
 
     def _overwritten_session(self) -> RendezvousError | None:
         """Something that isn't a rank 0 has written another session: a rank 0 says who it is first.
-
-        The session is written again, so that the others come back and hear of it.
-        """
+        The session is written again, so that the others come back and hear of it."""
         now = self._session_now()
         if now == self.session or self._names(now) is not None:
             return None
@@ -306,10 +298,8 @@ class Rendezvous:
         return self._error(overwritten("session", found), 0)
 
     def _second_master(self) -> RendezvousError | None:
-        """Finds a second rank 0: the later one overwrites the session, and the first sees it.
-
-        It tells the second through a key of the second's session.
-        """
+        """Finds a second rank 0: the later one overwrites the session, and the first sees it, and
+        tells the second through a key of the second's session."""
         now = self._session_now()
         # Of what something else wrote :meth:`_overwritten_session` tells all.
         second = None if now == self.session else self._names(now)
@@ -340,11 +330,14 @@ class Rendezvous:
             if roster is not None and self._nonce in roster["nonces"]:
                 if not is_met:
                     raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
-                if not self._is_of_all(roster):
+                ranks, nonces = roster["ranks"], roster["nonces"]
+                if not (
+                    len(ranks) == len(nonces) == self._size
+                    and all(is_form(entry, **_ENTRY) for entry in ranks)
+                ):
                     raise self._error(overwritten(self._key("roster"), roster), 0)
-                self._nonces = roster["nonces"]
-                found: list[Any] = roster["ranks"]
-                return found
+                self._nonces = nonces
+                return list(ranks)
             if roster is not None and looked != self.session:
                 # A group that is over, or one in which this rank's place is taken.
                 looked = self.session
@@ -356,12 +349,6 @@ class Rendezvous:
                 missing = [n for n, name in enumerate(names, 1) if self._get(name) is None]
                 raise self._missing(missing if self.session and missing else [0])
             pause()
-
-    def _is_of_all(self, roster: Mapping[str, Any]) -> bool:
-        """True if a roster has an entry and a nonce of each rank."""
-        return len(roster["ranks"]) == len(roster["nonces"]) == self._size and all(
-            is_form(entry, **_ENTRY) for entry in roster["ranks"]
-        )
 
     def _claim(self, mine: dict[str, Any]) -> None:
         """Takes this rank's place in the session; a second taker is noticed by the counter."""
@@ -376,7 +363,7 @@ class Rendezvous:
 
     def _missing(self, ranks: Sequence[int]) -> RendezvousError:
         return self._error(
-            f"{_ranks(ranks)} missing after {self._timeout:g} s; are all processes started, with "
+            f"{_are(ranks)} missing after {self._timeout:g} s; are all processes started, with "
             f"one world size and one master?",
             ranks[0],
         )
@@ -395,31 +382,23 @@ class Rendezvous:
 
     def _is_anothers(self, session: str) -> bool:
         """True if another process has this rank's place in a session that has met: its rank 0 runs.
-
         Not where this very process has met before: rank 0 may just be slower to leave, or listen at
-        the same port again.
-        """
+        the same port again."""
         if (session, self._rank, self._who) in _met_here:
             return False
         roster = parsed(self._store.get(f"{session}/roster") or "{}")
         first = roster["ranks"][:1] if is_form(roster, **_ROSTER) else []
         return bool(first) and is_form(first[0], hello=dict) and self._alive(first[0]["hello"])
 
-    def _name_of(self, session: str) -> str:
-        """The process that is rank 0 of a session."""
-        return self._names(session) or "another"
-
     def _names(self, session: str) -> str | None:
-        """The same; None: no process has said that it is."""
+        """The process that is rank 0 of a session; None: no process has said that it is."""
         found = self._store.get(f"{session}/who") if session else None
         return None if found is None else str(parsed(found))
 
     def _claimed(self, rank: int) -> list[Any]:
-        """Entries of the processes that claim a rank. Anybody can count up the claims.
-
-        One that is counted but hasn't said who it is yet is waited for, ``GRACE_SECONDS`` at most:
-        whoever isn't found here would not be told either.
-        """
+        """Entries of the processes that claim a rank. Anybody can count up the claims. One that is
+        counted but hasn't said who it is yet is waited for, ``GRACE_SECONDS`` at most: whoever
+        isn't found here would not be told either."""
         claims = min(self._store.add(self._key(f"claims/{rank}"), 0), MOST_CLAIMS)
         end = time.monotonic() + GRACE_SECONDS
         pause = Pause()
@@ -436,7 +415,6 @@ class Rendezvous:
     # ---- the store ----
 
     def _failed(self) -> RendezvousError | None:
-        """The error that ended the rendezvous, as a rank has written it."""
         failed = self._get("failed")
         if failed is None:
             return None
@@ -456,11 +434,8 @@ class Rendezvous:
             raise failed
         if time.monotonic() > self._end:
             missing = [rank for rank, key in enumerate(keys) if self._get(key) is None] or [0]
-            raise self._error(
-                f"{_ranks(missing)} silent in round {name!r} of the rendezvous "
-                f"({self._timeout:g} s)",
-                missing[0],
-            )
+            text = f"silent in round {name!r} of the rendezvous ({self._timeout:g} s)"
+            raise self._error(f"{_are(missing)} {text}", missing[0])
 
     def _key(self, key: str) -> str:
         return f"{self.session}/{key}"
@@ -473,7 +448,7 @@ class Rendezvous:
         return None if found is None else parsed(found)
 
     def _get_all(self, keys: Sequence[str], each: int = PIECE_BYTES) -> list[Any] | None:
-        """The values of all of ``keys``, of about ``each`` bytes; None while one has none."""
+        """``each``: about as many bytes as a value has. None while one is missing."""
         found = self._store.get_all([self._key(key) for key in keys], each)
         return None if found is None else [parsed(value) for value in found]
 
@@ -484,7 +459,5 @@ def _claimed(rank: int, names: str) -> str:
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    some = ", ".join(str(rank) for rank in ranks[:8])
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank {some} is" if len(ranks) == 1 else f"ranks {some}{more} are"
+def _are(ranks: Sequence[int]) -> str:
+    return f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'}"

@@ -6,10 +6,13 @@ the rank's machine; or :class:`Stacks`. docs/status-reference.md has the fields 
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from lossycoll.runtime.control.schema import (
     Address,
@@ -20,13 +23,15 @@ from lossycoll.runtime.control.schema import (
     Schema,
     Version,
 )
-from lossycoll.runtime.core.stacks import python_stacks
 from lossycoll.runtime.engine import status_record
 from lossycoll.runtime.engine.status_record import MOST_ENTRIES
 
 VERSION: Final = 1
 STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
 """Questions that a hello may ask. CALLS is STATUS with the latest calls of each group."""
+MOST_TEXT: Final = 1 << 18
+OWN_THREADS: Final = "lossycoll-"
+"""Names of this package's threads begin so; they wait for what happens, and are left out."""
 FRESH_SECONDS: Final = 0.05
 """An answer is given again for so long: whoever asks in a loop costs the rank little."""
 
@@ -59,11 +64,12 @@ class Record:
 class Stacks:
     """Answer to "stacks": the Python stacks of all threads."""
 
-    text: Annotated[str, Length(0, 1 << 20)]
+    text: Annotated[str, Length(0, 4 * MOST_TEXT)]
 
 
 Message: TypeAlias = Status | Record | Stacks
 ANSWER: Final[Schema[Message]] = Schema(Message)
+_Kind = TypeVar("_Kind", Status, Record, Stacks)
 
 
 class Answers:
@@ -102,25 +108,42 @@ class Answers:
         return self._kept[calls]
 
 
+def python_stacks() -> str:
+    """The stack of every thread of this process but the package's own, the main one first, each
+    with the innermost frame last."""
+    frames = sys._current_frames()
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident in sorted(frames, key=lambda one: (one != main, one)):
+        if str(names.get(ident, "")).startswith(OWN_THREADS):
+            continue
+        stack = "".join(traceback.format_stack(frames[ident]))
+        parts.append(f"thread {names.get(ident, ident)}:\n{stack}")
+    return "\n".join(parts)[:MOST_TEXT]
+
+
+def _read(body: bytes, kind: type[_Kind]) -> _Kind:
+    found = ANSWER.unpack(body)
+    if not isinstance(found, kind):
+        raise Malformed(f"no {kind.__name__.lower()}")
+    return found
+
+
 def read_status(body: bytes) -> Status:
     """The first message of an answer. Malformed: it is none."""
-    found = ANSWER.unpack(body)
-    if not isinstance(found, Status) or found.records > len(found.addresses):
-        raise Malformed("no status, or more records than ranks")
+    found = _read(body, Status)
+    if found.records > len(found.addresses):
+        raise Malformed("more records than ranks")
     return found
 
 
 def read_record(body: bytes) -> status_record.Record:
     """One of the messages that follow. Malformed: it is none."""
-    found = ANSWER.unpack(body)
-    if not isinstance(found, Record):
-        raise Malformed("no record")
-    return found.fields
+    return _read(body, Record).fields
 
 
 def read_stacks(body: bytes) -> str:
     """The answer to ``STACKS``, without what would move a terminal's cursor. Malformed: none."""
-    found = ANSWER.unpack(body)
-    if not isinstance(found, Stacks):
-        raise Malformed("no stacks")
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in found.text)
+    text = _read(body, Stacks).text
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)

@@ -1,12 +1,8 @@
-"""View agreement on the surviving ranks after a loss, as a state machine.
+"""View agreement on the surviving ranks after a loss, as a state machine (docs/control.md).
 
-No sockets and no clock of its own. Every rank that hears of a loss stops submitting, and tells the
-*proposer* (the lowest rank that is left and hasn't said goodbye) the number of its next
-operation. When all that are left have told, the proposer fixes the next *view*: the ranks that
-are left, and the first operation that is theirs alone, which no rank has submitted yet. So all
-ranks change over at the same operation; those before it count the dead as loss.
-
-The views travel as a whole, since a proposer may die while it tells of one.
+The proposer fixes the next *view*: the ranks that are left, and the first operation that is theirs
+alone, which no rank has submitted yet. So all ranks change over at the same operation; those before
+it count the dead as loss. Views travel as a whole, since a proposer may die while it tells of one.
 """
 
 from __future__ import annotations
@@ -19,11 +15,8 @@ from .messages import View
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
-    """True if ``here`` is the one part of ``of`` that may form the next group.
-
-    It holds more than half of ``of``, or half with the lowest. Members of ``here`` outside ``of``
-    don't count. Of two parts without a common member at most one has a quorum.
-    """
+    """True if ``here`` holds more than half of ``of``, or half with the lowest: of two parts
+    without a common member at most one has a quorum."""
     mine = {*of} & {*here}
     return 2 * len(mine) > len({*of}) or (2 * len(mine) == len({*of}) > 0 and min(of) in mine)
 
@@ -45,12 +38,10 @@ class Survivors:
 
     @property
     def lost(self) -> set[int]:
-        """Ranks that this one gives up, in the latest view or since."""
         return self.states.ranks(LOST_STATES)
 
     @property
     def ended(self) -> set[int]:
-        """Lost ranks whose processes are known to have ended."""
         return self.states.ranks([RankState.ENDED])
 
     @property
@@ -77,12 +68,10 @@ class Survivors:
         return not known
 
     def stopped(self, before: int, now: float) -> None:
-        """This rank has stopped before operation ``before``, at ``now`` (seconds)."""
         self.next = before
         self._stopped_at = now
 
     def report(self, rank: int, lost: Iterable[int], before: int, views: Sequence[View]) -> None:
-        """``rank`` has stopped before operation ``before``, and gives ``lost`` up."""
         self._reported[rank] = (frozenset(lost), before)
         self.learn(views)
 
@@ -118,7 +107,5 @@ class Survivors:
 
     def may_go_on(self) -> bool:
         """True if the ranks that are left can't be the smaller part of a network that fell apart.
-
-        Ranks whose processes have ended don't count.
-        """
+        Ranks whose processes have ended don't count."""
         return has_quorum(self.left, [r for r in self.views[-1].members if r not in self.ended])

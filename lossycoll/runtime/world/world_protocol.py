@@ -27,8 +27,7 @@ from .connections import (
 )
 from .failover import ReplayLog, Succession
 from .failure_detector import FailureDetector
-from .group_messages import GroupMessages
-from .membership import Membership
+from .membership import GroupMessages, Membership
 from .messages import (
     GROUP,
     REPLAYED,
@@ -55,11 +54,7 @@ NEVER: Final = float("inf")
 
 class WorldProtocol:
     """One process's part in its world. ``begin``, then ``step`` again and again.
-
-    ``rank``: this process's number in the world. ``liveness``: seconds within which a silent rank
-    is named. ``clock``: what silence is measured by, in seconds; it never runs backwards.
-    ``on_met_or_failed``: called when all have met, or when that has failed.
-    """
+    ``on_met_or_failed``: called when all have met, or when that has failed."""
 
     def __init__(
         self,
@@ -78,7 +73,7 @@ class WorldProtocol:
         self.liveness = liveness
         self.ready = False
         """Whether the coordinator has heard every rank."""
-        self.groups: GroupMessages[Membership] = GroupMessages()
+        self.groups = GroupMessages()
         self.pulse: Callable[[int], float] = lambda rank: 0.0
         """Asks a rank's engine for a sign of life, and returns when the last one came."""
         self.note: Callable[[int, int, float], None] = lambda rank, state, heard: None
@@ -120,7 +115,6 @@ class WorldProtocol:
 
     @property
     def in_doubt(self) -> bool:
-        """See :attr:`FailureDetector.in_doubt`."""
         return self._detector.in_doubt
 
     @property
@@ -136,14 +130,11 @@ class WorldProtocol:
     @property
     def seeks_coordinator(self) -> bool:
         """True if what this rank says has to wait for a coordinator that answers."""
-        waits = (
-            not self._succession.is_coordinator
-            and self._succession.coordinator not in self._welcomed
-        )
-        return waits and self.ready and not self.is_lost
+        succession = self._succession
+        has_one = succession.is_coordinator or succession.coordinator in self._welcomed
+        return self.ready and not has_one and not self.is_lost
 
     def is_here(self, rank: int) -> bool:
-        """True if a rank of the world is neither lost nor gone, as far as this one knows."""
         return not self._succession.is_gone(rank)
 
     def begin(self) -> None:
@@ -161,7 +152,7 @@ class WorldProtocol:
 
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
-        body = pack(self._succession.goodbye())
+        body = pack(Left(self.rank))
         for rank in self._welcomed:
             self._sockets.send(rank, body)
 
@@ -180,7 +171,6 @@ class WorldProtocol:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
 
     def leave(self, membership: Membership) -> None:
-        """Ends a membership; what comes for it later is dropped."""
         self.groups.close(membership)
 
     def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None:
@@ -228,7 +218,7 @@ class WorldProtocol:
             self._sockets.ask(here, interval / 4, now)
             self._sockets.ask(found.doubtful, 0.0, now)
             self._sockets.tick(now, interval / 4)
-            for rank, at in self._detector.last_heard.items():
+            for rank, at in self._detector.heard_at.items():
                 self.note(rank, RankState.PRESENT, at)
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
@@ -285,9 +275,8 @@ class WorldProtocol:
             self._heard_coordinator = self._clock()
             self._renew_at = NEVER
         if self._states.is_lost(rank):
-            if (
-                self._succession.is_coordinator
-            ):  # it lives after all, but the others went on without it
+            # It lives after all, but the others went on without it.
+            if self._succession.is_coordinator:
                 silent = round(self._detector.silence, 2)
                 self._sockets.send(rank, pack(Dead(rank, silent, False)))
             return
@@ -314,9 +303,8 @@ class WorldProtocol:
             self._on_left(gone, Left(gone))
         news = [r for r in message.lost if r != self.rank and not self._succession.is_gone(r)]
         for lost in news:
-            if (
-                self._succession.is_coordinator
-            ):  # a coordinator before gave it up, and didn't live to tell all
+            # A coordinator before gave it up, and didn't live to tell all.
+            if self._succession.is_coordinator:
                 self._give_up(lost, self._detector.silence, ended=lost in message.ended)
             else:
                 self._detector.suspect(lost, now)
@@ -393,7 +381,7 @@ class WorldProtocol:
             self.groups.deliver(message)
 
     def _relay(self, message: Addressed) -> None:
-        """Relays a message, at the coordinator: to others, and to this rank."""
+        """At the coordinator: to others, and to this rank."""
         if message.body[0] in REPLAYED and not self._replay_log.note(message, self._clock()):
             return
         packed = pack(message)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossycoll.errors import PeerLostError
-from lossycoll.runtime.world import history
+from lossycoll.runtime.world import metrics
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.replicas import (
@@ -82,7 +82,7 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     relative = 0.0
     if total != 0:
         relative = math.sqrt(total) / math.sqrt(norm) if norm else math.inf
-    history.measured["drift"] = relative
+    metrics.measured["drift"] = relative
     return Drift(total, of, relative)
 
 

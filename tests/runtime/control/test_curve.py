@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lossycoll.runtime.control.curve import Keys, keys_of
+from lossycoll.runtime.control.context import Keys, keys_of
 from lossycoll.runtime.control.events import Closed, Event, Received
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport

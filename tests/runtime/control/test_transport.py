@@ -16,8 +16,7 @@ import pytest
 import zmq
 
 from lossycoll.runtime.control import transport as under_test
-from lossycoll.runtime.control.context import SHARED
-from lossycoll.runtime.control.curve import Keys, keys_of
+from lossycoll.runtime.control.context import SHARED, Keys, keys_of
 from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.events import (
     Closed,
@@ -203,14 +202,6 @@ def test_ipv6() -> None:
         assert hello == Received(connected.peer, b"hello")  # type: ignore[union-attr]
         client.connect(("::1", 1))
         assert isinstance(hear(client, count(1))[0], Refused)
-
-
-def test_a_range_of_ports_that_is_taken() -> None:
-    with socket.socket() as taken:
-        taken.bind((HERE, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert listener(HERE, (port, port), 1) is None
 
 
 # ---- strangers ----

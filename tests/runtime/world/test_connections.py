@@ -26,7 +26,7 @@ from lossycoll.runtime.world.connections import (
     RekeyAsked,
 )
 from lossycoll.runtime.world.messages import VERSION, Heartbeat, Hello, Left, Ready, pack
-from lossycoll.runtime.world.probe import answers, ask_for_rekey
+from lossycoll.runtime.world.queries import answers, ask_for_rekey
 from tests.support.waiting import until
 
 

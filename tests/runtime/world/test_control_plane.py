@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 
 import pytest
 
-from lossycoll.errors import ClosedError, RendezvousError
+from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.events import Closed, Event
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.world.control_plane import ControlPlane
@@ -203,34 +202,6 @@ def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
         s.groups[1].abort("still here", "EngineError")
         until(lambda: bool(s.notes[0].log))
         assert s.notes[0].log == [("abort", 1, "still here", "EngineError")]
-
-
-def test_strangers_that_say_nothing_do_not_keep_members_out() -> None:
-    made = Planes(2)
-    strangers = []
-    try:
-        made.start(0)
-        for _ in range(200):
-            strangers.append(socket.create_connection(made.endpoints[0]))
-        made.start(1)
-        assert all(plane.meet(20) for plane in made.planes)
-    finally:
-        for stranger in strangers:
-            stranger.close()
-        made.close()
-
-
-def test_a_port_that_is_taken() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        plane = ControlPlane(0, 2, LIVENESS)
-        with pytest.raises(
-            RendezvousError, match=f"no free TCP port at 127.0.0.1 in {port}-{port}"
-        ):
-            plane.open("127.0.0.1", (port, port))
-        plane.close()
 
 
 def test_threads_and_descriptors_are_given_back() -> None:

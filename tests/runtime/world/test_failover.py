@@ -59,17 +59,6 @@ def test_goodbyes_aborts_and_mismatches_after_rank_0_has_left_reach_all_once() -
         assert all(len(note.log) == len({*note.log}) for note in s.notes[1:])
 
 
-def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
-    with planes(5, LIVENESS) as s:
-        for rank in range(4):
-            s.groups[rank].leave(rank)
-            rest = s.notes[rank + 1 :]
-            until(lambda: all(("bye", rank, rank) in note.log for note in rest))  # noqa: B023
-            s.groups[rank].close()
-        for note in s.notes:
-            assert note.log == [("bye", rank, rank) for rank in range(note.rank)]
-
-
 def test_what_is_said_while_the_coordinator_dies_is_said_again() -> None:
     with planes(4, outlive=True) as s:
         s.planes[0].protocol._on_message = lambda *_: None  # type: ignore[method-assign]

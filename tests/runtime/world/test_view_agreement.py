@@ -19,32 +19,6 @@ def four(rank: int) -> Survivors:
     return Survivors(rank, 4, 10.0, RankStates(4))
 
 
-def test_the_next_view_begins_where_no_survivor_has_been() -> None:
-    made = four(0)
-    assert made.agreed
-    assert made.decide() is None
-    made.lose(2, ended=True)
-    made.stopped(17, 0.0)
-    assert not made.agreed
-    made.report(1, {2}, 19, made.views)
-    assert made.decide() is None, "rank 3 hasn't told"
-    made.report(3, {2}, 18, made.views)
-    assert made.decide() == View(19, (0, 1, 3))
-    assert made.agreed
-    assert made.views == (ALL, View(19, (0, 1, 3)))
-
-
-def test_who_knows_of_fewer_losses_is_waited_for() -> None:
-    made = four(1)
-    for lost in (0, 2):
-        made.lose(lost, ended=True)
-    made.stopped(5, 0.0)
-    made.report(3, {0}, 9, made.views)
-    assert made.decide() is None
-    made.report(3, {0, 2}, 9, made.views)
-    assert made.decide() == View(9, (1, 3))
-
-
 def test_a_view_never_begins_before_the_last_one() -> None:
     made = four(0)
     made.learn([ALL, View(50, (0, 1, 2))])

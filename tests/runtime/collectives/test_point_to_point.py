@@ -19,9 +19,9 @@ from lossycoll.errors import (
     PeerLostError,
 )
 from lossycoll.options.fields import Options
+from lossycoll.runtime.collectives.point_to_point import Messages, Transfer
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code, error_of
-from lossycoll.runtime.p2p.messages import Messages, Transfer
 from lossycoll.runtime.world.group_state import Health
 from tests.support.network import Network
 from tests.support.waiting import until

@@ -46,15 +46,13 @@ REAP_FROM: Final = 8
 
 
 class Tolerance(NamedTuple):
-    """Loss that one end of a message tolerates. Packets are given up only where both ends have one.
-
-    Attributes:
-        repair: Rounds of resending before that; the greater one of both ends counts.
-        zero: Whether what is missing becomes zero in a receive; else it stays as it was.
-    """
+    """Loss that one end of a message tolerates. Packets are given up only where both ends have
+    one."""
 
     repair: int
+    """Rounds of resending before that; the greater one of both ends counts."""
     zero: bool
+    """Whether what is missing becomes zero in a receive; else it stays as it was."""
 
 
 class Messages:
@@ -90,11 +88,9 @@ class Messages:
         timeout: float,
         tolerance: Tolerance | None = None,
     ) -> Transfer:
-        """Sends what lies at ``address`` to rank ``peer``. Done when it may change again.
-
-        ``call`` has type and number of the elements. ``keep`` owns the memory, ``timeout`` is in
-        seconds. Raises PeerLostError if that rank is known to be gone.
-        """
+        """Sends what lies at ``address`` to rank ``peer``. Done when it may change again. ``call``
+        has type and number of the elements, ``keep`` owns the memory. PeerLostError: that rank is
+        known to be gone."""
         call_options = CallOptions(self._options, keep=keep)
         transfer = Transfer(self, call, call_options, timeout, is_send=True, peer=peer)
         return self._post(transfer, address, element_bytes, tag, tolerance)
@@ -219,7 +215,6 @@ class Messages:
         return PeerLostError(f"{self.where(transfer)}: the other rank is gone", peer=transfer.peer)
 
     def release(self, operation: Operation) -> None:
-        """The engine forgets a finished transfer. A second time nothing."""
         if operation.ticket and self._transfers.pop(operation.ticket, None) is not None:
             with contextlib.suppress(ClosedError):  # closing frees it as well
                 self._engine.release(operation.ticket)

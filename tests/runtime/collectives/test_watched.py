@@ -12,9 +12,9 @@ from lossycoll.errors import LinkError
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.group_context import GroupContext
+from lossycoll.runtime.collectives.point_to_point import Messages
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code, Failure
-from lossycoll.runtime.p2p.messages import Messages
 from lossycoll.runtime.world.group_state import Health
 from tests.support.network import Network
 from tests.support.waiting import until

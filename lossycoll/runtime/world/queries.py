@@ -1,7 +1,8 @@
-"""Asks the ranks of a job for their status: one, and then those that it doesn't know all of.
+"""Queries of a process that is no rank of a world (yet): who listens there, and how is the job?
 
-The asker is no rank. Each rank answers for itself and for the others on its machine, whose pages it
-reads; so a rank that can't answer is told of by its neighbours.
+Of a job one rank is asked for the status, and then those of which nothing is known yet. Each rank
+answers for itself and for the others on its machine, whose pages it reads; so a rank that can't
+answer is told of by its neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from lossycoll.runtime.control.curve import keys_of
+from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import CLOSED_UNHEARD, Transport
@@ -22,23 +23,26 @@ from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
 from .connections import PLANE
-from .messages import VERSION, Hello, pack
+from .messages import VERSION, Hello, pack, unpack
 from .status_answer import STACKS, STATUS, Status, read_record, read_stacks, read_status
 
+ANSWER_SECONDS: Final = 5.0
+"""For a rank that is asked whether it lives, or for new keys."""
 FIRST_SECONDS: Final = 2.0
 """For the rank that is named, which may be far away."""
 OTHERS_SECONDS: Final = 0.1
 """For each further round of ranks that haven't been told of yet."""
 TRIES: Final = 3
 """Of the rank that is named: a listener that strangers crowd may close a connection that is new."""
+REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
 
 
 class NoAnswer(OSError):
     """Whatever listens there gives no answer that can be read."""
 
 
-class Query:
-    """Connections of an asker; ``close`` at the end. ``secret``: the job's; None: it has none."""
+class _Query:
+    """Connections of an asker; ``close`` at the end."""
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(None if secret is None else keys_of(secret, PLANE))
@@ -49,13 +53,13 @@ class Query:
     def ask(
         self,
         places: Iterable[Address],
-        purpose: str,
+        hello: Hello,
         seconds: float,
         take: Callable[[Address, bytes], bool],
     ) -> dict[Address, str]:
-        """Asks all places at once. ``seconds``: how long to wait for all of them. ``take``: takes a
-        message of a place; returns whether that was its last one. It may raise Malformed. Returns
-        the places without a whole answer, and why."""
+        """Asks all places at once, and waits for ``seconds`` at most. ``take`` is given a place and
+        its message, and returns whether that was its last one; it may raise Malformed. Returns the
+        places without a whole answer, and why."""
         end = time.monotonic() + seconds
         open_ones: dict[int, Address] = {}
         failed: dict[Address, str] = {}
@@ -66,25 +70,22 @@ class Query:
                 failed[place] = error.strerror or str(error)
                 continue
             open_ones[peer] = place
-            self._transport.send(peer, pack(Hello(VERSION, "", 0, purpose)))
+            self._transport.send(peer, pack(hello))
         while open_ones and (left := end - time.monotonic()) > 0:
             for event in self._transport.poll(left):
-                place = open_ones.get(getattr(event, "peer", -1), ("", 0))
-                if not place[1]:
+                if not isinstance(event, Received | Refused | Closed):
                     continue
-                why = ""
+                if event.peer not in open_ones:
+                    continue
+                place, why = open_ones[event.peer], ""
                 if isinstance(event, Received):
                     try:
                         if not take(place, event.body):
                             continue
                     except Malformed as error:
                         why = str(error)
-                elif isinstance(event, Refused):
-                    why = os.strerror(errno.ECONNREFUSED).lower()
-                elif isinstance(event, Closed):
-                    why = event.why
                 else:
-                    continue
+                    why = event.why if isinstance(event, Closed) else REFUSED
                 del open_ones[event.peer]
                 self._transport.drop(event.peer)
                 if why:
@@ -93,6 +94,61 @@ class Query:
             self._transport.drop(peer)
             failed[place] = "no answer"
         return failed
+
+
+def _place(host: str, port: int) -> Address:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    return str(found[0]), int(found[1])
+
+
+def _unanswered(why: str) -> OSError:
+    if why == REFUSED:
+        return OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return NoAnswer(why)
+
+
+def _answer_to(hello: Hello, place: Address, seconds: float, secret: Secret | None) -> bytes:
+    """The first message that answers. OSError: nobody listens there; NoAnswer: none has come."""
+    found: list[bytes] = []
+
+    def take(_: Address, body: bytes) -> bool:
+        found.append(body)
+        return True
+
+    with contextlib.closing(_Query(secret)) as query:
+        failed = query.ask([place], hello, seconds, take)
+    if not found:
+        raise _unanswered(failed[place])
+    return found[0]
+
+
+def answers(
+    host: str,
+    port: int,
+    rank: int,
+    token: str,
+    world: int,
+    seconds: float = ANSWER_SECONDS,
+    secret: Secret | None = None,
+) -> bool:
+    """True if ``rank`` of the world with this ``token`` still listens there, not another by now.
+    Blocks for up to ``seconds`` where what listens is silent."""
+    try:
+        hello = Hello(VERSION, token, rank, "probe")
+        body = _answer_to(hello, _place(host, port), seconds, secret)
+        return unpack(body, world) == Hello(VERSION, token, rank, "member")
+    except (OSError, Malformed):
+        return False
+
+
+def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
+    """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
+    OSError: nobody listens there."""
+    try:
+        _answer_to(Hello(VERSION, "", 0, "rekey"), _place(host, port), seconds, secret)
+    except NoAnswer:
+        return False
+    return True
 
 
 def ask_job(
@@ -104,29 +160,25 @@ def ask_job(
 ) -> tuple[str, tuple[Address, ...], list[Record]]:
     """The job of the rank that listens there.
 
-    ``secret``: the job's; None: it has none. ``seconds``: how long to wait for that rank.
-    ``purpose``: STATUS, or CALLS for records with the latest calls. Returns the job's session,
-    where its ranks listen, and a record of each that could be had. NoAnswer: nothing is learnt
-    there; the text says why. OSError: nobody listens there, or there is no such host.
+    ``seconds``: how long to wait for that rank. ``purpose``: STATUS, or CALLS for records with the
+    latest calls. Returns the job's session, where its ranks listen, and a record of each that could
+    be had. NoAnswer: nothing is learnt there; the text says why. OSError: nobody listens there, or
+    there is no such host.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
-    first = (str(found[0]), int(found[1]))
+    first, hello = _place(host, port), Hello(VERSION, "", 0, purpose)
     reader = _Reader()
-    with contextlib.closing(Query(secret)) as query:
+    with contextlib.closing(_Query(secret)) as query:
         end = time.monotonic() + seconds
         for _ in range(TRIES):
-            failed = query.ask([first], purpose, end - time.monotonic(), reader.take)
+            failed = query.ask([first], hello, end - time.monotonic(), reader.take)
             if reader.head is not None or failed.get(first) != CLOSED_UNHEARD:
                 break
         if reader.head is None:
-            why = failed.get(first, "no answer")
-            if why == os.strerror(errno.ECONNREFUSED).lower():
-                raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            raise NoAnswer(why)
+            raise _unanswered(failed.get(first, "no answer"))
         asked: set[Address] = {first}
         while wanted := [place for place in reader.untold() if place not in asked]:
             asked |= set(wanted)
-            query.ask(wanted, purpose, OTHERS_SECONDS, reader.take)
+            query.ask(wanted, hello, OTHERS_SECONDS, reader.take)
     return reader.head.session, reader.head.addresses, list(reader.records.values())
 
 
@@ -163,33 +215,25 @@ class _Reader:
 def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
     """The Python stacks of the rank that listens there. NoAnswer: it doesn't tell; the text says
     why."""
-    texts: list[str] = []
-
-    def take(_: Address, body: bytes) -> bool:
-        texts.append(read_stacks(body))
-        return True
-
-    with contextlib.closing(Query(secret)) as query:
-        failed = query.ask([place], STACKS, seconds, take)
-    if not texts:
-        raise NoAnswer(failed.get(place, "no answer"))
-    return texts[0]
+    try:
+        return read_stacks(_answer_to(Hello(VERSION, "", 0, STACKS), place, seconds, secret))
+    except Malformed as error:
+        raise NoAnswer(str(error)) from None
+    except ConnectionRefusedError:
+        raise NoAnswer(REFUSED) from None
 
 
 def ask_rank(
     place: Address, secret: Secret | None, seconds: float = 0.5
 ) -> tuple[Record | None, str | None]:
     """The record and the Python stacks of the rank that listens there, as far as it tells them."""
-    reader, texts = _Reader(), list[str]()
-
-    def take(_: Address, body: bytes) -> bool:
-        texts.append(read_stacks(body))
-        return True
-
-    with contextlib.suppress(OSError), contextlib.closing(Query(secret)) as query:
-        query.ask([place], STATUS, seconds, reader.take)
+    reader = _Reader()
+    record: Record | None = None
+    with contextlib.suppress(OSError):
+        with contextlib.closing(_Query(secret)) as query:
+            query.ask([place], Hello(VERSION, "", 0, STATUS), seconds, reader.take)
         if reader.head is not None:
-            query.ask([place], STACKS, seconds, take)
-            at = reader.head.addresses.index(place) if place in reader.head.addresses else -1
-            return reader.records.get(at), texts[0] if texts else None
-    return None, None
+            if place in reader.head.addresses:
+                record = reader.records.get(reader.head.addresses.index(place))
+            return record, ask_stacks(place, secret, seconds)
+    return record, None

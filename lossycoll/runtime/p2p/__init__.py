@@ -1,1 +1,0 @@
-"""Point to point: sends and receives as the engine's messages."""

@@ -35,7 +35,8 @@ html_theme = "furo"
 html_title = f"lossycoll {version}"
 html_show_sphinx = False
 html_copy_source = False
-html_static_path: list[str] = []
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 
 
 def to_start(app: Any, failed: Exception | None) -> None:

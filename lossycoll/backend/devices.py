@@ -193,6 +193,18 @@ class ServedDevices:
         """Text by which the group was asked for, as far as it is known."""
         return self._configured()
 
+    def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
+        """True for one tensor with nothing to check: dense, contiguous, on the CPU."""
+        tensor = tensors[0]
+        return (
+            len(tensors) == 1
+            and tensor.is_cpu
+            and "cpu" in self._known
+            and tensor.layout is torch.strided
+            and not tensor.is_quantized
+            and tensor.is_contiguous()
+        )
+
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
         if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):

@@ -200,6 +200,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             The work; its result is ``tensors``.
         """
         opts = _c10d.AllreduceOptions() if opts is None else opts
+        again = self._dispatcher.run_again(tensors, opts) if len(tensors) == 1 else None
+        if again is not None:
+            return again
         return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
 
     def _all_reduce(self, tensors: Tensors, op: Any) -> Description:

@@ -35,6 +35,8 @@ def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> St
         buffer = whole = contiguous(tensor)
     else:
         whole = reduction.contribution(tensor)
+        if whole is tensor and not tensor.is_complex():
+            return Staged(tensor, tensor)
         buffer = as_real(whole)
     return Staged(buffer, buffer, copy_back(whole, tensor))
 

@@ -135,6 +135,10 @@ def test_a_browser_shows_pages_and_searches(site: Path) -> None:
                 assert wider <= 0, f"{name} is {wider} pixels wider than {size['width']}"
                 broken = "[...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
                 assert page.evaluate(broken) == [], name
+                narrow = (
+                    "[...document.querySelectorAll('td')].filter(c => c.offsetWidth < 90).length"
+                )
+                assert size is WIDE or page.evaluate(narrow) == 0, name
             backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             hidden = page.evaluate(
                 "document.querySelector('.sidebar-drawer').getBoundingClientRect().right <= 0"

@@ -29,6 +29,10 @@ SINGLE_PAYLOAD: Final = 1408
 """Bytes that a packet would carry in a world of one, for those who count blocks."""
 
 
+STEADY: Final = 256
+"""Plans that a group finds again without a look at what they are made by."""
+
+
 class CollectiveEndpoint:
     """One method for each collective. Buffers are addresses, and the calls have been issued.
 
@@ -66,6 +70,7 @@ class CollectiveEndpoint:
         # What barriers add up, all of them; nobody looks at the sum.
         self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
         self._barrier_buffers = self._one.ctypes.data, self._sum.ctypes.data
+        self._steady: dict[tuple[object, ...], tuple[Encoded, Members, Options]] = {}
 
     # ---- reductions ----
 
@@ -85,9 +90,12 @@ class CollectiveEndpoint:
             The operation, submitted.
         """
         options = call_options.options
-        missing = Missing[options.on_missing.upper()]
         with self._submitting():
             members = self._sequencer.members()
+            key = (id(members), id(options), "all_reduce", elements, dtype, call_options.encoding)
+            buffers = (address, address)
+            if (kept := self._steady.get(key)) is not None:
+                return self._submit(kept[0], call, buffers, dtype, call_options, means=BY_COUNT)
             choice = self._algorithm("all_reduce", members, call_options)
             number = self._sequencer.next
             packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
@@ -95,11 +103,22 @@ class CollectiveEndpoint:
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {
                 "order": order,
-                "missing": missing,
+                "missing": Missing[options.on_missing.upper()],
                 "finish": means.finish or Finish.MEAN,
             }
             encoded = self._sum_plan(members, choice, elements, dtype, call_options, **how)
-            return self._submit(encoded, call, (address, address), dtype, call_options, means=means)
+            if order is None and not self._estimators.weigh(options):
+                self._keep(key, encoded, members, options)
+            return self._submit(encoded, call, buffers, dtype, call_options, means=means)
+
+    def _keep(
+        self, key: tuple[object, ...], encoded: Encoded, members: Members, options: Options
+    ) -> None:
+        """Keeps the plan of a call all of whose like have the same. ``key`` names members and
+        options by their ids, which are theirs as long as they are kept here."""
+        if len(self._steady) >= STEADY:
+            self._steady.clear()
+        self._steady[key] = encoded, members, options
 
     def _order(
         self, choice: Choice, members: Members, options: Options, number: int, packets: int
@@ -371,14 +390,27 @@ class CollectiveEndpoint:
         **options: int,
     ) -> Operation:
         """Plans and submits what moves bytes. ``of_all``: the result has a part of every rank."""
+        asked = call_options.options
         with self._submitting():
             members = self._sequencer.members()
             if not members.complete:
                 self._need(call, members, call_options, options.get("root"), of_all)
-            choice = self._algorithm(collective, members, call_options)
             layout = self._layout(DType.BYTES, call_options)
+            key = (
+                id(members),
+                id(asked),
+                collective,
+                nbytes,
+                call_options.encoding,
+                *options.values(),
+            )
+            if (kept := self._steady.get(key)) is not None:
+                return self._submit(kept[0], call, buffers, layout.dtype, call_options)
+            choice = self._algorithm(collective, members, call_options)
             sizes = map(layout.elements, nbytes)
             encoded = self._plan(members, choice, *sizes, layout.per_packet, **options)
+            if collective != "all_to_all_uneven":  # whose sizes rarely come again
+                self._keep(key, encoded, members, asked)
             return self._submit(encoded, call, buffers, layout.dtype, call_options)
 
     # ---- plans ----

@@ -88,6 +88,10 @@ class Estimators:
         self._warned: set[int] = set()
         """Ranks whose links have been warned of."""
 
+    def weigh(self, options: Options) -> bool:
+        """False if the mean is by count, whatever links did before."""
+        return options.delivery == "lossy" and options.estimator != "count"
+
     def means(self, options: Options, members: Members) -> Means:
         """The way for an operation with these options among these ranks.
 
@@ -96,7 +100,7 @@ class Estimators:
         same holds while some link delivers nothing: the mean would lack all of that rank's
         contribution. This logs a warning, once per link.
         """
-        if options.delivery != "lossy" or options.estimator == "count":
+        if not self.weigh(options):
             return BY_COUNT
         divisor = float(len(members.ranks))
         if options.estimator == "zero_fill":

@@ -261,8 +261,10 @@ class Operations:
         have come on top of the first."""
         if self.unfinished.pop(operation.ticket, None) is None or self._engine is None:
             return
-        with contextlib.suppress(ClosedError):  # closing frees it as well
+        try:  # noqa: SIM105  once for each operation: no object for it
             self._engine.release(operation.ticket)
+        except ClosedError:  # closing frees it as well
+            pass
 
     def note_waiting(self, call: Collective) -> None:
         self._health.waiting(call)

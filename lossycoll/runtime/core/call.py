@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from _thread import RLock
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple, Protocol
@@ -187,7 +187,7 @@ class Operation:
         self._epilogue = call_options.epilogue
         self._among = call_options.among
         self._keep = call_options.keep
-        self._lock = threading.RLock()  # a signal's handler may come on top of who has it
+        self._lock = RLock()  # a signal's handler may come on top of who has it
         self._completing = False
         self._callbacks: list[Callable[[], None]] = []
         self._begin = time.monotonic()
@@ -338,7 +338,7 @@ class Operation:
 
     def _take(self) -> None:
         self.error = self._endpoint.take(self)
-        if self.error is None:
+        if self.error is None and (self._epilogue is not None or self._among is not None):
             try:
                 self._finish()
             except LossyError as error:

@@ -47,11 +47,19 @@ class Users:
         # Nothing is called after it, so that no handler can raise before the block is entered.
         self._inside[me] = self._inside.get(me, 0) + 1
         if self._closing:
-            self._leave(me)
+            self.__exit__()
             raise ClosedError(f"{self._where}: the group was destroyed")
 
     def __exit__(self, *exc: object) -> None:
-        self._leave(threading.get_ident())
+        # Written out: each call of the engine comes through here, and none is spent on another.
+        me = threading.get_ident()
+        left = self._inside[me] - 1
+        if left:
+            self._inside[me] = left
+        else:
+            del self._inside[me]
+        if self._closing:
+            self._free_if_last()
 
     def has_me(self) -> bool:
         """True if this thread is inside: a signal's handler asks, on top of the frame that is."""
@@ -73,13 +81,8 @@ class Users:
         while not self._freed and me not in self._inside:
             time.sleep(POLL_SECONDS)
 
-    def _leave(self, me: int) -> None:
-        left = self._inside[me] - 1
-        if left:
-            self._inside[me] = left
-        else:
-            del self._inside[me]
-        if self._closing and not self._inside and self._freeing.acquire(blocking=False):
+    def _free_if_last(self) -> None:
+        if not self._inside and self._freeing.acquire(blocking=False):
             self._free()
             self._free = _nothing  # whoever made this is freed without a collector
             self._freed = True

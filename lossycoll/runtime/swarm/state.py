@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from lossycoll.runtime.control.schema import Malformed
 
-CHUNK: Final = 1 << 20
-"""Bytes of all chunks but the last."""
+CHUNK: Final = 1 << 20  # bytes of all chunks but the last
 DIGEST: Final = 16
 MOST_SKELETON: Final = 1 << 22
 _HEAD: Final = struct.Struct("!QQQQ")
@@ -28,7 +27,6 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def digest_of(chunk: Bytes) -> bytes:
-    """Digest of a chunk. Returns DIGEST bytes."""
     return hashlib.sha256(chunk.data).digest()[:DIGEST]
 
 
@@ -93,11 +91,9 @@ class Snapshot:
     samples: int = 0
 
     def chunks(self) -> list[Bytes]:
-        """Views of ``data``, in order."""
         return [self.data[at : at + CHUNK] for at in range(0, len(self.data), CHUNK)]
 
     def manifest(self) -> Manifest:
-        """Return the manifest."""
         digests = tuple(digest_of(chunk) for chunk in self.chunks())
         return Manifest(self.round, self.skeleton, len(self.data), digests, self.samples)
 
@@ -121,8 +117,7 @@ class Gathering:
     manifest: Manifest
     own: Snapshot | None = None
     data: Bytes = field(init=False)
-    kept: int = field(init=False, default=0)
-    """Chunks that the newcomer had."""
+    kept: int = field(init=False, default=0)  # chunks that the newcomer had
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.manifest.length, np.uint8)
@@ -144,7 +139,6 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        """True if every chunk is there."""
         with self._changed:
             return not self._open and not self._flying
 

@@ -28,22 +28,16 @@ from .protocol import Transfer
 from .state import Bytes, Gathering, Manifest, Snapshot, chosen
 
 DONOR, JOINER = 0, 1
-BATCH: Final = 8
-"""Chunks that are asked for at a time."""
+BATCH: Final = 8  # chunks that are asked for at a time
 NONE: Final = 0xFFFFFFFF
-WINDOW: Final = 4
-"""Chunks on their way at a time."""
-REASON: Final = 256
-"""Bytes of a refusal's reason."""
+WINDOW: Final = 4  # chunks on their way at a time
+REASON: Final = 256  # bytes of a refusal's reason
 SILENCE_SECONDS: Final = 60.0
 """Time that one end waits for the other's next step, and for the chunks on their way."""
 MOST_MANIFEST: Final = 1 << 25
-ENDING_SECONDS: Final = 1.0
-"""Time for telling donors that nothing more is wanted."""
-LATE_SECONDS: Final = 1.0
-"""Time to wait for other donors' manifests, after the first."""
-MOST_DONATIONS: Final = 4
-"""Newcomers that are served at a time."""
+ENDING_SECONDS: Final = 1.0  # time for telling donors that nothing more is wanted
+LATE_SECONDS: Final = 1.0  # time to wait for other donors' manifests, after the first
+MOST_DONATIONS: Final = 4  # newcomers that are served at a time
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -195,8 +189,7 @@ class _Receiving:
         self.gathering: Gathering | None = None
         self.error: LossyError | None = None
         self._is_over = False
-        self.is_newest = False
-        """The joiner's own state is as new as all others."""
+        self.is_newest = False  # the joiner's own state is as new as all others
         self.served: set[int] = set()
         self.bytes = 0
 
@@ -235,7 +228,6 @@ class _Receiving:
                 self._changed.wait(0.05)
 
     def over(self) -> None:
-        """Nobody waits any more for what there is no state of."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -312,8 +304,7 @@ class StateTransfers:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self.schema = ""
-        """Schema of the peer's tensors."""
+        self.schema = ""  # schema of the peer's tensors
         self.state: Callable[[], Snapshot] | None = None
         """Makes the state that joiners get; None: there is none."""
 
@@ -359,7 +350,6 @@ class StateTransfers:
             thread.start()
 
     def close(self) -> None:
-        """Ends all transfers. Idempotent."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)

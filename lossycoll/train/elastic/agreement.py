@@ -23,8 +23,7 @@ ALIVE_LOOKS: Final = 5
 SETTLE_SECONDS: Final = 0.5
 """Nobody writes members before it has looked so long: five heartbeats of all who are here."""
 NONE: Final = -1
-FRESH: Final = -1
-"""The steps of a process that has no state yet."""
+FRESH: Final = -1  # the steps of a process that has no state yet
 MOST_SLOTS: Final = 1 << 16
 
 
@@ -70,14 +69,11 @@ STORE: Final[Schema[Participant | Participants]] = Schema(Participant | Particip
 
 @dataclass(frozen=True)
 class Generation:
-    """A group that was agreed on."""
-
     number: int  # from 0 on
     members: tuple[Participant, ...]  # by slot; torch's ranks are their places in it
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The members' slots, the least first."""
         return tuple(one.slot for one in self.members)
 
     @property
@@ -209,7 +205,6 @@ class Agreement:
         return number
 
     def watch(self, number: int) -> Watch:
-        """Looks who waits for a generation."""
         return Watch(self._store, number, self._slots, self._who)
 
     def meet(

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from lossycoll.errors import CheckpointError, OptionError
 
-COMPILED: Final = "_orig_mod."
-"""In names of what ``torch.compile`` has wrapped."""
+COMPILED: Final = "_orig_mod."  # in names of what ``torch.compile`` has wrapped
 OF_SCHEDULES: Final = ("lr", "initial_lr")
 """Settings of an optimizer that each peer's own scheduler has."""
 MOST_NAMED: Final = 3
@@ -70,8 +69,7 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
-PART: Final = ".part"
-"""Suffix of a file that isn't whole yet."""
+PART: Final = ".part"  # suffix of a file that isn't whole yet
 
 
 def write(path: PathLike, state: Any) -> int:

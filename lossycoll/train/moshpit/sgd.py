@@ -30,16 +30,14 @@ from lossycoll.errors import (
     OptionError,
     RendezvousError,
 )
-from lossycoll.runtime.swarm.agreement import AVERAGE
 from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
-from .averager import MoshpitAverager, averaged, check_weight
+from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_weight
 from .checkpoint import load_model, load_optimizer, model_state
-from .fragments import Fragments
-from .one_round import OneRound
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
@@ -50,15 +48,12 @@ MOST_STATES: Final = 16
 MOST_BYTES: Final = 1 << 26
 
 MOST_DONORS: Final = 127
-MOST_KEPT: Final = 0.5
-"""A round of which less came is none to begin with."""
+MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
-REPORTS: Final = 16
-"""Reports of a peer's samples between rounds, if all are equally fast."""
+REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
-AGAIN_SECONDS: Final = 0.2
-"""After donors that have failed."""
+AGAIN_SECONDS: Final = 0.2  # after donors that have failed
 
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
@@ -173,14 +168,10 @@ class MoshpitSGD(Optimizer):
         self._every = every
         self._every_seconds = every_seconds
         self._target = target_samples or 0
-        self._began = time.monotonic()
-        """When the latest round did."""
-        self._has_warned = False
-        """That no round begins."""
-        self._sick_buffers: list[str] = []
-        """Names that were told."""
-        self._calls = 0
-        """Calls of :meth:`step` whose gradients have added up."""
+        self._began = time.monotonic()  # when the latest round did
+        self._has_warned = False  # that no round begins
+        self._sick_buffers: list[str] = []  # names that were told
+        self._calls = 0  # calls of :meth:`step` whose gradients have added up
         self._samples = self._since = self._reported = 0
         """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
@@ -191,16 +182,13 @@ class MoshpitSGD(Optimizer):
         self._anchors = [
             [one.detach().clone().float() for one in self._fragments.rows(self._parameters, part)]
             for part in range(fragments if outer else 0)
-        ]
-        """Parameters of the outer optimizer, of each fragment, as its latest round ended."""
+        ]  # parameters of the outer optimizer, of each fragment, as its latest round ended
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
         self._model = model
-        self._latest = 0
-        """The round that the parameters have had last."""
-        self._latest_at = 0
-        """After how many steps it began."""
+        self._latest = 0  # the round that the parameters have had last
+        self._latest_at = 0  # after how many steps it began
         self._offers = False
         self._changing = threading.Lock()
         """Lock that a donor of the state takes between two changes."""
@@ -377,7 +365,6 @@ class MoshpitSGD(Optimizer):
             self._tell_sick_buffers()
 
     def _tell_sick_buffers(self) -> None:
-        """Says once which buffers of a sick peer no round heals."""
         named = self._model.named_buffers()
         sick = [name for name, one in named if not bool(one.isfinite().all())]
         if sick and sick != self._sick_buffers:

@@ -19,7 +19,7 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
-from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
+from lossycoll.runtime.swarm.directory_tables import FIRST_UNREACHABLE, KEPT_SECONDS
 from lossycoll.runtime.swarm.peer import KNOWN
 from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
@@ -34,7 +34,6 @@ from lossycoll.runtime.swarm.protocol import (
     Offers,
     Refused,
 )
-from lossycoll.runtime.swarm.unreachable import FIRST_UNREACHABLE
 
 SCHEMA = "5c" * 16
 

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from lossycoll.runtime.swarm.agreement import digest_of, text_of
 from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE
-from lossycoll.runtime.swarm.progress import MOST_SAMPLES, MOST_TARGETS
+from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,
@@ -18,6 +17,8 @@ from lossycoll.runtime.swarm.protocol import (
     Here,
     Joined,
     Offers,
+    digest_of,
+    text_of,
 )
 from tests.runtime.swarm.test_directory import SCHEMA, Swarm, join, numbers
 

@@ -2,8 +2,6 @@
 
 With each connection a peer comes anew, as one that others may have been told is lost: it is another
 for them, with keys of its own.
-
-Long because a connection, what each directory is to hear and what callers wait for are one state.
 """
 
 from __future__ import annotations

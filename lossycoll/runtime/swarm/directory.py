@@ -68,13 +68,10 @@ GROUP_SIZE: Final = 32  # peers in a group at most, where the grid isn't given
 
 
 class Directory:
-    """The peers of a swarm.
-
-    ``shape``: the grid's; empty: it follows the number of peers. ``most``: peers in a group at
-    most, where it does. ``patience``: seconds that late peers are waited for beyond what earlier
-    rounds teach. ``session``: 16 hex digits that name the swarm's packets; empty: drawn.
-    OptionError: a row of the grid is too long for a group.
-    """
+    """The peers of a swarm. ``shape``: the grid's; empty: it follows the number of peers. ``most``:
+    peers in a group at most, where it does. ``patience``: seconds that late peers are waited for
+    beyond what earlier rounds teach. ``session``: 16 hex digits that name the swarm's packets;
+    empty: drawn. OptionError: a row of the grid is too long for a group."""
 
     def __init__(
         self,

@@ -23,12 +23,8 @@ MOST_SERVED: Final = 8
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Right of a peer that listens to begin a swarm, if nobody whom it was told to join has one.
-
-    Attributes:
-        at: The peer's own directory, as this peer reaches it.
-        known_as: Its address, as the others name it.
-        opens: Has the directory take peers. The client's thread calls it, maybe more than once.
-    """
+    ``at``: its own directory, as it reaches it; ``known_as``: as the others name it. ``opens``: has
+    the directory take peers; the client's thread calls it, maybe more than once."""
 
     at: Address
     known_as: Address
@@ -111,11 +107,9 @@ class DirectoryList:
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
         """True if a place may be tried. This peer's own, which that opens, is when the others have
-        had their time: so as few directories as possible open at once.
-
-        ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands
-        by. RendezvousError: its own can't be opened.
-        """
+        had their time: so as few directories as possible open at once. ``at``: the how manieth of
+        them it is. ``standby``: one before it has said that it stands by. RendezvousError: its own
+        can't be opened."""
         if self._begin is not None and place == self._begin.at:
             if self._may_begin(self._begin):
                 self._begin.opens()

@@ -40,11 +40,9 @@ class Endpoint:
 
 class Endpoints:
     """Endpoint of a peer by its present number, and those by its former ones. Any thread may call.
-
     Packets of a number that a peer had would be taken for those of another: so it opens an endpoint
     for each number that a directory gives it. ``asks_reflexive``: directories know reflexive
-    addresses; ``keepalive``: seconds between two signs of life.
-    """
+    addresses; ``keepalive``: seconds between two signs of life."""
 
     def __init__(
         self,

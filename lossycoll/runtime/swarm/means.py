@@ -51,13 +51,11 @@ def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
 
 
 class MeanEncoding:
-    """Encoding of this peer's values, and the rounding errors that it still owes the others.
-
-    What is taken from a contribution is added to the next one; so is what a mean loses that this
-    peer owns, times the sum of the weights over its own. What would make the next grid coarser
-    waits. So no value is a step away from where it belongs for long. Where elements are rounded at
-    random nothing is remembered: their mean is right by itself.
-    """
+    """Encoding of this peer's values, and the rounding errors that it still owes the others. What
+    is taken from a contribution is added to the next one; so is what a mean loses that this peer
+    owns, times the sum of the weights over its own. What would make the next grid coarser waits. So
+    no value is a step away from where it belongs for long. Where elements are rounded at random
+    nothing is remembered: their mean is right by itself."""
 
     def __init__(self, encoding: str, payload_bytes: int) -> None:
         self.encoding = encoding

@@ -102,15 +102,12 @@ class RoundReport:
 
 
 class SwarmMember:
-    """A peer of a swarm, from when it has joined until ``close``.
-
-    ``directories``: (host, port) of each that may be asked. ``own_directory``: the directory
-    listens on all of this machine's addresses, for others too. ``keepalive``: seconds between two
-    signs of life to the directory's UDP port and to each peer. ``rate``: bytes/s of this peer's
-    link; 0: unknown. ``transport``: to directories that know no reflexive addresses; None: the
-    control transport. RendezvousError: no directory answers, or it refuses this peer. EngineError:
-    the socket can't be opened.
-    """
+    """A peer of a swarm, from when it has joined until ``close``. ``directories``: (host, port) of
+    each that may be asked. ``own_directory``: the directory listens on all of this machine's
+    addresses, for others too. ``keepalive``: seconds between two signs of life to the directory's
+    UDP port and to each peer. ``rate``: bytes/s of this peer's link; 0: unknown. ``transport``: to
+    directories that know no reflexive addresses; None: the control transport. RendezvousError: no
+    directory answers, or it refuses this peer. EngineError: the socket can't be opened."""
 
     def __init__(
         self,

@@ -32,13 +32,11 @@ ASKS: Final = 8  # times that it is asked at such intervals, until the next sign
 
 
 class NatAgent:
-    """NAT agent of one peer, until ``close``. Any thread may call.
-
-    ``out_of_band``: of its engine, which has been started. ``directory``: address of the present
-    directory; None: none knows reflexive addresses. ``on_reflexive``: called by the thread with a
-    new reflexive address, and whether the same directory saw another one before. ``keepalive``:
-    seconds between two signs of life.
-    """
+    """NAT agent of one peer, until ``close``. Any thread may call. ``out_of_band``: of its engine,
+    which has been started. ``directory``: address of the present directory; None: none knows
+    reflexive addresses. ``on_reflexive``: called by the thread with a new reflexive address, and
+    whether the same directory saw another one before. ``keepalive``: seconds between two signs of
+    life."""
 
     def __init__(
         self,

@@ -48,14 +48,10 @@ class _Over:
 
 
 class Paths:
-    """Paths of an engine whose peers come and go. Any thread may call.
-
-    The engine lets go of a peer only when no group has it as a member: groups of rounds that are
-    over, and of transfers, are closed for that.
-
-    ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the incarnations of
-    those to whom there is none.
-    """
+    """Paths of an engine whose peers come and go. Any thread may call. The engine lets go of a peer
+    only when no group has it as a member: groups of rounds that are over, and of transfers, are
+    closed for that. ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the
+    incarnations of those to whom there is none."""
 
     def __init__(
         self,

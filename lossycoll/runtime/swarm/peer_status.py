@@ -74,10 +74,7 @@ class PeerFile:
 
 def swarms() -> list[dict[str, Any]]:
     """The swarms of which this user has peers on this machine (docs/status-reference.md).
-
-    Raises:
-        UnsafeFolder: The folder isn't this user's alone.
-    """
+    UnsafeFolder: the folder isn't this user's alone."""
     where = status_page.folder()
     try:
         status_page.check_folder(where)

@@ -65,12 +65,9 @@ class Sealing:
 
 class RelayedConnection:
     """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
-    what comes.
-
-    ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES`` that both ends
-    have; None: all is in clear. ``counts``: of what came and isn't believed, by why. ``connects``:
-    this end has made the connection.
-    """
+    what comes. ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES``
+    that both ends have; None: all is in clear. ``counts``: of what came and isn't believed, by why.
+    ``connects``: this end has made the connection."""
 
     reached = True
 

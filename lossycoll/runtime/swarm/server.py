@@ -51,14 +51,11 @@ _INFO: Final = struct.Struct("@i4s4s")
 
 
 class DirectoryServer:
-    """Serves from when it is made until ``close``.
-
-    ``host``: the numeric address that it listens on. ``port``: 0: any. ``secret``: what peers must
-    have; None: all is in clear. ``session``: as for :class:`Directory`. One that stands by takes
-    over its peers. ``owner``: None: it is nobody's. ``bound``: sockets that have the address
-    already, which are the server's from then on; None: it makes them. RendezvousError: the port is
-    taken, or the address isn't this machine's.
-    """
+    """Serves from when it is made until ``close``. ``host``: the numeric address that it listens
+    on. ``port``: 0: any. ``secret``: what peers must have; None: all is in clear. ``session``: as
+    for :class:`Directory`. One that stands by takes over its peers. ``owner``: None: it is
+    nobody's. ``bound``: sockets that have the address already, which are the server's from then on;
+    None: it makes them. RendezvousError: the port is taken, or the address isn't this machine's."""
 
     def __init__(
         self,

@@ -32,15 +32,9 @@ def digest_of(chunk: Bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Manifest of a state: its length and the digests of its chunks.
-
-    Attributes:
-        round: The latest that the state has had.
-        skeleton: How whoever made the state reads its bytes.
-        length: Bytes of the state.
-        digests: Of its chunks, in their order.
-        samples: That the swarm had had when the state was its newest.
-    """
+    """Manifest of a state of ``length`` bytes: the digests of its chunks. ``round``: the latest
+    that it has had. ``skeleton``: how whoever made it reads its bytes. ``samples``: that the swarm
+    had had when it was its newest."""
 
     round: int
     skeleton: bytes
@@ -54,7 +48,6 @@ class Manifest:
         return self.samples, self.round
 
     def packed(self) -> bytes:
-        """Return the bytes that :meth:`unpack` reads."""
         head = _HEAD.pack(self.round, self.length, len(self.skeleton), self.samples)
         return head + self.skeleton + b"".join(self.digests)
 
@@ -76,14 +69,8 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A peer's state between two of its steps.
-
-    Attributes:
-        round: The latest that it has had.
-        skeleton: How whoever made it reads ``data``.
-        data: Shape (n,), contiguous.
-        samples: As of :class:`Manifest`.
-    """
+    """A peer's state between two of its steps, as of :class:`Manifest`. ``data``: shape (n,),
+    contiguous."""
 
     round: int
     skeleton: bytes

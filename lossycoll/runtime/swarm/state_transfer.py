@@ -117,19 +117,12 @@ def donate(pair: Pair, snapshot: Snapshot) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """State that a joiner has received.
-
-    Attributes:
-        snapshot: The state.
-        donors: Of how many peers chunks came.
-        bytes: What came, without what this peer had.
-        seconds: From the first packet to the last.
-    """
+    """State that a joiner has received. ``donors``: of how many peers chunks came. ``bytes``: that
+    came, without what this peer had."""
 
     snapshot: Snapshot
     donors: int
     bytes: int
-    seconds: float
 
 
 def receive_state(
@@ -139,12 +132,8 @@ def receive_state(
     timeout: float,
     end: Callable[[Pair], None],
 ) -> TransferredState | None:
-    """A state, from all donors at once; None: the joiner's own is as new.
-
-    ``pairs``: one for each donor, one at least. ``most``: bytes that a state may have. ``end``:
-    ends a pair, so that whoever waits in it hears of that. OperationTimeout: it hasn't come within
-    ``timeout``. LossyError: it can't be had: the last donor's error.
-    """
+    """A state, from all donors at once, as of :meth:`StateTransfers.fetch`. ``pairs``: one for each
+    donor, one at least. ``end``: ends a pair, so that whoever waits in it hears of that."""
     begin = time.monotonic()
     receiving = _Receiving(own, most)
     threads = [
@@ -174,7 +163,6 @@ def receive_state(
         snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data, manifest.samples),
         donors=len(receiving.served),
         bytes=receiving.bytes,
-        seconds=time.monotonic() - begin,
     )
 
 
@@ -311,12 +299,10 @@ class StateTransfers:
     def fetch(
         self, transfers: Sequence[Transfer], own: Snapshot | None, most: int, timeout: float
     ) -> TransferredState | None:
-        """Take a state from all donors; None: none is newer than this peer's.
-
-        ``own``: what this peer has already; None: nothing. ``most``: bytes that a state may have.
-        OperationTimeout: it hasn't come within ``timeout``. LossyError: no donor has all of it, or
-        none is there any more.
-        """
+        """Take a state from all donors; None: none is newer than this peer's. ``own``: what this
+        peer has already; None: nothing. ``most``: bytes that a state may have. OperationTimeout: it
+        hasn't come within ``timeout``. LossyError: no donor has all of it, or none is there any
+        more."""
         pairs: list[Pair] = []
         failed: LossyError = EngineError(f"peer {self._number} has no donor")
 

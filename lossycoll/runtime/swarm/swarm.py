@@ -10,7 +10,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 
 from lossycoll.errors import OptionError, RendezvousError
@@ -296,24 +295,13 @@ class Swarm:
     def __enter__(self) -> Swarm:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
 def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -> Address:
-    """Return the address by which others name a directory that listens here.
-
-    Args:
-        host: Where it listens, numeric.
-        port: Its port.
-        others: Directories that this peer is to join, and maybe its own.
-        interface: The option of this name.
-    """
+    """The address by which others name a directory that listens here. ``others``: directories that
+    this peer is to join, and maybe its own."""
     if host not in ANY_ADDRESS:
         return host, port
     for place in others:

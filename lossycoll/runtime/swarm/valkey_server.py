@@ -75,15 +75,8 @@ return now
 
 @dataclass(frozen=True, slots=True)
 class ValkeyUrl:
-    """Address of a swarm at a valkey server.
-
-    Attributes:
-        host: As it was given.
-        port: Of the server.
-        prefix: Of the swarm's names there.
-        user: "": the server's default one.
-        password: "": none.
-    """
+    """Address of a swarm at a valkey server. ``prefix``: of the swarm's names there. ``user``: "":
+    the server's default one. ``password``: "": none."""
 
     host: str
     port: int
@@ -219,14 +212,9 @@ class Notice(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Outcome of a claim.
-
-    Attributes:
-        notice: Whose directory serves.
-        value: As it stands there.
-        own: It is the claimant's, from now on.
-        begun: And there may be peers that another directory knew.
-    """
+    """Outcome of a claim: whose directory serves, and ``value``, as the notice stands there.
+    ``own``: it is the claimant's, from now on; ``begun``: and there may be peers that another
+    directory knew."""
 
     notice: Notice
     value: bytes

@@ -247,7 +247,8 @@ class MoshpitAverager:
             try:
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
-                return _none_began(str(error), timeout, sick)
+                how = NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error)
+                return RoundReport(*how, left_out=sick)
             if chosen is not None:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             for part, tensor in zip(self._parts, tensors, strict=True):
@@ -366,20 +367,6 @@ def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
     return [one for one in tensors if not isinstance(one, nn.Parameter) or one.requires_grad]
 
 
-def _none_began(why: str, waited: float, left_out: str) -> RoundReport:
-    return RoundReport(
-        round=NO_ROUND,
-        members=(),
-        missing=(),
-        contributions=0.0,
-        kept=1.0,
-        waited=waited,
-        seconds=0.0,
-        failure=why,
-        left_out=left_out,
-    )
-
-
 def _settings(
     tensors: Sequence[Tensor], grid: str, max_missing: float | None, max_norm: float | None
 ) -> dict[str, object]:
@@ -434,11 +421,8 @@ WHOLE: Final = Fragments(1)
 
 class OneRound:
     """One round, maybe on a thread of its own; ``values`` has what it makes of ``before`` less
-    ``origin``, a tensor for each of the first, or none.
-
-    ``at`` is this peer's steps before it, ``timeout`` the seconds for all of it, ``fragments``
-    those of which the round averages one.
-    """
+    ``origin``, a tensor for each of the first, or none. ``at`` is this peer's steps before it,
+    ``timeout`` the seconds for all of it, ``fragments`` those of which the round averages one."""
 
     def __init__(
         self,
@@ -480,10 +464,8 @@ class OneRound:
         return self._thread is None or not self._thread.is_alive()
 
     def result(self) -> RoundReport:
-        """Waits for its end.
-
-        OperationTimeout: no group formed in time. RendezvousError: it was refused.
-        """
+        """Waits for its end. OperationTimeout: no group formed in time. RendezvousError: it was
+        refused."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -401,17 +402,15 @@ class MoshpitSGD(Optimizer):
         if self._of_pseudo:
             origin = [torch.empty_like(p, dtype=torch.float32) for p in self._parameters]
             for part, anchors in enumerate(self._anchors):
-                for view, anchor in zip(self._rows(origin, part), anchors, strict=True):
+                for view, anchor in zip(self._fragments.rows(origin, part), anchors, strict=True):
                     view.copy_(anchor)
         how = weight, timeout, self._steps, self._fragments, origin
         return OneRound(self._averager, self._values(), *how)
 
-    def _rows(self, tensors: list[Tensor], part: int) -> list[Tensor]:
-        return self._fragments.rows(tensors, part)
-
     def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> None:
         """Adds what a round has changed in a fragment: steps that were taken meanwhile stay."""
-        ends = self._rows(means, part)
+        rows = self._fragments.rows
+        ends = rows(means, part)
         if self._outer is not None:
             anchors = self._anchors[part]
             for anchor, mean in zip(anchors, ends, strict=False):
@@ -420,10 +419,10 @@ class MoshpitSGD(Optimizer):
             for anchor in anchors:  # the next fragment's step is none of this one
                 anchor.grad = None
             ends = [*anchors, *ends[len(anchors) :]]
-        whole = self._rows(self._values() if self._delayed else before, part)
+        whole = rows(self._values() if self._delayed else before, part)
         averages = [*self._parameters, *self._buffers]
-        begins, owns = self._rows(before, part), self._rows([p.detach() for p in averages], part)
-        rests = self._rows(self._rests(), part)
+        begins, owns = rows(before, part), rows([p.detach() for p in averages], part)
+        rests = rows(self._rests(), part)
         for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
             value = whole[number] + (end - begin) if self._delayed else end
             own.copy_(value)
@@ -529,7 +528,10 @@ class MoshpitSGD(Optimizer):
             sources = 0 if taken is None else taken.donors
             if taken is not None:
                 own, came = taken.snapshot, came + taken.bytes
-                self._load(own, first)
+                skeleton, data, newest = own.skeleton, own.data, own.round
+                self._take_whole(
+                    partial(unpacked, skeleton, data), newest, first, "the others' state"
+                )
                 self._samples = own.samples
                 self._tell_progress()
             number += 1
@@ -609,15 +611,6 @@ class MoshpitSGD(Optimizer):
         """Kinds of the optimizers, which a state must have to be for them."""
         outer = [] if self._outer is None else [self._outer]
         return [type(one).__name__ for one in (*self._inner, *outer)]
-
-    def _load(self, snapshot: Snapshot, own: Snapshot) -> None:
-        """``own``: what is to be here if it can't be."""
-        self._take_whole(
-            lambda: unpacked(snapshot.skeleton, snapshot.data),
-            snapshot.round,
-            own,
-            "the others' state",
-        )
 
     def _take_whole(
         self, state_of: Callable[[], Any], latest: int, own: Snapshot, whose: str

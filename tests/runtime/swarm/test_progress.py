@@ -38,7 +38,7 @@ def silent(swarm: Swarm, name: str, **changes: object) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (3, 5)])
 def test_a_full_grid_is_exact_in_whatever_order_peers_begin(
     shape: tuple[int, ...], seed: int
 ) -> None:

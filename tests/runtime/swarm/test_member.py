@@ -23,6 +23,8 @@ from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")
 SCHEMA = "5c" * 16
+NOTHING_MOVED = SimpleNamespace(contributions=1.0, kept=1.0, refused=())
+"""An exchange that a test has stood in for."""
 
 
 @pytest.fixture
@@ -176,8 +178,7 @@ def test_a_peer_that_dies_in_a_round_costs_its_share_alone(stack: ExitStack) -> 
     """It says that it is ready, and is never heard of by the engine."""
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
-    none = SimpleNamespace(contributions=1.0, kept=1.0, refused=())
-    members[2]._exchange = lambda *rest: members[2].client.close() or none  # type: ignore
+    members[2]._exchange = lambda *rest: members[2].client.close() or NOTHING_MOVED  # type: ignore
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)
     assert [one.missing for one in reports[:2]] == [(2,), (2,)]
@@ -256,10 +257,10 @@ def test_a_peer_that_dies_together_with_the_directory_is_not_waited_for(stack: E
     """Nobody is left who was told both who was in the group and that one of it has gone."""
     first, members = of_two_directories(stack)
 
-    def die(*rest: object) -> SimpleNamespace:
+    def die(*rest: object) -> object:
         first.close()
         members[2].client.close()
-        return SimpleNamespace(contributions=1.0, kept=1.0, refused=())
+        return NOTHING_MOVED
 
     members[2]._exchange = die  # type: ignore[assignment]
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]

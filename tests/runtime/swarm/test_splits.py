@@ -176,7 +176,7 @@ def test_a_round_that_is_on_ends_before_its_peers_turn(stack: ExitStack) -> None
     slow = parts.second[1]
     exchange = slow._exchange
 
-    def wait(*rest: Any) -> tuple[float, float]:
+    def wait(*rest: Any) -> Any:
         entered.set()
         leave.wait(30)
         return exchange(*rest)

@@ -20,7 +20,7 @@ from lossycoll.runtime.swarm.directory_transport import TransportConnection, Zmq
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Here, Join, Ready, pack
 from lossycoll.runtime.swarm.swarm import Swarm
-from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together
+from tests.runtime.swarm.test_member import NOTHING_MOVED, SCHEMA, directory, peers, together
 
 SECRET = "a secret of tests"
 
@@ -137,12 +137,12 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
     one, other = peers(stack, place, "ab", None)
     entered, leave = threading.Event(), threading.Event()
 
-    def stay(paths: Any, group: Any, *rest: object) -> tuple[float, float]:
+    def stay(paths: Any, group: Any, *rest: object) -> object:
         rank = [member.number for member in group.members].index(other.number)
         other._engine_of(paths, group.number, group.members, rank)
         entered.set()
         leave.wait(20)
-        return 1.0, 1.0, ()
+        return NOTHING_MOVED
 
     other._exchange = stay  # type: ignore[assignment]
     reports: list[Any] = []
@@ -206,7 +206,7 @@ def test_a_member_that_cannot_be_reached_costs_its_share(stack: ExitStack) -> No
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
     members[2].client.say(Here("::1", 4711))
-    members[2]._exchange = lambda *rest: (1.0, 1.0, ())  # type: ignore[assignment]
+    members[2]._exchange = lambda *rest: NOTHING_MOVED  # type: ignore[assignment]
     time.sleep(0.2)
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)

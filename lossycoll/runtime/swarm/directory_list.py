@@ -61,7 +61,7 @@ class DirectoryList:
         self._served: dict[Address, None] = {}  # directories that this peer was with
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
-        self._begin = begin  # none: it has been in a swarm, or doesn't listen
+        self._begin = begin  # None: it has been in a swarm, or doesn't listen
         self._stood_by: dict[Address, int] = {}
         """Try at which each directory last said that it stands by."""
         self.tries = 0  # number of passes over all since this peer was with one

@@ -282,7 +282,7 @@ def test_a_quiet_donor_is_not_waited_for(peers: Peers) -> None:
 
     quiet = peers.come("quiet")
     quiet.offers(state)
-    quiet.names()
+    quiet.client.names()
     newcomer = peers.come("newcomer")
     began = time.monotonic()
     try:

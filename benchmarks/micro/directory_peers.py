@@ -35,9 +35,8 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
 )
 from lossycoll.runtime.swarm.relayed import RelayedConnection
-from lossycoll.runtime.swarm.valkey_directory import INCARNATION_BYTES, key_of
-from lossycoll.runtime.swarm.valkey_notice import Notices
-from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
+from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, key_of
+from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
 
 BEAT_SECONDS: Final = LEASE / 4
 READ: Final = 1 << 16

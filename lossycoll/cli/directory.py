@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from lossycoll.errors import OptionError, RendezvousError
     from lossycoll.runtime.engine.failures import place_text
     from lossycoll.runtime.swarm.server import DirectoryServer
-    from lossycoll.runtime.swarm.swarm import place_of
+    from lossycoll.runtime.swarm.swarm import numeric_place
 
     try:
         shape = parse(options.grid).shape if options.grid else ()
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(f"--grid: {error}") from None
     secret = find_secret()
     try:
-        host, port = place_of(options.listen)
+        host, port = numeric_place(options.listen)
         server = DirectoryServer(host, port, secret, shape=shape)
     except RendezvousError as error:
         print(f"lossycoll directory: {error}", file=sys.stderr)

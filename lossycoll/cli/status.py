@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine import status_page
+from lossycoll.runtime.engine.failures import place_of
 from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
@@ -130,14 +130,6 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
             f"says why)"
         )
     return records
-
-
-def place_of(text: str) -> tuple[str, int]:
-    """HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise OptionError(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _add_stacks(job: Job) -> None:

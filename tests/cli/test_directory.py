@@ -42,7 +42,7 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         for arguments, status, why in (
-            (["7000"], EXIT_USAGE, "'7000' is no host:port"),
+            (["7000"], EXIT_USAGE, "'7000' is no HOST:PORT"),
             (["127.0.0.1:0", "--grid", "x"], EXIT_USAGE, "as in 32x32"),
             (
                 [place],

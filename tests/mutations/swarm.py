@@ -131,14 +131,14 @@ SWARM = (
     ),
     mutation(
         "a notice that the latest claimant has",
-        "lossycoll/runtime/swarm/valkey_notice.py",
+        "lossycoll/runtime/swarm/valkey_server.py",
         "if now ~= '' and now ~= seen then return now end",
         "if now ~= '' and seen ~= '' and now ~= seen then return now end",
         "tests/runtime/swarm/test_valkey_notice.py::test_one_of_many_that_claim_at_once_has_it",
     ),
     mutation(
         "a notice of any age",
-        "lossycoll/runtime/swarm/valkey_notice.py",
+        "lossycoll/runtime/swarm/valkey_server.py",
         "if age >= 0 and age < lease and",
         "if age >= 0 and",
         "tests/runtime/swarm/test_valkey_notice.py"
@@ -262,14 +262,14 @@ SWARM = (
     ),
     mutation(
         "unreachable pairs in one group",
-        "lossycoll/runtime/swarm/unreachable.py",
+        "lossycoll/runtime/swarm/directory_tables.py",
         "if not degree[one] or not any(unreachable(one, k) for k in group)",
         "if not degree[one] or not all(unreachable(one, k) for k in group)",
         "tests/runtime/swarm/test_unreachable.py::test_no_group_has_an_unreachable_pair",
     ),
     mutation(
         "a directory that answers any number of checks",
-        "lossycoll/runtime/swarm/reflexive_address.py",
+        "lossycoll/runtime/swarm/server.py",
         "self._credit -= 1",
         "self._credit -= 0",
         "tests/runtime/swarm/test_reflexive_address.py::test_answers_are_bounded",

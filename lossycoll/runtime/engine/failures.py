@@ -18,6 +18,7 @@ from lossycoll.errors import (
     LossyError,
     MismatchError,
     OperationTimeout,
+    OptionError,
 )
 
 NUMERIC: Final = re.compile(r"[0-9a-f]*[.:][0-9a-f.:]*")
@@ -26,6 +27,15 @@ NUMERIC: Final = re.compile(r"[0-9a-f]*[.:][0-9a-f.:]*")
 def place_text(host: str, port: int) -> str:
     """A numeric address and a port as one text, IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def place_of(text: str) -> tuple[str, int]:
+    """Host and port of what :func:`place_text` returns. OptionError: it is none."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"
+        raise OptionError(f"{text!r} is no HOST:PORT; {wanted}")
+    return host.strip("[]"), int(port)
 
 
 class Code(IntEnum):

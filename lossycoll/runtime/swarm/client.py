@@ -2,8 +2,6 @@
 
 With each connection a peer comes anew, as one that others may have been told is lost: it is another
 for them, with keys of its own.
-
-Long because a connection, what each directory is to hear and what callers wait for are one state.
 """
 
 from __future__ import annotations
@@ -22,48 +20,15 @@ from typing import Any, Final
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import Address, Malformed
 
+from . import protocol
 from .directory_list import Begin, DirectoryList, delay, next_pass
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
-from .protocol import (
-    MOST_PEERS,
-    START,
-    VERSION,
-    Agreed,
-    Averages,
-    Directories,
-    Due,
-    Found,
-    Gone,
-    Group,
-    Heartbeat,
-    Here,
-    Join,
-    Joined,
-    Leave,
-    Message,
-    Offers,
-    Peers,
-    Present,
-    Probe,
-    Ready,
-    Redirect,
-    Refused,
-    Seek,
-    Serves,
-    Spare,
-    Transfer,
-    Unreachable,
-    Who,
-    pack,
-    unpack,
-)
+from .protocol import MOST_PEERS, START, VERSION, Message, pack, unpack
 
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
-MOST_DOUBLED: Final = 2
-"""Number of times that the wait for an answer doubles."""
-MOST_UNREACHABLE: Final = 32
-"""Reports of peers to whom there is no route that wait to be told."""
+MOST_DOUBLED: Final = 2  # number of times that the wait for an answer doubles
+MOST_UNREACHABLE: Final = 32  # reports of peers to whom there is no route that wait to be told
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -80,9 +45,9 @@ class DirectorySession:
     beat: float = 0.0
     answered: bool = False
     ended: bool = False
-    redirect: Redirect | None = None
+    redirect: protocol.Redirect | None = None
     names: tuple[str, ...] = ()
-    said: list[object] = field(default_factory=list)
+    said: list[Message] = field(default_factory=list)
 
 
 class DirectoryClient:
@@ -104,15 +69,14 @@ class DirectoryClient:
         name: str,
         transport: DirectoryTransport,
         on_gone: Callable[[str], None],
-        on_transfer: Callable[[Transfer], None],
-        on_joined: Callable[[Joined], None] = lambda joined: None,
+        on_transfer: Callable[[protocol.Transfer], None],
+        on_joined: Callable[[protocol.Joined], None] = lambda joined: None,
         on_members: Callable[[Sequence[str]], None] = lambda incarnations: None,
         begin: Begin | None = None,
     ) -> None:
         self._directories = DirectoryList(directories, begin)
         self._transport = transport
-        self._trouble = ""
-        """Why no directory was reached the last time; "": one was."""
+        self._trouble = ""  # why no directory was reached the last time; "": one was
         self._on_gone = on_gone
         self._on_transfer = on_transfer
         self._on_joined = on_joined
@@ -120,53 +84,41 @@ class DirectoryClient:
         self._name = name
         self._start = secrets.token_hex(START // 2)
         """The process's part of each incarnation; a connection adds its own."""
-        self._broken = threading.Event()
-        """The connection is to end, and another to be made."""
-        self.joined: Joined | None = None
+        self._broken = threading.Event()  # the connection is to end, and another to be made
+        self.joined: protocol.Joined | None = None
         self.peers = 0
-        self.due = False
-        """A round is due by the samples of all peers, and none has begun since."""
+        self.due = False  # a round is due by the samples of all peers, and none has begun since
         self._round = 0
         self._epoch = 0
-        self._redirected = False
-        """It was told to turn to the first of them, and isn't there yet."""
+        self._redirected = False  # it was told to turn to the first of them, and isn't there yet
         self._in_round = False
         self._standing: list[Message] = []
         """Messages that each directory must get from this peer, in order."""
-        self._unreachable: deque[Unreachable] = deque(maxlen=MOST_UNREACHABLE)
-        self._ready: tuple[int, Ready] | None = None
-        """Which of its rounds this peer is ready for."""
-        self._rounds = 0
-        self._question = 0
-        """Number of questions for the peers that are present."""
+        self._unreachable: deque[protocol.Unreachable] = deque(maxlen=MOST_UNREACHABLE)
+        self._pending: dict[type[Message], Message] = {}
+        """Requests that nothing has answered yet: each goes over each connection."""
         self._asks_agreed = False
-        self._says_anew = False
-        """True if the averaged tensors must be announced again."""
-        self._agreed: Agreed | None = None
+        self._agreed: protocol.Agreed | None = None
         self._names: tuple[str, ...] | None = None
-        self._sought: tuple[int, Seek] | None = None
-        """Which of its requests for states is open."""
-        self._seeks = 0
-        self._transfers: list[Transfer] = []
+        self._transfers: list[protocol.Transfer] = []
         self._found: int | None = None
-        self._group: Group | None = None
+        self._group: protocol.Group | None = None
         self._partners: dict[int, str] = {}
         """The latest incarnations of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
         self._closed = self._over = False
-        self.malformed = 0
-        """Number of malformed messages."""
+        self.malformed = 0  # number of malformed messages
         self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
 
     # ---- by callers ----
 
-    def connect(self, timeout: float) -> Joined:
+    def connect(self, timeout: float) -> protocol.Joined:
         """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
         refuses this peer."""
         self._thread.start()
         try:
-            joined: Joined = self._awaited(lambda: self.joined, timeout)
+            joined: protocol.Joined = self._awaited(lambda: self.joined, timeout)
         except OperationTimeout:
             raise RendezvousError(
                 f"peer {self._name!r}: no directory answers at {_listed(self._directories.places)} "
@@ -196,7 +148,7 @@ class DirectoryClient:
             self._in_round = False
         self._nudge()
 
-    def say(self, message: Here | Serves | Spare | Averages | Offers) -> None:
+    def say(self, message: Message) -> None:
         """Tells the directory, and each that takes its place."""
         with self._changed:
             others = [one for one in self._standing if type(one) is not type(message)]
@@ -206,7 +158,7 @@ class DirectoryClient:
     def report_unreachable(self, incarnations: Sequence[str]) -> None:
         """Tells the directory to whom there is no route. If it ends meanwhile, it is of no use."""
         with self._changed:
-            self._unreachable.append(Unreachable(tuple(incarnations)))
+            self._unreachable.append(protocol.Unreachable(tuple(incarnations)))
         self._nudge()
 
     def renew(self) -> None:
@@ -214,63 +166,61 @@ class DirectoryClient:
         self._broken.set()
         self._nudge()
 
-    def averages(self, wanted: Averages, timeout: float) -> None:
+    def averages(self, wanted: protocol.Averages, timeout: float) -> None:
         """Says what this peer averages. RendezvousError: others average something else, or on
         another grid. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
-            self._agreed, self._asks_agreed, self._says_anew = None, True, True
+            self._agreed, self._asks_agreed = None, True
         self.say(wanted)
         try:
-            agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
+            agreed: protocol.Agreed = self._awaited(lambda: self._agreed, timeout)
         finally:
             self._asks_agreed = False
         if agreed.reason:
             with self._changed:
-                self._standing = [one for one in self._standing if type(one) is not Averages]
+                self._standing = [
+                    one for one in self._standing if type(one) is not protocol.Averages
+                ]
             raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
 
-    def names(self, timeout: float) -> tuple[str, ...]:
+    def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Return the names of all peers. OperationTimeout: the directory doesn't answer within
         ``timeout`` seconds."""
-        with self._changed:
-            self._names = None
-            self._question += 1
-        self._nudge()
-        found: tuple[str, ...] = self._awaited(lambda: self._names, timeout)
+        self._names = None
+        found: tuple[str, ...] = self._ask(protocol.Who(), lambda: self._names, timeout)
         return found
 
-    def transfers(self, donors: int, timeout: float) -> list[Transfer]:
+    def transfers(self, donors: int, timeout: float) -> list[protocol.Transfer]:
         """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
         has one. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
-        with self._changed:
-            self._seeks += 1
-            self._transfers, self._found = [], None
-            self._sought = self._seeks, Seek(donors)
-        self._nudge()
-        try:
-            self._awaited(lambda: self._found, timeout)
-        finally:
-            self._sought = None
+        self._transfers, self._found = [], None
+        self._ask(protocol.Seek(donors), lambda: self._found, timeout)
         return list(self._transfers)
 
-    def next_group(self, weight: float, timeout: float) -> Group:
+    def next_group(self, weight: float, timeout: float) -> protocol.Group:
         """The group of the next round, in which what this peer has counts ``weight``.
         OperationTimeout: there is none within ``timeout`` seconds. LossyError: the directory
         refuses this peer."""
-        with self._changed:
-            self._rounds += 1
-            self._group, self._ready = None, (self._rounds, Ready(weight))
-        self._nudge()
+        self._group = None
         try:
-            group: Group = self._awaited(lambda: self._group, timeout)
+            group: protocol.Group = self._ask(protocol.Ready(weight), lambda: self._group, timeout)
         except OperationTimeout:
             self._broken.set()  # the directory may still take this peer for one that is ready
             self.round_over()
             raise
+        return group
+
+    def _ask(self, request: Message, found: Callable[[], Any], timeout: float) -> Any:
+        kind = type(request)
+        with self._changed:
+            self._pending[kind] = request
+        self._nudge()
+        try:
+            return self._awaited(found, timeout)
         finally:
             with self._changed:
-                self._ready = None
-        return group
+                if self._pending.get(kind) is request:
+                    del self._pending[kind]
 
     def _awaited(self, found: Callable[[], Any], timeout: float) -> Any:
         with self._changed:
@@ -356,7 +306,7 @@ class DirectoryClient:
             session = DirectorySession(
                 reached, place, self._start + secrets.token_hex(8), time.monotonic()
             )
-            wanted = Join(
+            wanted = protocol.Join(
                 VERSION, self._name, session.incarnation, number, swarm, self._round, self._epoch
             )
             reached.write(pack(wanted))
@@ -364,9 +314,8 @@ class DirectoryClient:
             while not (reached.broken or self._broken.is_set() or self._failure or session.ended):
                 self._turn(session)
             if session.answered and not reached.broken:
-                reached.write(
-                    pack(session.redirect if session.redirect and session.ended else Leave())
-                )
+                turns = session.redirect if session.ended else None
+                reached.write(pack(turns or protocol.Leave()))
                 reached.finish()
             elif not session.answered:
                 self._trouble = reached.broken or ("" if reached.reached else "timed out")
@@ -394,31 +343,17 @@ class DirectoryClient:
             self._say(session)
             if now - session.beat > lease / 4:
                 session.beat = now
-                session.connection.write(pack(Heartbeat(self.peers)))
+                session.connection.write(pack(protocol.Heartbeat(self.peers)))
 
     def _say(self, session: DirectorySession) -> None:
         """Send messages of callers that weren't sent over this connection yet."""
-        connection, said = session.connection, session.said
         with self._changed:
-            standing, ready = list(self._standing), self._ready
-            question = self._question if self._names is None else 0
-            sought = self._sought
-            unreachable = list(self._unreachable)
+            wanted = [*self._standing, *self._unreachable, *self._pending.values()]
             self._unreachable.clear()
-            if self._says_anew:
-                said = [one for one in said if not isinstance(one, Averages)]
-                self._says_anew = False
-        for message in standing:
-            if message not in said:
-                connection.write(pack(message))
-        for report in unreachable:
-            connection.write(pack(report))
-        if question and question not in said:
-            connection.write(pack(Who()))
-        for asked in (sought, ready):
-            if asked is not None and asked not in said:
-                connection.write(pack(asked[1]))
-        session.said = [*standing, sought, ready, question]
+        for message in wanted:
+            if not any(message is one for one in session.said):
+                session.connection.write(pack(message))
+        session.said = wanted
 
     def _take(self, session: DirectorySession, body: bytes) -> None:
         """Long because each kind of message has its effect."""
@@ -427,82 +362,86 @@ class DirectoryClient:
         except Malformed:
             self.malformed += 1
             return
-        if isinstance(message, Group | Transfer):
+        if isinstance(message, protocol.Group | protocol.Transfer):
             self._partners.update((one.number, one.incarnation) for one in message.members)
             self._on_members([one.incarnation for one in message.members])
         with self._changed:
-            if isinstance(message, Joined):
+            if isinstance(message, protocol.Joined):
                 session.answered = True
                 self._take_number(session, message)
-            elif isinstance(message, Refused) and self._redirected:
+            elif isinstance(message, protocol.Refused) and self._redirected:
                 log.warning("peer %r stays where it was: %s", self._name, message.reason)
                 session.ended = True
-            elif isinstance(message, Refused):
+            elif isinstance(message, protocol.Refused):
                 self._failure = self._failure or self._refused(message.reason)
-            elif isinstance(message, Redirect):
+            elif isinstance(message, protocol.Redirect):
                 session.redirect = message
-            elif isinstance(message, Group):
+            elif isinstance(message, protocol.Group):
                 # One of a call that gave up waiting isn't for the next.
                 if not self._broken.is_set() and session.incarnation in {
                     one.incarnation for one in message.members
                 }:
-                    self._group, self._ready, self._in_round = message, None, True
+                    self._group, self._in_round = message, True
+                    self._pending.pop(protocol.Ready, None)
                     # At once: another directory may be told before whoever waits has woken.
                     self._round = message.round + 1
-            elif isinstance(message, Heartbeat):
+            elif isinstance(message, protocol.Heartbeat):
                 self.peers = message.peers
-            elif isinstance(message, Probe):
+            elif isinstance(message, protocol.Probe):
                 session.beat = 0.0  # so that one is due
-            elif isinstance(message, Agreed):
+            elif isinstance(message, protocol.Agreed):
                 self._agreed = message
                 if message.reason and not self._asks_agreed:  # said again, to another directory
                     self._failure = self._failure or self._refused(message.reason)
-            elif isinstance(message, Peers):
+            elif isinstance(message, protocol.Peers):
                 session.names += message.names
                 if not message.more:
                     self._names, session.names = session.names, ()
-            elif isinstance(message, Directories):
+                    self._pending.pop(protocol.Who, None)
+            elif isinstance(message, protocol.Directories):
                 self._learn(session, message.addresses)
             elif (
-                isinstance(message, Transfer)
+                isinstance(message, protocol.Transfer)
                 and message.members[-1].incarnation == session.incarnation
             ):
                 self._transfers.append(message)
-            elif isinstance(message, Found) and self._sought is not None:
+            elif isinstance(message, protocol.Found) and protocol.Seek in self._pending:
                 self._found = message.transfers
-            elif isinstance(message, Leave):  # the directory ends, in good order
+            elif isinstance(message, protocol.Leave):  # the directory ends, in good order
                 session.ended = True
-            if isinstance(message, Due | Group):
-                self.due = isinstance(message, Due)
+            if isinstance(message, protocol.Due | protocol.Group):
+                self.due = isinstance(message, protocol.Due)
             self._changed.notify_all()
-        if isinstance(message, Transfer) and message.members[0].incarnation == session.incarnation:
+        if (
+            isinstance(message, protocol.Transfer)
+            and message.members[0].incarnation == session.incarnation
+        ):
             self._on_transfer(message)
-        if isinstance(message, Gone):
+        if isinstance(message, protocol.Gone):
             self._on_gone(message.incarnation)
-        if isinstance(message, Joined):
+        if isinstance(message, protocol.Joined):
             try:
                 self._on_joined(message)
             except LossyError as error:
                 with self._changed:
                     self._failure = self._failure or error
                     self._changed.notify_all()
-        if isinstance(message, Present):
+        if isinstance(message, protocol.Present):
             self._compare(frozenset(message.starts))
 
     def _compare(self, starts: frozenset[str]) -> None:
-        """Report partners as gone that aren't among these."""
         for number in [
             n for n, incarnation in self._partners.items() if incarnation[:START] not in starts
         ]:
             self._on_gone(self._partners.pop(number))
 
-    def _take_number(self, session: DirectorySession, message: Joined) -> None:
+    def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""
         had, self.joined, self._redirected = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
         self._directories.prefer(session.place)
         if had is not None and had.number != message.number:
-            self._standing = [one for one in self._standing if type(one) is not Here]
+            self._standing = [one for one in self._standing if type(one) is not protocol.Here]
 
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers

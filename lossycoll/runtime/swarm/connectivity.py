@@ -22,11 +22,9 @@ from lossycoll.runtime.keys.secret import Secret
 from .protocol import MOST_PEERS
 
 CONNECTIVITY_VERSION: Final = 1
-DIRECTORY: Final = 0xFFFF
-"""The directory's number."""
+DIRECTORY: Final = 0xFFFF  # the directory's number
 NONCE: Final = 16
-NOTHING: Final = bytes(NONCE)
-"""No nonce."""
+NOTHING: Final = bytes(NONCE)  # no nonce
 INCARNATION: Final = 8
 NOBODY: Final = bytes(INCARNATION)
 _BODY: Final = struct.Struct("!4sBBHHH8s16s16s16s")
@@ -35,18 +33,11 @@ CONNECTIVITY_BYTES: Final = _BODY.size + _TAG
 
 
 class Kind(IntEnum):
-    """Kinds of connectivity messages."""
-
-    CHECK = 1
-    """Connectivity check: is somebody there?"""
-    ANSWER = 2
-    """Answer to a check, with the address that the check came from."""
-    NOMINATE = 3
-    """Nomination of the route by which this comes."""
-    NOMINATED = 4
-    """Confirmation of a nomination."""
-    KEEPALIVE = 5
-    """Keepalive for the NATs on a route."""
+    CHECK = 1  # connectivity check: is somebody there?
+    ANSWER = 2  # answer to a check, with the address that the check came from
+    NOMINATE = 3  # nomination of the route by which this comes
+    NOMINATED = 4  # confirmation of a nomination
+    KEEPALIVE = 5  # keepalive for the NATs on a route
 
 
 class Forged(Malformed):
@@ -82,7 +73,6 @@ def key_of(secret: Secret | None, session: str) -> bytes:
 
 
 def pack(message: ConnectivityMessage, key: bytes) -> bytes:
-    """Return the CONNECTIVITY_BYTES of a message."""
     address, port = bytes(16), 0
     if message.reflexive is not None:
         address, port = _mapped(message.reflexive[0]), message.reflexive[1]

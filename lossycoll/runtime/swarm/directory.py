@@ -22,11 +22,17 @@ import numpy as np
 from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of, mix
 
-from .agreement import difference
-from .directory_tables import DirtyQueue, Donors, IdAllocator, StandbyDirectories
+from .directory_tables import (
+    DirtyQueue,
+    Donors,
+    IdAllocator,
+    Progress,
+    StandbyDirectories,
+    UnreachablePairs,
+    split,
+)
 from .peer import KNOWN, Peer, Rounds
 from .placement import GridRow, Placement
-from .progress import Progress
 from .protocol import (
     ELSEWHERE,
     LATE_AGAIN,
@@ -45,34 +51,27 @@ from .protocol import (
     Offers,
     Refused,
     Transfer,
+    difference,
 )
-from .unreachable import UnreachablePairs, split
 
-LEASE: Final = 10.0
-"""Seconds without a sign of life after which a peer is lost."""
+LEASE: Final = 10.0  # seconds without a sign of life after which a peer is lost
 FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
 """Seconds that late peers are waited for: of whom few rounds are known, beyond what earlier rounds
 teach, and beyond their longest round."""
-LATE: Final = 1.5
-"""A peer may take so many times its longest of the latest rounds."""
+LATE: Final = 1.5  # a peer may take so many times its longest of the latest rounds
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
 COME: Final = 5.0
 """And in which all come that live: they may have tried directories that don't answer before."""
-MOST_ROUND: Final = 1 << 40
-"""Further than that nobody can have come."""
-GROUP_SIZE: Final = 32
-"""Peers in a group at most, where the grid isn't given."""
+MOST_ROUND: Final = 1 << 40  # further than that nobody can have come
+GROUP_SIZE: Final = 32  # peers in a group at most, where the grid isn't given
 
 
 class Directory:
-    """The peers of a swarm.
-
-    ``shape``: the grid's; empty: it follows the number of peers. ``most``: peers in a group at
-    most, where it does. ``patience``: seconds that late peers are waited for beyond what earlier
-    rounds teach. ``session``: 16 hex digits that name the swarm's packets; empty: drawn.
-    OptionError: a row of the grid is too long for a group.
-    """
+    """The peers of a swarm. ``shape``: the grid's; empty: it follows the number of peers. ``most``:
+    peers in a group at most, where it does. ``patience``: seconds that late peers are waited for
+    beyond what earlier rounds teach. ``session``: 16 hex digits that name the swarm's packets;
+    empty: drawn. OptionError: a row of the grid is too long for a group."""
 
     def __init__(
         self,
@@ -106,19 +105,15 @@ class Directory:
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
         """Peers that have announced their tensors, or a draft, of one schema."""
-        self._able: dict[int, Peer] = {}
-        """Peers of these that have announced all of it."""
-        self._waiting: dict[int, Averages] = {}
-        """Peers to answer once more have announced the same."""
+        self._able: dict[int, Peer] = {}  # peers of these that have announced all of it
+        self._waiting: dict[int, Averages] = {}  # peers to answer once more have announced the same
         self._progress = Progress()
         self._too_late: dict[int, Peer] = {}
         """Peers ready for a round by samples that began without them."""
-        self._have_averaged: set[int] = set()
-        """Numbers of those that have been in a group."""
+        self._have_averaged: set[int] = set()  # numbers of those that have been in a group
         self._standby_directories = StandbyDirectories()
         self._ids = IdAllocator(clock)
-        self._seen_until = clock() + LEASE
-        """Nobody's lease runs out before."""
+        self._seen_until = clock() + LEASE  # nobody's lease runs out before
         self._unreachable = UnreachablePairs(clock)
         self._donors = Donors(self._unreachable)
         self.unfounded = 0
@@ -139,11 +134,9 @@ class Directory:
         return same and wanted.session == self.session
 
     def holder(self, name: str) -> Peer | None:
-        """The peer of a name."""
         return self.peers.get(self._named.get(name, MOST_PEERS))
 
     def join(self, wanted: Join) -> Joined | Refused:
-        """A peer comes, or comes back."""
         others = len(self.peers)
         if wanted.name in self._named:
             return Refused(f"a peer named {wanted.name!r} is there; choose another name")
@@ -215,12 +208,10 @@ class Directory:
         return self._has_settled
 
     def here(self, number: int, place: Here) -> None:
-        """Note the address that a peer's packets come from."""
         self.peers[number].place = place
         self._note(self.peers[number])
 
     def serves(self, number: int, place: tuple[str, int]) -> None:
-        """A peer has a directory of its own."""
         self._standby_directories.serves(self.peers[number], place)
 
     def spare(self, number: int, place: tuple[str, int]) -> None:
@@ -228,7 +219,6 @@ class Directory:
         self._standby_directories.spare(self.peers[number], place)
 
     def directories(self) -> tuple[tuple[str, int], ...]:
-        """Directory list, the same for all peers."""
         return self._standby_directories.listed()
 
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
@@ -287,7 +277,6 @@ class Directory:
         return out
 
     def names(self) -> tuple[str, ...]:
-        """Names of all peers, in order of their numbers."""
         return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
@@ -332,7 +321,6 @@ class Directory:
         return len(found)
 
     def overdue(self) -> list[int]:
-        """Peers whose lease has run out."""
         now = self._clock()
         if now <= self._all_live_until():
             return []
@@ -345,7 +333,7 @@ class Directory:
             self._seen_until = min((one.seen for one in self.peers.values()), default=now) + LEASE
         return self._seen_until
 
-    # ---- beside another directory of the swarm (merge.py) ----
+    # ---- beside another directory of the swarm (partition_merge.py) ----
 
     @property
     def round(self) -> int:
@@ -354,7 +342,6 @@ class Directory:
 
     @property
     def free(self) -> int:
-        """Number of further peers that there is room for."""
         room = min(MOST_PEERS, self.grid.cells) if self._placement.fixed else MOST_PEERS
         return max(0, room - len(self.peers))
 
@@ -576,7 +563,6 @@ class Directory:
         self._note(peer)
 
     def seeks(self, number: int, donors: int) -> None:
-        """A newcomer wants a state, of so many peers at most."""
         self._donors.seeks(self.peers[number], donors)
 
     def transfers(self) -> list[tuple[int, list[Transfer]]]:

@@ -10,10 +10,8 @@ from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
-AGAIN_SECONDS: Final = 0.5
-"""Between two passes over the list."""
-STANDING_TRIES: Final = 20
-"""Tries of half a second for a standby directory: its lease."""
+AGAIN_SECONDS: Final = 0.5  # between two passes over the list
+STANDING_TRIES: Final = 20  # tries of half a second for a standby directory: its lease
 BEGIN_TRIES: Final = 16
 """Tries of half a second before a swarm is begun: one that continues elsewhere asks former
 directories more often (:data:`partition_merge.ASK_SECONDS`)."""
@@ -25,12 +23,8 @@ MOST_SERVED: Final = 8
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Right of a peer that listens to begin a swarm, if nobody whom it was told to join has one.
-
-    Attributes:
-        at: The peer's own directory, as this peer reaches it.
-        known_as: Its address, as the others name it.
-        opens: Has the directory take peers. The client's thread calls it, maybe more than once.
-    """
+    ``at``: its own directory, as it reaches it; ``known_as``: as the others name it. ``opens``: has
+    the directory take peers; the client's thread calls it, maybe more than once."""
 
     at: Address
     known_as: Address
@@ -64,16 +58,13 @@ class DirectoryList:
         self.places = list(first)
         self._heard: dict[Address, None] = {}
         """Addresses of present, past or possible directories, latest news last."""
-        self._served: dict[Address, None] = {}
-        """Directories that this peer was with."""
+        self._served: dict[Address, None] = {}  # directories that this peer was with
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
-        self._begin = begin
-        """None: it has been in a swarm, or doesn't listen."""
+        self._begin = begin  # None: it has been in a swarm, or doesn't listen
         self._stood_by: dict[Address, int] = {}
         """Try at which each directory last said that it stands by."""
-        self.tries = 0
-        """Number of passes over all since this peer was with one."""
+        self.tries = 0  # number of passes over all since this peer was with one
 
     @property
     def heard(self) -> tuple[Address, ...]:
@@ -101,7 +92,6 @@ class DirectoryList:
         self.places = known + [one for one in rest if one not in known]
 
     def prefer(self, *first: Address) -> None:
-        """These are to be tried before all others."""
         self.places = [*first, *(one for one in self.places if one not in first)]
 
     def stands_by(self, place: Address) -> None:
@@ -117,11 +107,9 @@ class DirectoryList:
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
         """True if a place may be tried. This peer's own, which that opens, is when the others have
-        had their time: so as few directories as possible open at once.
-
-        ``at``: the how manieth of them it is. ``standby``: one before it has said that it stands
-        by. RendezvousError: its own can't be opened.
-        """
+        had their time: so as few directories as possible open at once. ``at``: the how manieth of
+        them it is. ``standby``: one before it has said that it stands by. RendezvousError: its own
+        can't be opened."""
         if self._begin is not None and place == self._begin.at:
             if self._may_begin(self._begin):
                 self._begin.opens()

@@ -1,21 +1,28 @@
-"""Bookkeeping tables of a directory: dirty queue, id allocator, standby directories, donors."""
+"""Bookkeeping tables of a directory: dirty queue, id allocator, standby directories, donors,
+unreachable pairs, and the progress of its peers."""
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
 from .peer import Peer
 from .placement import GridRow
-from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS
-from .unreachable import UnreachablePairs
+from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers
 
 KEPT_SECONDS: Final = 60.0
 """For which a peer that was lost finds its number free when it comes again."""
+FIRST_UNREACHABLE, MOST_UNREACHABLE = 10.0, 600.0
+"""Seconds for which a pair isn't put into one group: at first, and at most. Each time that it fails
+again they double, unless that is so long ago."""
+MOST_SINCE: Final = 1 << 32
+MOST_TARGETS: Final = 4  # targets that a peer's report counts at most. In a mean it counts one
+MOST_SAMPLES: Final = 1 << 52
 
 
 class DirtyQueue:
@@ -28,7 +35,6 @@ class DirtyQueue:
         """All times, those that don't hold any more among them."""
 
     def mark(self, rows: Iterable[GridRow]) -> None:
-        """Mark rows on which something has changed."""
         self._now.update(rows)
 
     def schedule(self, row: GridRow, at: float | None) -> None:
@@ -40,7 +46,6 @@ class DirtyQueue:
             heapq.heappush(self._queue, (at, row))
 
     def take(self, now: float) -> list[GridRow]:
-        """Remove and return the rows to look at now."""
         while self._queue and self._queue[0][0] <= now:
             at, row = heapq.heappop(self._queue)
             if self._times.get(row) == at:
@@ -70,8 +75,7 @@ class IdAllocator:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._free = list(range(MOST_PEERS))
-        """In their order."""
+        self._free = list(range(MOST_PEERS))  # in their order
         self._former: dict[int, tuple[str, float]] = {}
         """Whose the numbers were of peers that have gone, and until when they aren't given away."""
 
@@ -96,7 +100,6 @@ class IdAllocator:
         return found[draw % len(found)] if found else draw % len(self._free)
 
     def give_back(self, number: int, name: str) -> None:
-        """A peer has gone."""
         self._former[number] = name, self._clock() + KEPT_SECONDS
         bisect.insort(self._free, number)
 
@@ -111,7 +114,6 @@ class StandbyDirectories:
         """Peers that would open one, in order of their numbers."""
 
     def serves(self, peer: Peer, place: Address) -> None:
-        """A peer has a directory of its own."""
         if peer.serves is None:
             bisect.insort(self._serve, (peer.came, peer.number, peer))
             self._drop(self._spare, peer.number, peer)
@@ -124,7 +126,6 @@ class StandbyDirectories:
         peer.spare = place
 
     def lost(self, peer: Peer) -> None:
-        """A peer has gone."""
         self._drop(self._serve, peer.came, peer)
         self._drop(self._spare, peer.number, peer)
 
@@ -134,7 +135,6 @@ class StandbyDirectories:
             del among[at]
 
     def listed(self) -> tuple[Address, ...]:
-        """Return the directory list."""
         serve = [one.serves for _, _, one in self._serve[:MOST_DIRECTORIES]]
         spare = [one.spare for _, _, one in self._spare[: MOST_DIRECTORIES - len(serve)]]
         return tuple(place for place in (*serve, *spare) if place is not None)
@@ -161,7 +161,6 @@ class Donors:
         self._seek[peer.number] = peer, min(donors, MOST_MEMBERS)
 
     def lost(self, number: int) -> None:
-        """A peer has gone."""
         self._offer.pop(number, None)
         self._seek.pop(number, None)
 
@@ -191,3 +190,163 @@ class Donors:
             one.partners.add(joiner.number)
         joiner.partners.update(one.number for one in chosen)
         return chosen
+
+
+def split(
+    members: Sequence[int], unreachable: Callable[[int, int], bool], turn: Callable[[int], int]
+) -> list[list[int]]:
+    """Split members into as few groups as a simple rule finds, none with an unreachable pair.
+    Members with the most unreachable others choose first, each the smallest group that takes it. So
+    groups are of about the same size, and members that reach everybody even them out.
+
+    ``unreachable``: whether two of them can't be in one group, whichever comes first. ``turn``: key
+    of a number: orders members with equally many unreachable others. Another one each round, so
+    that both ends of a pair aren't always with the same others. Returns the groups, each in rising
+    order.
+    """
+    degree = {
+        one: sum(unreachable(one, other) for other in members if other != one) for one in members
+    }
+    groups: list[list[int]] = []
+    for one in sorted(members, key=lambda number: (-degree[number], turn(number), number)):
+        takes = [
+            group
+            for group in groups
+            if not degree[one] or not any(unreachable(one, k) for k in group)
+        ]
+        if takes:
+            min(takes, key=len).append(one)
+        else:
+            groups.append([one])
+    return sorted(sorted(group) for group in groups)
+
+
+@dataclass
+class UnreachablePairs:
+    """Unreachable pairs, as long as they are remembered. Bounded by the peers that live."""
+
+    clock: Callable[[], float]
+    _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """End of each pair's unreachable time, and its length."""
+    _others: dict[int, set[int]] = field(default_factory=dict)  # with whom each is in a pair
+
+    def note(self, one: int, other: int) -> None:
+        """Note a pair that has found no route. Both ends may say so: that is once."""
+        now, pair = self.clock(), _pair(one, other)
+        until, seconds = self._pairs.get(pair, (now, 0.0))
+        if now >= until:
+            was_long_ago = now - until > MOST_UNREACHABLE
+            seconds = FIRST_UNREACHABLE if was_long_ago else max(FIRST_UNREACHABLE, 2 * seconds)
+            self._pairs[pair] = now + min(MOST_UNREACHABLE, seconds), min(MOST_UNREACHABLE, seconds)
+            self._others.setdefault(one, set()).add(other)
+            self._others.setdefault(other, set()).add(one)
+
+    def concerns(self, members: Sequence[int]) -> bool:
+        """True if any of them may be in an unreachable pair. Most groups have none."""
+        return any(one in self._others for one in members)
+
+    def forget(self, number: int) -> None:
+        for other in self._others.pop(number, set()):
+            del self._pairs[_pair(number, other)]
+            self._others[other].discard(number)
+            if not self._others[other]:
+                del self._others[other]
+
+    def __call__(self, one: int, other: int) -> bool:
+        until, _ = self._pairs.get(_pair(one, other), (0.0, 0.0))
+        return self.clock() < until
+
+
+def _pair(one: int, other: int) -> tuple[int, int]:
+    return (one, other) if one < other else (other, one)
+
+
+class Progress:
+    """Progress of a directory's peers. ``samples``: that finished rounds have had. ``target``:
+    samples after which a round is due; 0: whenever peers are ready."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.target = 0
+        self._since = 0  # samples that peers have reported since their latest rounds
+        self._due_at = 0  # all samples when a round was due last
+        self._behind: dict[int, Peer] = {}
+
+    @property
+    def total(self) -> int:
+        return self.samples + self._since
+
+    def report(self, peer: Peer, said: Offers, others: Iterable[Peer]) -> None:
+        """A peer says how far it is. One that lies gains no more than the weight of a whole round.
+        ``others``: all that have said what they average."""
+        samples = min(said.samples, MOST_SAMPLES)
+        if said.claims and not peer.came_back:
+            self._claim(peer, samples, [one for one in others if one is not peer])
+        elif peer.came_back:  # a directory that has taken over learns it from those that come
+            self._go_on_from(max(self.samples, samples))
+        if peer.behind and samples >= peer.behind:
+            self._caught_up(peer)
+        if samples < peer.samples:
+            return  # said before it heard of its latest round
+        peer.samples = min(samples, self.samples)
+        since = min(said.since, MOST_TARGETS * self.target or MOST_SINCE)
+        self._since += since - peer.since
+        peer.since = since
+
+    def _claim(self, peer: Peer, samples: int, others: Sequence[Peer]) -> None:
+        """The newest state wins: those that have older ones are to take it."""
+        newest = max((one.samples for one in others if not one.behind), default=0)
+        if samples < newest:
+            peer.behind, self._behind[peer.number] = newest, peer
+            return
+        self._go_on_from(samples)
+        peer.samples = samples
+        for one in others:
+            if one.samples < samples:
+                one.behind, self._behind[one.number] = samples, one
+
+    def _go_on_from(self, samples: int) -> None:
+        """These were seen before peers came here: no round is due by them."""
+        self._due_at += samples - self.samples
+        self.samples = samples
+
+    def _caught_up(self, peer: Peer) -> None:
+        peer.behind = 0
+        self._behind.pop(peer.number, None)
+
+    def told(self) -> list[Peer]:
+        """Peers that are ready, and hear that another state is newer."""
+        return [one for one in self._behind.values() if one.is_ready and not one.told]
+
+    def falls_due(self) -> bool:
+        """True if peers have seen the target since a round was due last. True once each time."""
+        if not self.target or self.total - self._due_at < self.target:
+            return False
+        self._due_at = self.total
+        return True
+
+    def begin(self, peers: Sequence[Peer]) -> None:
+        """A round of these peers begins. With a target each counts by its samples."""
+        for peer in peers:
+            if self.target and peer.weight:
+                peer.weight = min(peer.since, self.target) * min(1.0, MOST_WEIGHT / self.target)
+            self._since -= peer.since
+            self.samples = min(self.samples + peer.since, MOST_SAMPLES)
+            peer.since = 0
+        for peer in peers:
+            peer.samples = self.samples
+
+    def lost(self, peer: Peer, others: Iterable[Peer]) -> None:
+        """A peer has gone, and a newer state with it, maybe. ``others``: all that have said what
+        they average, and are left."""
+        self._since -= peer.since
+        self._behind.pop(peer.number, None)
+        if not self._behind:
+            return
+        left = list(others)
+        wanted = min(one.behind for one in self._behind.values())
+        if any(one.samples >= wanted and not one.behind for one in left):
+            return
+        for one in list(self._behind.values()):
+            self._caught_up(one)
+        self._go_on_from(max((one.samples for one in left), default=0))

@@ -83,7 +83,6 @@ class TransportConnection:
         return bool(self.own)
 
     def take(self, event: Event) -> None:
-        """Something has happened to the connection."""
         if isinstance(event, Received):
             self._came.append(event.body)
         elif isinstance(event, Closed):
@@ -114,8 +113,7 @@ class ZmqDirectoryTransport:
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
-        self._connection: TransportConnection | None = None
-        """The latest: a peer has one at a time."""
+        self._connection: TransportConnection | None = None  # the latest: a peer has one at a time
 
     def reach(self, place: Address, session: str) -> TransportConnection:
         self._connection = TransportConnection(self._transport, self._transport.connect(place))

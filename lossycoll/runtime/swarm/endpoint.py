@@ -38,41 +38,38 @@ class Endpoint:
         self.paths.close()
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSettings:
-    """Settings that all endpoints of a peer have in common. ``asks_reflexive``: directories know
-    reflexive addresses; ``keepalive``: seconds between two signs of life."""
-
-    session: str
-    address: str
-    payload_bytes: int
-    secret: Secret | None
-    options: Options
-    asks_reflexive: bool
-    keepalive: float
-
-
 class Endpoints:
     """Endpoint of a peer by its present number, and those by its former ones. Any thread may call.
-
     Packets of a number that a peer had would be taken for those of another: so it opens an endpoint
-    for each number that a directory gives it.
-    """
+    for each number that a directory gives it. ``asks_reflexive``: directories know reflexive
+    addresses; ``keepalive``: seconds between two signs of life."""
 
-    def __init__(self, settings: EndpointSettings, client: DirectoryClient) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        client: DirectoryClient,
+        *,
+        session: str,
+        address: str,
+        payload_bytes: int,
+        secret: Secret | None,
+        options: Options,
+        asks_reflexive: bool,
+        keepalive: float,
+    ) -> None:
         self._client = client
+        self._session, self._address, self._payload = session, address, payload_bytes
+        self._secret, self._options = secret, options
+        self._asks_reflexive, self._keepalive = asks_reflexive, keepalive
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         """No two are opened at once, nor one for a number that is another's by then."""
         self.number = -1
         self.now: Endpoint | None = None
-        """Endpoint of the peer's present number; None: closed or not yet open."""
+        """The present one; None: closed or not yet open."""
         self._former: list[Endpoint] = []
         """Endpoints of its former numbers: others may still ask for packets."""
 
     def all(self) -> list[Endpoint]:
-        """The endpoints that are open, the present one last."""
         with self._lock:
             return [*self._former, *([self.now] if self.now is not None else [])]
 
@@ -100,32 +97,29 @@ class Endpoints:
 
     def _open(self, number: int) -> None:
         self.number = number
-        of = self._settings
-        host = Host(
-            number, MOST_PEERS, of.address, payload_bytes=of.payload_bytes, options=of.options
-        )
+        session, secret, options = self._session, self._secret, self._options
+        host = Host(number, MOST_PEERS, self._address, payload_bytes=self._payload, options=options)
         try:
-            if of.secret is not None:
-                host.seal(b"", of.secret.filter(of.session))
+            if secret is not None:
+                host.seal(b"", secret.filter(session))
             out_of_band = host.out_of_band()
-            place = (of.address, host.link().port)
-            host.start(
-                int(of.session, 16), [place if one == number else None for one in range(MOST_PEERS)]
-            )
+            place = (self._address, host.link().port)
+            places = [place if one == number else None for one in range(MOST_PEERS)]
+            host.start(int(session, 16), places)
         except BaseException:
             host.close()
             raise
         nat_agent = NatAgent(
             out_of_band,
             number,
-            key_of(of.secret, of.session),
-            lambda: self._client.directories[0] if of.asks_reflexive else None,
+            key_of(secret, session),
+            lambda: self._client.directories[0] if self._asks_reflexive else None,
             lambda reflexive, moved: self.say_address(place, reflexive, moved),
-            of.keepalive,
+            self._keepalive,
         )
         unreachable = self._client.report_unreachable
-        paths = Paths(host, number, of.session, of.secret, of.options, nat_agent, unreachable)
-        transfers = StateTransfers(number, paths, of.payload_bytes)
+        paths = Paths(host, number, session, secret, options, nat_agent, unreachable)
+        transfers = StateTransfers(number, paths, self._payload)
         with self._lock:
             if self.now is not None:
                 former = self.now.transfers
@@ -159,12 +153,10 @@ class Endpoints:
             return had is not None or state is not None
 
     def close_former(self) -> None:
-        """Closes those by former numbers."""
         with self._lock:
             former, self._former = self._former, []
         for endpoint in former:
             endpoint.close()
 
     def forget(self) -> None:
-        """None is open any more."""
         self.now, self._former = None, []

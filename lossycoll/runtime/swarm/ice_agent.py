@@ -11,8 +11,9 @@ same."""
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from lossycoll.runtime.control.schema import Address
@@ -24,10 +25,8 @@ FIRST_AGAIN, MOST_AGAIN, SLOWER = 0.05, 0.25, 1.5
 """Seconds after which a check is repeated: at first, at last, and how they grow."""
 MOST_PEER_REFLEXIVE: Final = 2
 """Peer-reflexive candidates that are tried: sources of checks that nobody has told of."""
-CHALLENGE_SECONDS: Final = 1.0
-"""Between two challenges to a peer that may want a new route."""
-QUIET: Final = 3.5
-"""Intervals of KEEPALIVE without one after which a route isn't trusted."""
+CHALLENGE_SECONDS: Final = 1.0  # between two challenges to a peer that may want a new route
+QUIET: Final = 3.5  # intervals of KEEPALIVE without one after which a route isn't trusted
 
 Sends: TypeAlias = list[tuple[Address, ConnectivityMessage]]
 
@@ -60,24 +59,17 @@ class _Attempt:
     nominated: tuple[Address, bytes] | None = None
 
 
-@dataclass(slots=True)
-class IceAgentCounts:
-    """Messages that changed nothing, by why. ``foreign``: for another peer, or of no peer that is
-    wanted; ``stale``: of an earlier try, or repeated by somebody."""
-
-    foreign: int = 0
-    stale: int = 0
-
-
 @dataclass
 class IceAgent:
-    """ICE agent of one peer. ``draw``: makes a nonce of so many bytes."""
+    """ICE agent of one peer. ``draw``: makes a nonce of so many bytes. ``counts``: messages that
+    changed nothing; foreign: for another peer, or of no peer that is wanted; stale: of an earlier
+    try, or repeated by somebody."""
 
     number: int
     clock: Callable[[], float]
     interval: float
     draw: Callable[[int], bytes] = secrets.token_bytes
-    counts: IceAgentCounts = field(default_factory=IceAgentCounts)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._attempts: dict[int, _Attempt] = {}
@@ -113,7 +105,6 @@ class IceAgent:
         return route if self.clock() - route.heard <= QUIET * self.interval else None
 
     def is_trying(self, member: Member) -> bool:
-        """True if a route to a peer is still looked for."""
         one = self._attempts.get(member.number)
         return one is not None and one.incarnation == member.incarnation
 
@@ -124,22 +115,14 @@ class IceAgent:
         }
 
     def forget(self, number: int) -> None:
-        """A peer has gone."""
         for table in (self._attempts, self._routes, self._challenges):
             table.pop(number, None)
 
     def keepalives(self) -> Sends:
-        """Return the keepalives for all routes."""
-        return [
-            (
-                route.place,
-                ConnectivityMessage(Kind.KEEPALIVE, self.number, number, short(route.own)),
-            )
-            for number, route in self._routes.items()
-        ]
+        kind, own, routes = Kind.KEEPALIVE, self.number, self._routes.items()
+        return [(to.place, ConnectivityMessage(kind, own, n, short(to.own))) for n, to in routes]
 
     def due(self) -> Sends:
-        """Return the messages to repeat by now."""
         now, out = self.clock(), []
         for number, one in self._attempts.items():
             if one.due > now:
@@ -158,7 +141,7 @@ class IceAgent:
     def heard(self, message: ConnectivityMessage, source: Address) -> Sends:
         """Take a message that a peer of the swarm has made. Returns the messages to send."""
         if message.receiver != self.number or message.sender == self.number:
-            self.counts.foreign += 1
+            self.counts["foreign"] += 1
             return []
         match message.kind:
             case Kind.CHECK:
@@ -181,17 +164,9 @@ class IceAgent:
             Kind.ANSWER, self.number, number, echo=message.nonce, reflexive=source
         )
         if one is None or not fits:
-            self.counts.foreign += number not in self._routes
+            self.counts["foreign"] += number not in self._routes
             return [(source, answer), *self._challenge(message, source)]
-        answer = ConnectivityMessage(
-            Kind.ANSWER,
-            self.number,
-            number,
-            short(one.own),
-            one.nonce,
-            message.nonce,
-            source,
-        )
+        answer = replace(answer, incarnation=short(one.own), nonce=one.nonce)
         out = [(source, answer), *self._learn_candidate(number, one, source)]
         if (
             len(out) == 1
@@ -199,9 +174,7 @@ class IceAgent:
             and source in one.candidates
             and not one.nominated
         ):
-            out.append(
-                (source, self._request(number, one))
-            )  # it has begun: not to wait for the time
+            out.append((source, self._request(number, one)))  # it has begun: no need to wait
         return out
 
     def _learn_candidate(self, number: int, one: _Attempt, source: Address) -> Sends:
@@ -237,7 +210,7 @@ class IceAgent:
             route.doubted |= message.nonce != NOTHING and message.nonce not in _halves(route.salt)
             return []
         if one is None or message.echo != one.nonce:
-            self.counts.stale += 1
+            self.counts["stale"] += 1
             return []
         if message.nonce == NOTHING or message.incarnation != short(one.incarnation):
             return []  # it looks for no route to this peer, or not yet
@@ -265,13 +238,13 @@ class IceAgent:
         salt = message.nonce + message.echo
         if route is not None and route.salt == salt and route.place == source:
             return [(source, said)]  # what was said before was lost
-        self.counts.stale += 1
+        self.counts["stale"] += 1
         return []
 
     def _nominated_received(self, message: ConnectivityMessage, source: Address) -> None:
         number, one = message.sender, self._attempts.get(message.sender)
         if one is None or message.echo != one.nonce or one.nominated != (source, message.nonce):
-            self.counts.stale += 1
+            self.counts["stale"] += 1
             return
         self._connect(number, one, source, one.nonce + message.nonce)
 
@@ -282,7 +255,7 @@ class IceAgent:
             or route.place != source
             or short(route.incarnation) != message.incarnation
         ):
-            self.counts.stale += 1
+            self.counts["stale"] += 1
             return
         route.heard = self.clock()
 

@@ -6,10 +6,11 @@ just those that came: weights themselves never travel, so nothing rounds them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lossycoll.errors import EngineError
 from lossycoll.plan import Plan, owners, packet_count
@@ -20,13 +21,14 @@ from lossycoll.runtime.engine.codecs import rounded
 
 from .protocol import Member
 
-LEAST_WEIGHT: Final = 1e-9
-"""Share of a group's greatest weight; in float32 sums, less is like 0."""
+LEAST_WEIGHT: Final = 1e-9  # share of a group's greatest weight; in float32 sums, less is like 0
 ZERO: Final = np.zeros(1, np.float32)
 UNBOUNDED: Final = np.full(1, np.inf, np.float32)
 NOTHING: Final = np.zeros(0, np.float32)
 MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
+MEDIAN_OF: Final = 3  # fewest values for a median: of fewer, one liar decides it
+Run: TypeAlias = Callable[[Plan, Floats, Floats], tuple[int, float]]
 
 
 def shares(members: Sequence[Member]) -> tuple[float, ...]:
@@ -49,27 +51,24 @@ def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
 
 
 class MeanEncoding:
-    """Encoding of this peer's values, and the rounding errors that it still owes the others.
-
-    What is taken from a contribution is added to the next one; so is what a mean loses that this
-    peer owns, times the sum of the weights over its own. What would make the next grid coarser
-    waits. So no value is a step away from where it belongs for long. Where elements are rounded at
-    random nothing is remembered: their mean is right by itself.
-    """
+    """Encoding of this peer's values, and the rounding errors that it still owes the others. What
+    is taken from a contribution is added to the next one; so is what a mean loses that this peer
+    owns, times the sum of the weights over its own. What would make the next grid coarser waits. So
+    no value is a step away from where it belongs for long. Where elements are rounded at random
+    nothing is remembered: their mean is right by itself."""
 
     def __init__(self, encoding: str, payload_bytes: int) -> None:
         self.encoding = encoding
         self.per_packet = elements_of(encoding, "f32", payload_bytes)
         self.first, self.second = phases(encoding)
         self.remembers = encoding != "same" and STOCHASTIC not in encoding
-        self.part = 0
-        """Which part of a peer's values a round has: each has a memory of its own."""
+        self.part = 0  # which part of a peer's values a round has: each has a memory of its own
         self.memory: dict[int, Floats] = {}
         """Amount of each value that the others lack, of each part."""
 
     @property
     def owed(self) -> Floats:
-        """That of the present part; empty: nothing."""
+        """What is owed of the present part; empty: nothing."""
         return self.memory.get(self.part, NOTHING)
 
     @owed.setter
@@ -78,7 +77,6 @@ class MeanEncoding:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the encodings, as engines know them."""
         return tuple(number_of(one) for one in (self.first, self.second))
 
     def got(self, x: Floats, encoding: str) -> Floats:
@@ -102,15 +100,36 @@ class MeanEncoding:
 
 
 class Round:
-    """One round of this peer. ``values``: float32, shape (n,), n at least 1. ``buffer``: what the
-    engine reads and writes, in place. ``parts``: as of :func:`shares`.
-    EngineError: nobody counts."""
+    """One round of this peer. ``parts``: as of :func:`shares`. ``buffer``: what the engine reads
+    and writes. ``contributions``: per value; ``kept``: the share of values that stayed;
+    ``refused``: ranks of which something wasn't believed. EngineError: nobody counts."""
+
+    buffer: Floats
+
+    def __init__(self, members: Sequence[Member], rank: int) -> None:
+        self._rank = rank
+        self.parts = shares(members)
+        self.contributions, self.kept = 0.0, 1.0
+        self.refused: set[int] = set()
+
+    def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
+        """Averages, and writes the means to ``values``. ``run``: runs a plan from one buffer to
+        another; returns the operation, and its mean contributions. LossyError: it fails."""
+        raise NotImplementedError
+
+    def _write(self, values: Floats, means: Floats, taken: NDArray[np.bool_]) -> None:
+        np.copyto(values, means, where=taken)
+        self.kept = 1.0 - float(np.count_nonzero(taken)) / len(values)
+
+
+class MeanRound(Round):
+    """A round that believes all. ``values``: float32, shape (n,), n at least 1."""
 
     def __init__(
         self, means: MeanEncoding, members: Sequence[Member], rank: int, values: Floats
     ) -> None:
-        self._means, self._rank = means, rank
-        self.parts = shares(members)
+        super().__init__(members, rank)
+        self._means = means
         each = means.per_packet
         lengths = owners.owned(len(values), each, rates(members, self.parts))
         gives = [part > 0 for part in self.parts]
@@ -130,9 +149,9 @@ class Round:
             mine = self._mine
             self._owed[mine] = _missing(wanted[mine], self.buffer[mine], UNBOUNDED)
 
-    def take(self, engine: EngineGroup, ticket: int, values: Floats) -> float:
-        """Writes the means to ``values``, once the operation has ended well. Returns the share of
-        them that stayed: no mean came of their packet, or one that isn't finite."""
+    def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
+        """Values stay of which no mean came, or a packet with one that isn't finite."""
+        ticket, self.contributions = run(self.plan, self.buffer, self.buffer)
         means, each = self._means, self._means.per_packet
         came = np.ones(packet_count(len(values), each), np.bool_)
         for slot in self.plan.slots:
@@ -144,9 +163,7 @@ class Round:
         if means.remembers:
             self._remember()
         came &= np.logical_and.reduceat(np.isfinite(self.buffer), np.arange(0, len(values), each))
-        taken = np.repeat(came, each)[: len(values)]
-        np.copyto(values, self.buffer, where=taken)
-        return 1.0 - float(np.count_nonzero(taken)) / len(values)
+        self._write(values, self.buffer, np.repeat(came, each)[: len(values)])
 
     def _remember(self) -> None:
         """This peer has what it owns as the others do, and knows what they lack."""
@@ -167,3 +184,128 @@ def _missing(x: Floats, got: Floats, most: Floats) -> Floats:
         found: Floats = np.clip(x - got, -most, most)
     found[~np.isfinite(found)] = 0
     return found
+
+
+def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> float:
+    """Root of the mean square of what values differ by; infinite where they can't be. ``came``:
+    shape (n,): which of them count."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        square = np.square(values - reference, dtype=np.float64)[came]
+    if not len(square):
+        return 0.0
+    found = float(square.mean())
+    return float(np.sqrt(found)) if np.isfinite(found) else float("inf")
+
+
+def typical(own: float, moved: Sequence[float]) -> float:
+    """Reference movement: the own one, or the lower median if that is larger. ``moved``: movements
+    of all, the own one included."""
+    if len(moved) < MEDIAN_OF:
+        return own
+    return max(own, sorted(moved)[(len(moved) - 1) // 2])
+
+
+class BoundedRound(Round):
+    """A round whose members leave out contributions and means that have gone too far. ``values``
+    and ``reference``, where the round before ended: float32, shape (n,), n at least 1. ``most``:
+    how many times the typical movement is believed.
+
+    A movement is the distance from the reference. An owner gets each contribution by itself, and
+    compares its movement with its own and with the median of all. Each member compares the owners'
+    means likewise. What is beyond ``most`` times that isn't believed.
+
+    Sources: Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017 (no linear rule
+    bears one liar); He, Karimireddy, Jaggi, "Byzantine-Robust Decentralized Learning via
+    ClippedGossip", 2022 (distances from the own values, where no server knows better).
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rank: int,
+        values: Floats,
+        reference: Floats,
+        most: float,
+        per_packet: int,
+    ) -> None:
+        super().__init__(members, rank)
+        self._each, self._most, self._reference = per_packet, most, reference
+        n, world = len(values), len(members)
+        self._lengths = owners.owned(n, per_packet, rates(members, self.parts))
+        self._gives = [part > 0 for part in self.parts]
+        self.collect: Plan = owners.collect(world, rank, self._lengths, self._gives, per_packet)
+        self.spread: Plan = owners.spread(world, rank, self._lengths, per_packet)
+        own, begin = self._lengths[rank], sum(self._lengths[:rank])
+        self._mine = slice(begin, begin + own)
+        gathered = self.collect.out_elements
+        self.buffer = np.zeros(2 * n + gathered, np.float32)
+        self.values, self.means = self.buffer[:n], self.buffer[n + gathered :]
+        self.gathered = self.buffer[n : n + gathered]
+        self.values[:] = self.means[:] = values
+
+    def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
+        """Two calls: contributions to their owners, and the owners' means to all."""
+        ticket, _ = run(self.collect, self.values, self.gathered)
+        self.contributions = self.combine(engine, ticket)
+        ticket, _ = run(self.spread, self.means, self.means)
+        self._write(values, self.means, self._believed(engine, ticket))
+
+    def combine(self, engine: EngineGroup, ticket: int) -> float:
+        """Makes this peer's part of the means. Returns contributions per value; 0: it owns none."""
+        own, rank, parts = self._lengths[self._rank], self._rank, self.parts
+        if not own:
+            return 0.0
+        packets, reference = packet_count(own, self._each), self._reference[self._mine]
+        came = {
+            peer: self._by_value(engine.arrived(ticket, peer, peer, packets), own)
+            for peer in range(len(parts))
+            if self._gives[peer] and peer != rank
+        }
+        came[rank] = np.ones(own, np.bool_)
+        found = {peer: self.gathered[peer * own : (peer + 1) * own] for peer in came}
+        moved = {peer: movement(found[peer], reference, came[peer]) for peer in came}
+        base = typical(moved[rank], [moved[peer] for peer in came if came[peer].any()])
+        total, weight = np.zeros(own, np.float32), np.zeros(own, np.float32)
+        for peer in sorted(came):
+            steps = max(1.0, parts[peer] / parts[rank])
+            most = self._most * max(base, moved[rank] * steps) if base else np.inf
+            if peer != rank and not moved[peer] <= min(most, np.finfo(np.float32).max):
+                self.refused.add(peer)
+                continue
+            np.add(total, np.float32(parts[peer]) * found[peer], out=total, where=came[peer])
+            weight += np.float32(parts[peer]) * came[peer]
+        self.means[self._mine] = total / weight
+        counted = [came[peer] for peer in came if peer not in self.refused]
+        return float(sum(np.count_nonzero(one) for one in counted)) / own
+
+    def _believed(self, engine: EngineGroup, ticket: int) -> NDArray[np.bool_]:
+        """Of which values a mean came that is believed."""
+        whole = np.ones(len(self.values), np.bool_)
+        moved = movement(self.values, self._reference, whole)
+        taken, ratios, came = ~whole, {}, {}
+        begin = 0
+        for owner, length in enumerate(self._lengths):
+            part = slice(begin, begin + length)
+            begin += length
+            if not length:
+                continue
+            came[owner] = part, np.ones(length, np.bool_)
+            if owner != self._rank:
+                packets = packet_count(length, self._each)
+                arrived = engine.arrived(ticket, len(self.parts) + owner, owner, packets)
+                came[owner] = part, self._by_value(arrived, length)
+            some = came[owner][1]
+            own = movement(self.values[part], self._reference[part], some)
+            ratios[owner] = movement(self.means[part], self._reference[part], some)
+            ratios[owner] /= max(own, moved) or 1.0
+        found = [ratios[owner] for owner, (_, some) in came.items() if some.any()]
+        base = typical(max(float(moved > 0), ratios.get(self._rank, 0.0)), found)
+        for owner, (part, some) in came.items():
+            if ratios[owner] <= (self._most * base if base else np.finfo(np.float32).max):
+                taken[part] = some
+            else:
+                self.refused.add(owner)
+        return taken
+
+    def _by_value(self, packets: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+        return np.repeat(packets, self._each)[:length]

@@ -33,13 +33,12 @@ from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
 
-from .bounded import BoundedRound
 from .client import DirectoryClient
 from .directory_list import Begin
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .endpoint import Endpoint, Endpoints, EndpointSettings
-from .means import MeanEncoding, Round
-from .nat_agent import KEEPALIVE_SECONDS, NatAgentCounts
+from .endpoint import Endpoint, Endpoints
+from .means import BoundedRound, MeanEncoding, MeanRound, Round
+from .nat_agent import KEEPALIVE_SECONDS
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
 from .protocol import (
@@ -56,15 +55,12 @@ from .protocol import (
 from .state import Snapshot
 from .state_transfer import TransferredState
 
-MTU: Final = 1500
-"""MTU of all swarms: peers may be anywhere."""
-ASK_SECONDS: Final = 2.0
-"""For the directory to say who is there, when no round has begun."""
+MTU: Final = 1500  # MTU of all swarms: peers may be anywhere
+ASK_SECONDS: Final = 2.0  # for the directory to say who is there, when no round has begun
 Choose: TypeAlias = Callable[[int], tuple[int, Floats]]
 """Chooses the values of a round by its number: which part of all they are, and the values."""
 NO_ROUND: Final = -1
-LEAST_SECONDS: Final = 1.0
-"""For the values of a group, however long it took to form."""
+LEAST_SECONDS: Final = 1.0  # for the values of a group, however long it took to form
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +102,12 @@ class RoundReport:
 
 
 class SwarmMember:
-    """A peer of a swarm, from when it has joined until ``close``.
-
-    ``directories``: (host, port) of each that may be asked. ``name``: this peer's; no two that live
-    have the same. ``secret``: the swarm's; None: all is in clear. ``own_directory``: the directory
-    listens on all of this machine's addresses, for others too. ``keepalive``: seconds between two
-    signs of life to the directory's UDP port and to each peer. ``rate``: Bytes/s of this peer's
-    link; 0: unknown. ``transport``: to directories that know no reflexive addresses; None: the
-    control transport. RendezvousError: no directory answers, or it refuses this peer. EngineError:
-    the socket can't be opened.
-    """
+    """A peer of a swarm, from when it has joined until ``close``. ``directories``: (host, port) of
+    each that may be asked. ``own_directory``: the directory listens on all of this machine's
+    addresses, for others too. ``keepalive``: seconds between two signs of life to the directory's
+    UDP port and to each peer. ``rate``: bytes/s of this peer's link; 0: unknown. ``transport``: to
+    directories that know no reflexive addresses; None: the control transport. RendezvousError: no
+    directory answers, or it refuses this peer. EngineError: the socket can't be opened."""
 
     def __init__(
         self,
@@ -134,25 +126,23 @@ class SwarmMember:
         self._options = self._delivery = options or Options(link="udp")
         self._rate = rate
         self._lock = threading.Lock()
-        self._rounds = threading.Lock()
-        """One round at a time."""
+        self._rounds = threading.Lock()  # one round at a time
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Group of the running round, and its members' incarnations."""
         self._unreachable: frozenset[str] = frozenset()
         """Incarnations of those that are in the round, and out of reach."""
         self._schema = ""
         self._max_norm = 0.0
-        self._said: Averages | None = None
-        """Averaged tensors, as accepted by the directory."""
+        self.said: Averages | None = None  # averaged tensors, as accepted by the directory
         self._offer = Offers(0)
         calls = self._lost, self._donate, self._came, self._on_members
-        self._client = DirectoryClient(
+        self.client = DirectoryClient(
             directories, name, transport or ZmqDirectoryTransport(secret), *calls, begin
         )
         self._endpoints: Endpoints | None = None
         self._file: PeerFile | None = None
         try:
-            joined = self._client.connect(timeout)
+            joined = self.client.connect(timeout)
             self.session = joined.session
             if self._options.status == "on":
                 self._file = PeerFile(self.session, name)
@@ -160,18 +150,18 @@ class SwarmMember:
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
             self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
-            self._means = MeanEncoding(self._options.encoding, self._payload)
-            settings = EndpointSettings(
-                self.session,
-                self.address,
-                self._payload,
-                secret,
-                self._options,
-                transport is None,
-                keepalive,
+            self.means = MeanEncoding(self._options.encoding, self._payload)
+            self._endpoints = Endpoints(
+                self.client,
+                session=self.session,
+                address=self.address,
+                payload_bytes=self._payload,
+                secret=secret,
+                options=self._options,
+                asks_reflexive=transport is None,
+                keepalive=keepalive,
             )
-            self._endpoints = Endpoints(settings, self._client)
-            self._endpoints.open(lambda: (self._client.joined or joined).number)
+            self._endpoints.open(lambda: (self.client.joined or joined).number)
         except BaseException:
             self.close()
             raise
@@ -194,11 +184,10 @@ class SwarmMember:
             self._endpoints.follow(joined.number)
 
     def close(self) -> None:
-        """Leaves the swarm; a round that is on ends. Idempotent."""
         if self._group is None and self._endpoint is not None:
             # Before others hear that this peer has gone: then they wait for no packet of it.
             self._endpoint.paths.flush()
-        self._client.close()
+        self.client.close()
         if self._file is not None:
             self._file.close()
         with self._lock:
@@ -215,30 +204,10 @@ class SwarmMember:
         for endpoint in endpoints:
             endpoint.paths.close()
 
-    @property
-    def directories(self) -> tuple[Address, ...]:
-        """Directory list of this peer."""
-        return self._client.directories
-
-    @property
-    def nat_counts(self) -> NatAgentCounts:
-        """Counts of out-of-band datagrams that changed nothing."""
-        return NatAgentCounts() if self._endpoint is None else self._endpoint.nat_agent.counts
-
-    @property
-    def malformed(self) -> int:
-        """Number of malformed messages of directories."""
-        return self._client.malformed
-
-    def names(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Ask for the names of all peers. OperationTimeout: the directory doesn't answer within
-        ``timeout`` seconds."""
-        return self._client.names(timeout)
-
     def serves(self, host: str, port: int) -> None:
         """This peer has a directory, for the time after the present one."""
-        self._client.say(Serves(host, port))
-        self._client.may_open((host, port), lambda: None)
+        self.client.say(Serves(host, port))
+        self.client.may_open((host, port), lambda: None)
 
     def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
         """This peer opens a directory if all others have gone. ``opens``: does it, called by a
@@ -246,15 +215,10 @@ class SwarmMember:
 
         def serves() -> None:
             opens()
-            self._client.say(Serves(host, port))
+            self.client.say(Serves(host, port))
 
-        self._client.may_open((host, port), serves)
-        self._client.say(Spare(host, port))
-
-    @property
-    def heard(self) -> tuple[tuple[str, int], ...]:
-        """Addresses at which directories are or were, as far as this peer has heard."""
-        return self._client.heard
+        self.client.may_open((host, port), serves)
+        self.client.say(Spare(host, port))
 
     def averages(
         self,
@@ -270,15 +234,12 @@ class SwarmMember:
     ) -> None:
         """Says what this peer averages, before its first round.
 
-        ``schema``: 16 to 64 hex digits, equal on all peers that average the same, and by the same
-        means. ``grid``: as in ``32x32``; "": it follows the number of peers. ``max_missing``: the
-        option of this name, unless the options have it, ``repair`` or ``fec``. ``wire``: the option
-        of this name, unless the options have it. ``settings``: what the schema is a digest of, to
-        name values that differ. ``draft``: :meth:`settle` says the rest before the first round.
-        ``max_norm``: as of :class:`.bounded.BoundedRound`; 0: all is believed. OptionError:
-        ``max_norm`` with packets of few bits. RendezvousError: others average something else, or by
-        another wire; the grid is too small. OperationTimeout: the directory doesn't answer within
-        ``timeout`` seconds.
+        ``schema``, ``grid`` and ``settings``: as of :class:`.protocol.Averages`. ``max_missing``
+        and ``wire``: the options of these names, unless the options have them. ``draft``:
+        :meth:`settle` says the rest before the first round. ``max_norm``: as of
+        :class:`.means.BoundedRound`; 0: all is believed. OptionError: ``max_norm`` with packets of
+        few bits. RendezvousError: others average something else, or by another wire; the grid is
+        too small. OperationTimeout: the directory doesn't answer within ``timeout`` seconds.
         """
         self.offers(None)  # of what it averaged before
         options = self._options
@@ -292,50 +253,44 @@ class SwarmMember:
         self._agree(
             Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
         )
-        self._means = MeanEncoding(options.encoding, self._payload)
+        self.means = MeanEncoding(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
         if max_missing is not None and not given:
             self._delivery = replace(options, max_missing=max_missing)
 
     def settle(self, schema: str, settings: str, target: int = 0, timeout: float = 10.0) -> None:
-        """Says all of what this peer averages, after a draft. ``target``: samples of all peers
-        after which a round begins; 0: whenever peers are ready. RendezvousError: others average
-        something else. OperationTimeout: the directory doesn't answer within ``timeout`` seconds.
-        """
-        said = self._said
-        if said is None:
-            raise RendezvousError(f"peer {self.number} hasn't said what it averages")
+        """Says all of what this peer averages, after a draft. ``target``: as of
+        :class:`.protocol.Averages`. Errors as of :meth:`averages`."""
+        said = self._has_said()
         wanted = replace(said, schema=schema, settings=settings, draft=0, peers=0, target=target)
         if wanted != said:
             self._agree(wanted, timeout)
 
+    def _has_said(self) -> Averages:
+        if self.said is None:
+            raise RendezvousError(f"peer {self.number} hasn't said what it averages")
+        return self.said
+
     def _agree(self, wanted: Averages, timeout: float) -> None:
-        self._client.averages(wanted, timeout)
-        self._said, self._schema = wanted, wanted.schema
+        self.client.averages(wanted, timeout)
+        self.said, self._schema = wanted, wanted.schema
         if self._endpoints is not None:
             self._endpoints.average(wanted.schema)
 
     @property
     def averages_now(self) -> bool:
-        """True if a thread is in a round, or waits for one."""
         return self._rounds.locked()
-
-    @property
-    def has_said(self) -> bool:
-        """True if it has said what it averages, or a draft of it."""
-        return self._said is not None
 
     def wait_for(self, peers: int, timeout: float) -> None:
         """Returns when so many peers average the same, this one included. RendezvousError: there
         are fewer after ``timeout`` seconds, or this one hasn't said what it averages.
         OperationTimeout: the directory doesn't answer."""
-        if self._said is None:
-            raise RendezvousError(f"peer {self.number} hasn't said what it averages")
+        wanted = replace(self._has_said(), peers=peers)
         try:
-            self._client.averages(replace(self._said, peers=peers), timeout)
+            self.client.averages(wanted, timeout)
         except OperationTimeout:
-            found = self.names(ASK_SECONDS)
+            found = self.client.names(ASK_SECONDS)
             raise RendezvousError(
                 f"peer {self.number}: after {timeout:g} s fewer than {peers} peers average the "
                 f"same; {len(found)} are there: {', '.join(found)}"
@@ -344,48 +299,26 @@ class SwarmMember:
     # ---- states ----
 
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
-        """Offer this peer's state to newcomers from now on. ``state``: makes the state: called by a
-        thread of this peer, whenever a joiner asks. None: nothing any more."""
+        """Offer this peer's state to newcomers from now on. ``state``: makes it, on a thread of
+        this peer, whenever a joiner asks; None: nothing any more."""
         if self._endpoints is not None and self._endpoints.offer(state):
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
-        """Says how far this peer is. ``samples``: of the swarm, as of this peer's latest round or
-        the state that it has taken. ``claims``: its state comes from a checkpoint: if it is the
-        newest, others are to take it."""
         self._say_offer(Offers(self._offer.has, samples, since, int(claims)))
-
-    @property
-    def memory(self) -> dict[int, Floats]:
-        """What rounding has taken from this peer's values and isn't made up for, of each part."""
-        return self._means.memory
-
-    @property
-    def is_due(self) -> bool:
-        """True if a round is due by the samples of all peers."""
-        return self._client.due
-
-    @property
-    def peers(self) -> int:
-        """Number of peers, as the directory has said last."""
-        return self._client.peers
 
     def _say_offer(self, offer: Offers) -> None:
         self._offer = offer
-        self._client.say(offer)
+        self.client.say(offer)
 
     def fetch_state(
         self, own: Snapshot | None, donors: int, most: int, timeout: float = 10.0
     ) -> TransferredState | None:
-        """Takes the state of others.
-
-        ``own``: what this peer has already; None: nothing. Returns the state; None: nobody has one,
-        or none that is newer than ``own``. OperationTimeout: the directory doesn't answer, or the
-        state doesn't come in time. LossyError: no donor has all of the state, or none is there any
-        more.
-        """
+        """Take the state of others; None: nobody has one that is newer than ``own``.
+        OperationTimeout: the directory doesn't answer, or the state doesn't come in time.
+        LossyError: no donor has all of it, or none is there any more."""
         begin = time.monotonic()
-        transfers = self._client.transfers(donors, timeout)
+        transfers = self.client.transfers(donors, timeout)
         endpoint = self._endpoint
         if endpoint is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
@@ -412,32 +345,31 @@ class SwarmMember:
         what keeps this peer from taking part at all is an error.
 
         ``values``: shape (n,), n the same on all peers; or chosen when the round's number is known.
-        ``weight``: what this peer's values count,
-        0 to 1e6. ``timeout``: seconds for the whole of it. ``reference``: where the round before
-        ended, with ``max_norm``; None: at 0. OperationTimeout: no group forms within ``timeout``.
-        RendezvousError: the directory refuses this peer.
+        ``weight``: what this peer's values count, 0 to 1e6. ``reference``: where the round before
+        ended, with ``max_norm``; None: at 0. OperationTimeout: no group forms within ``timeout``
+        seconds. RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
             if self._endpoints is not None:
                 self._endpoints.close_former()
             try:
                 if self._file is not None:
-                    self._file.waits(self.peers)
+                    self._file.waits(self.client.peers)
                 group, waited = self._group_of(weight, timeout)
                 left = max(LEAST_SECONDS, timeout - waited)
-                self._means.part = 0
+                self.means.part = 0
                 if callable(values):
-                    self._means.part, values = values(group.round)
+                    self.means.part, values = values(group.round)
                 if reference is None and self._max_norm:
                     reference = np.zeros_like(values)
                 return self.show(self._average(values, group, waited, left, reference))
             finally:
-                self._client.round_over()
+                self.client.round_over()
 
     def show(self, report: RoundReport) -> RoundReport:
         """Has `lossycoll status` show what a round did; returns it."""
         if self._file is not None:
-            self._file.averaged(self.peers, self.number, asdict(report))
+            self._file.averaged(self.client.peers, self.number, asdict(report))
         return report
 
     def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
@@ -446,7 +378,7 @@ class SwarmMember:
         if self._endpoint is not None:
             self._endpoint.paths.close_over()
         try:
-            group = self._client.next_group(weight, timeout)
+            group = self.client.next_group(weight, timeout)
         except OperationTimeout as error:
             raise self._why_none(error, timeout) from None
         return group, time.monotonic() - begin
@@ -454,7 +386,7 @@ class SwarmMember:
     def _why_none(self, error: OperationTimeout, timeout: float) -> OperationTimeout:
         """Why no round has begun. The directory may well have answered."""
         try:
-            others = self.names(ASK_SECONDS)
+            others = self.client.names(ASK_SECONDS)
         except LossyError:
             return error
         return OperationTimeout(
@@ -486,8 +418,9 @@ class SwarmMember:
             contributions, failure = 0.0, "no peer of the round has a weight above 0"
         elif len(numbers) > 1 and len(values):
             try:
-                found = self._exchange(paths, group, values, timeout, reference)
-                contributions, kept, refused = found
+                one = self._exchange(paths, group, values, timeout, reference)
+                contributions, kept = one.contributions or 1.0, one.kept
+                refused = tuple(numbers[other] for other in sorted(one.refused))
             except LossyError as error:
                 failure = str(error)
         missing = tuple(
@@ -517,20 +450,18 @@ class SwarmMember:
         values: Floats,
         timeout: float,
         reference: Floats | None,
-    ) -> tuple[float, float, tuple[int, ...]]:
-        """Returns contributions per value, the share of values that stayed, and numbers of members
-        that weren't believed."""
+    ) -> Round:
         members, world = group.members, len(group.members)
         numbers = [member.number for member in members]
         if paths.number not in numbers:
             raise EngineError(f"peer {paths.number}: not in the group that it was told of")
         rank = numbers.index(paths.number)
         paths.forget_gone()
-        one: Round | BoundedRound
+        one: Round
         if reference is None:
-            one = Round(self._means, members, rank, values)
+            one = MeanRound(self.means, members, rank, values)
         else:
-            how = reference, self._max_norm, self._means.per_packet
+            how = reference, self._max_norm, self.means.per_packet
             one = BoundedRound(members, rank, values, *how)
         engine = self._engine_of(paths, group.number, members, rank)
         places = [place_text(member.host, member.port) for member in members]
@@ -541,27 +472,18 @@ class SwarmMember:
             ticket = engine.submit(Encoded.of(plan), call)
             return ticket, outcome(engine, ticket, where).contributions_mean
 
-        refused: tuple[int, ...] = ()
         try:
-            if isinstance(one, BoundedRound):
-                ticket, _ = run(one.collect, one.values, one.gathered)
-                contributions = one.combine(engine, ticket)
-                ticket, _ = run(one.spread, one.means, one.means)
-                kept = one.take(engine, ticket, values)
-                refused = tuple(numbers[other] for other in sorted(one.refused))
-            else:
-                ticket, contributions = run(one.plan, one.buffer, one.buffer)
-                kept = one.take(engine, ticket, values)
+            one.exchange(engine, run, values)
         finally:
             with self._lock:
                 self._group = None
             paths.keep(engine, one.buffer, members)
-        return contributions or 1.0, kept, refused
+        return one
 
     def _call(
         self, plan: Plan, parts: Sequence[float], source: Floats, target: Floats, timeout: float
     ) -> EngineCall:
-        means = self._means
+        means = self.means
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
         return EngineCall(
             input=source.ctypes.data,

@@ -10,8 +10,8 @@ import secrets
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import ClosedError
@@ -19,39 +19,24 @@ from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.engine.out_of_band import OutOfBand
 
 from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
-from .ice_agent import IceAgent, IceAgentCounts, Route, Sends
+from .ice_agent import IceAgent, Route, Sends
 from .protocol import Member
 
 KEEPALIVE_SECONDS: Final = 15.0
 """Between two keepalives to the directory and to each peer, so that NAT mappings stay. Many are
 kept for 30 s, and should be for two minutes (RFC 4787, section 4.3)."""
-ROUTE_SECONDS: Final = 2.5
-"""For which a route to a peer is looked for."""
-REFLEXIVE_SECONDS: Final = 1.0
-"""For which the directory's first answer is waited for."""
+ROUTE_SECONDS: Final = 2.5  # for which a route to a peer is looked for
+REFLEXIVE_SECONDS: Final = 1.0  # for which the directory's first answer is waited for
 ASK_AGAIN: Final = 0.1
-ASKS: Final = 8
-"""Times that it is asked at such intervals, until the next sign of life."""
-
-
-@dataclass(slots=True)
-class NatAgentCounts(IceAgentCounts):
-    """Counts of datagrams that changed nothing. ``forged``: nobody of this swarm has made it;
-    ``malformed``: no message; ``dropped``: too long, or more than was taken."""
-
-    forged: int = 0
-    malformed: int = 0
-    dropped: int = 0
+ASKS: Final = 8  # times that it is asked at such intervals, until the next sign of life
 
 
 class NatAgent:
-    """NAT agent of one peer, until ``close``. Any thread may call.
-
-    ``out_of_band``: of its engine, which has been started. ``directory``: address of the present
-    directory; None: none knows reflexive addresses. ``on_reflexive``: called by the thread with a
-    new reflexive address, and whether the same directory saw another one before. ``keepalive``:
-    seconds between two signs of life.
-    """
+    """NAT agent of one peer, until ``close``. Any thread may call. ``out_of_band``: of its engine,
+    which has been started. ``directory``: address of the present directory; None: none knows
+    reflexive addresses. ``on_reflexive``: called by the thread with a new reflexive address, and
+    whether the same directory saw another one before. ``keepalive``: seconds between two signs of
+    life."""
 
     def __init__(
         self,
@@ -69,7 +54,6 @@ class NatAgent:
         self._on_reflexive = on_reflexive
         self._keepalive = keepalive
         self._ice = IceAgent(number, time.monotonic, keepalive)
-        self._counts = NatAgentCounts()
         self._asked: tuple[bytes, Address] = NOTHING, ("", 0)
         """The latest question to a directory: nonce, and which."""
         self._asks_left = ASKS
@@ -118,13 +102,11 @@ class NatAgent:
             return found()
 
     def give_up(self, incarnation: str) -> None:
-        """Stop looking for a route to a peer that has gone."""
         with self._changed:
             self._ice.give_up(incarnation)
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:
-        """A peer has gone."""
         with self._changed:
             self._ice.forget(number)
 
@@ -135,13 +117,11 @@ class NatAgent:
             self._nudge()
 
     @property
-    def counts(self) -> NatAgentCounts:
-        """Counts of datagrams that changed nothing."""
+    def counts(self) -> Counter[str]:
+        """Datagrams that changed nothing, by why: those of :class:`IceAgent`; forged: nobody of
+        this swarm has made it; malformed: no message; dropped: too long, or more than was taken."""
         with self._changed:
-            found, own = self._ice.counts, self._counts
-            return NatAgentCounts(
-                found.foreign, found.stale, own.forged, own.malformed, self._out_of_band.dropped
-            )
+            return self._ice.counts + Counter(dropped=self._out_of_band.dropped)
 
     def close(self) -> None:
         """End the thread; callers that look for routes get ClosedError. Idempotent."""
@@ -207,11 +187,8 @@ class NatAgent:
     def _take(self, source: Address, data: bytes) -> None:
         try:
             message = unpack(data, self._key)
-        except Forged:
-            self._counts.forged += 1
-            return
-        except Malformed:
-            self._counts.malformed += 1
+        except Malformed as error:
+            self._ice.counts["forged" if isinstance(error, Forged) else "malformed"] += 1
             return
         if message.sender == DIRECTORY:
             self._reflexive_received(message)
@@ -225,7 +202,7 @@ class NatAgent:
             nonce, place = self._asked
             fits = message.kind == Kind.ANSWER and message.receiver == self._number
             if not fits or message.reflexive is None or message.echo != nonce or nonce == NOTHING:
-                self._ice.counts.stale += 1
+                self._ice.counts["stale"] += 1
                 return
             self._asked = NOTHING, place
             self._asks_left, self._asks_at = 1, time.monotonic() + self._keepalive

@@ -21,12 +21,9 @@ from .directory import LEASE, Directory
 from .directory_transport import TransportConnection
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
-ASK_SECONDS: Final = 5.0
-"""Between two times that others are asked, give or take a quarter."""
-BOUND_SECONDS: Final = 15.0
-"""For which a directory that takes another's peers doesn't yield."""
-HOLD_SECONDS: Final = 10.0
-"""For which those may come back that were told to turn to another."""
+ASK_SECONDS: Final = 5.0  # between two times that others are asked, give or take a quarter
+BOUND_SECONDS: Final = 15.0  # for which a directory that takes another's peers doesn't yield
+HOLD_SECONDS: Final = 10.0  # for which those may come back that were told to turn to another
 PATIENCE_SECONDS: Final = 60.0
 MOST_PATIENCE: Final = 600.0
 """For which a directory doesn't yield again when some have come back; twice as long each time."""
@@ -70,12 +67,9 @@ class PartitionMerge:
         self._redirect_to: tuple[Address, str, float] | None = None
         """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
         it was heard of."""
-        self._to: Address | None = None
-        """Directory that this one has yielded to."""
-        self._told: frozenset[str] = frozenset()
-        """Names of those that were told so."""
-        self._left = 0.0
-        """When one of them has last been here that hadn't gone yet."""
+        self._to: Address | None = None  # directory that this one has yielded to
+        self._told: frozenset[str] = frozenset()  # names of those that were told so
+        self._left = 0.0  # when one of them has last been here that hadn't gone yet
 
     # ---- whom to ask ----
 
@@ -119,7 +113,6 @@ class PartitionMerge:
     # ---- questions and answers ----
 
     def status(self, own: Address, takes: bool = False) -> DirectoryStatus:
-        """Status of this directory now."""
         directory = self._directory
         peers = [one for one in directory.peers.values() if not one.told]
         since = self._clock() - HEARD_SECONDS
@@ -232,7 +225,6 @@ class DirectoryProbe:
         return own.partition("%")[0] or self._host, self._port
 
     def asks(self, peer: Peer) -> bool:
-        """True if a connection is a question's."""
         return peer in self._queries
 
     def wakes(self) -> float:

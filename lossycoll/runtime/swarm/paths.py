@@ -24,12 +24,9 @@ from .nat_agent import NatAgent
 from .protocol import MOST_PEERS, Member
 
 MOST_GONE: Final = 4 * MOST_PEERS
-LINGER_SECONDS: Final = 5.0
-"""Time that packets of an ended round stay available to the others."""
-MOST_OVER: Final = 8
-"""Rounds of which such packets are there."""
-FLUSH_SECONDS: Final = 1.0
-"""The same of the last round, before this peer leaves."""
+LINGER_SECONDS: Final = 5.0  # time that packets of an ended round stay available to the others
+MOST_OVER: Final = 8  # rounds of which such packets are there
+FLUSH_SECONDS: Final = 1.0  # the same of the last round, before this peer leaves
 Floats: TypeAlias = NDArray[np.float32]
 
 
@@ -44,7 +41,6 @@ class _Over:
 
     @property
     def lingers(self) -> bool:
-        """True if others may still ask."""
         try:
             return self.engine.lingering()[0] > 0
         except ClosedError:
@@ -52,14 +48,10 @@ class _Over:
 
 
 class Paths:
-    """Paths of an engine whose peers come and go. Any thread may call.
-
-    The engine lets go of a peer only when no group has it as a member: groups of rounds that are
-    over, and of transfers, are closed for that.
-
-    ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the incarnations of
-    those to whom there is none.
-    """
+    """Paths of an engine whose peers come and go. Any thread may call. The engine lets go of a peer
+    only when no group has it as a member: groups of rounds that are over, and of transfers, are
+    closed for that. ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the
+    incarnations of those to whom there is none."""
 
     def __init__(
         self,
@@ -83,8 +75,7 @@ class Paths:
         """Incarnation of each peer, and the salt of its route."""
         self._over: list[_Over] = []
         self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
-        self._gone: dict[str, None] = {}
-        """Incarnations that are over, the latest last."""
+        self._gone: dict[str, None] = {}  # incarnations that are over, the latest last
 
     def admit(self, member: Member, own: str) -> None:
         """Makes a peer known to the engine, unless it is already. EngineError: there is no route to
@@ -148,7 +139,6 @@ class Paths:
                 self._gone.pop(incarnation, None)
 
     def has_gone(self, incarnation: str) -> bool:
-        """True if a peer was said to be lost."""
         with self._lock:
             return incarnation in self._gone
 
@@ -190,7 +180,6 @@ class Paths:
             return engine
 
     def end_transfer(self, engine: EngineGroup) -> None:
-        """Closes the group of a transfer. Idempotent."""
         with self._lock:
             self._transfers.pop(engine, None)
             engine.close()
@@ -226,7 +215,6 @@ class Paths:
             time.sleep(0.002)
 
     def end_transfers(self) -> None:
-        """End all state transfers."""
         self._end_transfers(lambda member: True)
 
     def _end_transfers(self, has_gone: Callable[[Member], bool]) -> None:

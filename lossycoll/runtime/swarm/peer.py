@@ -8,16 +8,14 @@ from typing import Final
 
 from .protocol import Averages, Here, Member
 
-KNOWN: Final = 16
-"""Rounds that it is learnt from how long peers take."""
+KNOWN: Final = 16  # rounds that it is learnt from how long peers take
 
 
 class Rounds:
     """Counts of a directory's peers by their next round: nobody has to ask each of them."""
 
     def __init__(self) -> None:
-        self._peers: Counter[int] = Counter()
-        """Number of peers with each next round."""
+        self._peers: Counter[int] = Counter()  # number of peers with each next round
 
     def move(self, before: int | None, after: int | None) -> None:
         """A peer has another round next; None: it isn't here, before or from then on."""
@@ -41,45 +39,31 @@ class Rounds:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """Directory state of one peer."""
-
     number: int
     name: str
     incarnation: str
-    rounds: Rounds
-    """Round counts of its directory."""
+    rounds: Rounds  # round counts of its directory
     seen: float
-    came: int
-    """Number of peers that came before it."""
+    came: int  # number of peers that came before it
     cell: int = -1
-    said: Averages | None = None
-    """Tensors that it averages, or a draft."""
-    schema: str = ""
-    """Schema of its tensors; "": not all are announced."""
+    said: Averages | None = None  # tensors that it averages, or a draft
+    schema: str = ""  # schema of its tensors; "": not all are announced
     wire: str = "same"
     rate: int = 0
     serves: tuple[str, int] | None = None
     """Address of its own directory, for the time after this one."""
     spare: tuple[str, int] | None = None
     """Address of a directory that it opens if all others have gone."""
-    told: bool = False
-    """It is to turn to another directory: no round begins with it here."""
+    told: bool = False  # it is to turn to another directory: no round begins with it here
     place: Here | None = None
-    weight: float | None = None
-    """Weight of its ready tensors; None: none are ready."""
+    weight: float | None = None  # weight of its ready tensors; None: none are ready
     ready_at: float = 0.0
-    began: float = 0.0
-    """When its latest round began, or it said what it averages."""
-    samples: int = 0
-    """That the swarm had had when its latest round began, or as its state says."""
-    since: int = 0
-    """Its own samples since then."""
-    due: bool = False
-    """It has heard that a round is due by samples, and hasn't been in one since."""
-    came_back: bool = False
-    """It has had a connection to a directory before: its state is no news."""
-    behind: int = 0
-    """Samples of another peer's state that it is to take; 0: none."""
+    began: float = 0.0  # when its latest round began, or it said what it averages
+    samples: int = 0  # that the swarm had had when its latest round began, or as its state says
+    since: int = 0  # its own samples since then
+    due: bool = False  # it has heard that a round is due by samples, and hasn't been in one since
+    came_back: bool = False  # it has had a connection to a directory before: its state is no news
+    behind: int = 0  # samples of another peer's state that it is to take; 0: none
     took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
     """Seconds from the begin of a round until it was ready for the next."""
     came_late: bool = False
@@ -87,8 +71,7 @@ class Peer:
     skipped: bool = False
     """Nobody waits for it until it is ready: a round has begun without it, or it came after the
     first one and hasn't said what it averages."""
-    group: tuple[int, ...] = ()
-    """Numbers of its latest group's members."""
+    group: tuple[int, ...] = ()  # numbers of its latest group's members
     partners: set[int] = field(default_factory=set)
     """Numbers of the other ends of its state transfers."""
     _round: int | None = field(init=False, default=None)
@@ -104,7 +87,6 @@ class Peer:
         self._round = number
 
     def go(self) -> None:
-        """Remove the peer from the counts."""
         self.rounds.move(self._round, None)
         self._round = None
 
@@ -115,7 +97,6 @@ class Peer:
 
     @property
     def member(self) -> Member:
-        """Description of this peer for others."""
         assert self.place is not None
         weight, place = self.weight or 0.0, self.place
         return Member(

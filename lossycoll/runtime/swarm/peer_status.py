@@ -19,8 +19,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.world.job_status import ALIVE, DEAD
 
 MOST_BYTES: Final = 1 << 16
-KEPT_SECONDS: Final = 60.0
-"""Time that a dead peer's file is kept."""
+KEPT_SECONDS: Final = 60.0  # time that a dead peer's file is kept
 SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""
@@ -68,7 +67,6 @@ class PeerFile:
             new.replace(self._path)
 
     def close(self) -> None:
-        """The peer has left."""
         if self._path is not None and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
@@ -76,10 +74,7 @@ class PeerFile:
 
 def swarms() -> list[dict[str, Any]]:
     """The swarms of which this user has peers on this machine (docs/status-reference.md).
-
-    Raises:
-        UnsafeFolder: The folder isn't this user's alone.
-    """
+    UnsafeFolder: the folder isn't this user's alone."""
     where = status_page.folder()
     try:
         status_page.check_folder(where)

@@ -13,8 +13,7 @@ from .peer import Peer
 from .protocol import MOST_MEMBERS
 
 MOST_CELLS: Final = 1 << 16
-DRAWS: Final = 16
-"""Draws of a newcomer's cell before it gets the next free one."""
+DRAWS: Final = 16  # draws of a newcomer's cell before it gets the next free one
 
 
 class GridRow(NamedTuple):
@@ -55,7 +54,6 @@ class Placement:
         return ""
 
     def placed(self) -> list[Peer]:
-        """Return the peers that have a cell."""
         return list(self._at.values())
 
     def come(self, peer: Peer, draw: Callable[[int], int]) -> bool:
@@ -102,7 +100,6 @@ class Placement:
             peer.cell = cell
 
     def clear(self) -> None:
-        """Nobody has a cell any more."""
         for peer in self._at.values():
             peer.cell = -1
         self._at = {}
@@ -116,11 +113,9 @@ class Placement:
             self._at[peer.cell] = peer
 
     def row_of(self, cell: int, axis: int) -> GridRow:
-        """Return the row along an axis through a cell."""
         return GridRow(axis, self.grid.first(cell, axis))
 
     def rows_of(self, cell: int) -> list[GridRow]:
-        """Return all rows through a cell."""
         return [self.row_of(cell, axis) for axis in range(len(self.grid.shape))]
 
     def on(self, row: GridRow) -> list[Peer]:

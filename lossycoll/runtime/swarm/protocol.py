@@ -1,11 +1,11 @@
-"""Messages of peers and directories of a swarm, by the schema of runtime/control.
-
-docs/swarm-messages.md has the table.
-"""
+"""Messages of peers and directories of a swarm, by the schema of runtime/control
+(docs/swarm-messages.md has the table), and the settings that peers of a round must agree on."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
@@ -23,20 +23,18 @@ from lossycoll.runtime.control.schema import (
 )
 
 VERSION: Final = 9
-MOST_PEERS: Final = 4096
-"""Peers that a swarm has room for: numbers are below it."""
-MOST_MEMBERS: Final = 128
-"""Most members of a group."""
+MOST_PEERS: Final = 4096  # peers that a swarm has room for: numbers are below it
+MOST_MEMBERS: Final = 128  # most members of a group
 MOST_NAMES: Final = 1024
 """In one message: whatever they are, it is no longer than a connection takes."""
-START: Final = 16
-"""Leading digits of an incarnation, equal for all connections of a process."""
+START: Final = 16  # leading digits of an incarnation, equal for all connections of a process
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
 MOST_DIRECTORIES: Final = 16
-MOST_OTHERS: Final = 2
-"""Further addresses of a peer."""
+MOST_OTHERS: Final = 2  # further addresses of a peer
 MOST_EPOCH: Final = 1 << 40
+AVERAGE: Final = "average"  # a setting, and its value where no training says what the values are
+TENSORS: Final = "tensors"
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 SILENT, LATE_AGAIN, ELSEWHERE, OUT_OF_REACH, OLDER = range(5)
 WHY_ABSENT: Final = (
@@ -384,3 +382,41 @@ Message: TypeAlias = (
 
 SWARM: Final[Schema[Message]] = Schema(Message)
 pack, unpack = SWARM.pack, SWARM.unpack
+
+
+def text_of(settings: Mapping[str, object]) -> str:
+    """Settings as a message carries them. ``settings``: names and values, none of which has a comma
+    or an equals sign."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+
+
+def digest_of(settings: str) -> str:
+    return hashlib.sha256(settings.encode()).hexdigest()[:32]
+
+
+def difference(own: Averages, other: Averages) -> str:
+    """Values in which a peer differs from another, so that they can't be in one round.
+
+    Of a draft only what both have said is compared. A peer that averages tensors by itself may
+    begin a training later, so its settings may lack those of one.
+
+    Returns as in ``every=5, wanted 10``; "": none.
+    """
+    mine, theirs = _items(own.settings), _items(other.settings)
+    is_partial = own.draft or other.draft or TENSORS in (mine.get(AVERAGE), theirs.get(AVERAGE))
+    names = mine.keys() & theirs.keys() if is_partial else mine.keys() | theirs.keys()
+    if is_partial:
+        names -= {AVERAGE}
+    differ = [
+        f"{name}={mine.get(name, 'not set')}, wanted {theirs.get(name, 'not set')}"
+        for name in sorted(names)
+        if mine.get(name) != theirs.get(name)
+    ]
+    if not differ and not is_partial and own.schema != other.schema:
+        differ = [f"schema {own.schema}, wanted {other.schema}"]
+    return "; ".join(differ)
+
+
+def _items(settings: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in settings.split(", ") if item]
+    return {name: value for name, _, value in pairs}

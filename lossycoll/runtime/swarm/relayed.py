@@ -35,7 +35,6 @@ class Sealing:
 
     @property
     def is_ready(self) -> bool:
-        """True if the other end's nonce is there."""
         return self._keys is not None
 
     def accept_nonce(self, nonce: bytes) -> bool:
@@ -66,12 +65,9 @@ class Sealing:
 
 class RelayedConnection:
     """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
-    what comes.
-
-    ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES`` that both ends
-    have; None: all is in clear. ``counts``: of what came and isn't believed, by why. ``connects``:
-    this end has made the connection.
-    """
+    what comes. ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES``
+    that both ends have; None: all is in clear. ``counts``: of what came and isn't believed, by why.
+    ``connects``: this end has made the connection."""
 
     reached = True
 
@@ -88,12 +84,10 @@ class RelayedConnection:
         self._counts = counts
         self._sealing = None if key is None else Sealing(key, connects=connects)
         self._said = False
-        self._waiting: list[bytes] = []
-        """Messages to send once the other end's nonce has come."""
+        self._waiting: list[bytes] = []  # messages to send once the other end's nonce has come
         self._came: deque[bytes] = deque()
 
     def put(self, frame: bytes) -> None:
-        """A frame has come."""
         if len(self._came) >= MOST_WAITING:
             self.broken = "what came isn't read"
         elif len(frame) > LONGEST + aead.TAG_BYTES:
@@ -102,7 +96,6 @@ class RelayedConnection:
             self._came.append(frame)
 
     def read(self) -> list[bytes]:
-        """The messages that have come."""
         found = []
         while self._came:
             text = self._opened(self._came.popleft())
@@ -127,7 +120,6 @@ class RelayedConnection:
         return None
 
     def write(self, body: bytes) -> None:
-        """Sends a message."""
         if self._sealing is None:
             self._give(body)
             return

@@ -1,47 +1,61 @@
-"""A directory that listens: one thread, and a transport that has all its connections."""
+"""A directory that listens: one thread, a transport that has all its connections, and a UDP port
+that tells peers their reflexive addresses as STUN does."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import socket
+import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
-from lossycoll.runtime.control.schema import Address
+from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .connectivity import key_of
+from .connectivity import (
+    CONNECTIVITY_BYTES,
+    DIRECTORY,
+    ConnectivityMessage,
+    Forged,
+    Kind,
+    key_of,
+    pack,
+    unpack,
+)
 from .directory import GROUP_SIZE, PATIENCE, Directory
 from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
 from .partition_merge import DirectoryProbe, PartitionMerge
-from .ports import Ports, bound_to, more_descriptors
 from .protocol import MOST_PEERS, Redirect
-from .reflexive_address import ReflexiveAddressCounts, ReflexiveAddressServer
-from .service import NOBODY, STRANGERS, DirectoryService, MergeContext, Owner, PeerSession
+from .service import NOBODY, STRANGERS, DirectoryService, Owner, PeerSession
 
-SPARE_DESCRIPTORS: Final = 8
-"""Fewer than these are left: the process is short of them."""
+SPARE_DESCRIPTORS: Final = 8  # fewer than these are left: the process is short of them
 AT_ONCE: Final = 2 * MOST_PEERS
 """Events that are taken before groups are formed: whoever has said that it is ready isn't late."""
 log: Final = logging.getLogger("lossycoll")
+TRIES: Final = 16  # to find a port that is free in TCP and UDP, where any will do
+RATE: Final = 500.0  # answers per second at most, in the long run: a full swarm asks for 273;
+BURST: Final = float(MOST_PEERS)  # and at once: all peers may come together
+TAKEN_AT_ONCE: Final = 64
+"""Datagrams that are looked at before the directory turns to its peers again."""
+IP_PKTINFO: Final = 8
+_INFO: Final = struct.Struct("@i4s4s")
 
 
 class DirectoryServer:
-    """Serves from when it is made until ``close``.
-
-    ``host``: the numeric address that it listens on. ``port``: 0: any. ``secret``: what peers must
-    have; None: all is in clear. ``session``: as for :class:`Directory`. One that stands by takes
-    over its peers. ``owner``: None: it is nobody's. ``bound``: sockets that have the address
-    already, which are the server's from then on; None: it makes them. RendezvousError: the port is
-    taken, or the address isn't this machine's.
-    """
+    """Serves from when it is made until ``close``. ``host``: the numeric address that it listens
+    on. ``port``: 0: any. ``secret``: what peers must have; None: all is in clear. ``session``: as
+    for :class:`Directory`. One that stands by takes over its peers. ``owner``: None: it is
+    nobody's. ``bound``: sockets that have the address already, which are the server's from then on;
+    None: it makes them. RendezvousError: the port is taken, or the address isn't this machine's."""
 
     def __init__(
         self,
@@ -60,8 +74,7 @@ class DirectoryServer:
         self._directory = Directory(
             time.monotonic, shape=shape, most=most, patience=patience, session=session
         )
-        self._connectivity_key = "", b""
-        """Session of the key, and the key."""
+        self._connectivity_key = "", b""  # session of the key, and the key
         ports = bound or bound_to(host, port)
         try:
             # For whoever listens here next, while connections of this one are on their way out.
@@ -75,8 +88,8 @@ class DirectoryServer:
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         self.port: int = ports.port
         self._transport.listen(ports.tcp)
-        self._reflexive = ReflexiveAddressServer(ports.udp, self._key)
-        self._transport.watch(self._reflexive.fileno())
+        self.reflexive = ReflexiveAddressServer(ports.udp, self._key)
+        self._transport.watch(self.reflexive.fileno())
         self._owner = owner or NOBODY
         if self._owner.standby and session:
             self._directory.adopt(session)
@@ -84,18 +97,17 @@ class DirectoryServer:
         self._service = DirectoryService(
             self._directory,
             self._drop,
-            merge_context=MergeContext(self._merge, self._owner, self._place),
+            owner=self._owner,
+            merge=self._merge,
+            place=self._place,
         )
         self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False
         self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
         self._stop = False
-        self._leaves = False
-        """Its owner is about to leave."""
-        self._is_free = threading.Event()
-        """And nobody needs the directory."""
-        self._has_served_on = False
-        """Somebody did."""
+        self._leaves = False  # its owner is about to leave
+        self._is_free = threading.Event()  # and nobody needs the directory
+        self._has_served_on = False  # somebody did
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
 
@@ -109,13 +121,7 @@ class DirectoryServer:
 
     @property
     def counts(self) -> Counter[str]:
-        """Counts of malformed messages."""
         return self._service.counts
-
-    @property
-    def reflexive_counts(self) -> ReflexiveAddressCounts:
-        """Counts of datagrams at the UDP port."""
-        return self._reflexive.counts
 
     def serve_on(self, seconds: float) -> None:
         """Returns when peers have had the rounds that the owner has had, ``seconds`` later at
@@ -127,7 +133,6 @@ class DirectoryServer:
         self._is_free.wait(seconds)
 
     def close(self) -> None:
-        """Ends the thread and all connections. Idempotent."""
         if self._stop:
             return
         self._stop = True
@@ -144,8 +149,8 @@ class DirectoryServer:
                 self._turn()
         finally:
             self._is_free.set()
-            self._transport.unwatch(self._reflexive.fileno())
-            self._reflexive.close()
+            self._transport.unwatch(self.reflexive.fileno())
+            self.reflexive.close()
             if not self._stop:  # by an error, which peers are to hear of
                 self._transport.close()
 
@@ -177,7 +182,7 @@ class DirectoryServer:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
-            self._reflexive.serve()
+            self.reflexive.serve()
         elif self._probe.asks(event.peer):
             if self._probe.serve(event):
                 self._redirect_peers()
@@ -227,3 +232,158 @@ def _most_strangers() -> int:
     """Their descriptors leave those of peers."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return STRANGERS if hard == resource.RLIM_INFINITY else min(STRANGERS, hard // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Sockets that have the address, and don't block. ``tcp`` doesn't listen yet: who connects is
+    refused."""
+
+    tcp: socket.socket
+    udp: socket.socket
+
+    @property
+    def port(self) -> int:
+        return int(self.tcp.getsockname()[1])
+
+    def close(self) -> None:
+        self.tcp.close()
+        self.udp.close()
+
+
+def bound_to(host: str, port: int) -> Ports:
+    """Takes a port, for as long as its sockets aren't closed. ``host``: a numeric address of this
+    machine. ``port``: 0: any that is free in TCP and UDP. RendezvousError: the port is taken, or
+    the address isn't this machine's."""
+    for turn in range(TRIES):
+        try:
+            tcp = _bound(host, port, socket.SOCK_STREAM)
+        except OSError as error:
+            raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
+        number = tcp.getsockname()[1]
+        try:
+            return Ports(tcp, _bound(host, number, socket.SOCK_DGRAM))
+        except OSError as error:
+            tcp.close()
+            if port or turn == TRIES - 1:
+                raise RendezvousError(
+                    f"no directory at {host}:{number}: its UDP port: {error.strerror}; peers ask "
+                    f"there for their reflexive addresses, so it needs the port in TCP and UDP"
+                ) from error
+    raise AssertionError
+
+
+def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+    try:
+        # Where any will do, two might be given the same, as long as none listens.
+        if port and kind == socket.SOCK_STREAM:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    made.setblocking(False)
+    return made
+
+
+def more_descriptors() -> bool:
+    """This process has none left: it takes as many as it may have. Not before, since whatever else
+    runs in it may not expect descriptors beyond 1,023. Returns whether there are more now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return False
+    log.info("directory: up to %d descriptors, in place of %d", hard, soft)
+    return True
+
+
+class ReflexiveAddressServer:
+    """STUN-like server beside a listener of TCP, on the same address and port. ``bound``: a socket
+    that has the address; the server's from then on. ``key``: authenticates the swarm's connectivity
+    messages, at present."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        key: Callable[[], bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._key = key
+        self._clock = clock
+        self._credit, self._credited = BURST, clock()
+        self.counts: Counter[str] = Counter()
+        """Datagrams, by what became of them: answered, forged, malformed, over_rate, unsent."""
+        self._socket = bound
+        # An answer has to leave from the address that was asked, of several that the host may have.
+        with contextlib.suppress(OSError):
+            if bound.family == socket.AF_INET:
+                self._socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            else:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def serve(self) -> None:
+        """Answers what has come. An answer is as long as its question."""
+        for _ in range(TAKEN_AT_ONCE):
+            try:
+                data, info, _, source = self._socket.recvmsg(CONNECTIVITY_BYTES + 1, 256)
+            except OSError:  # nothing more, or what a router says of an answer
+                return
+            answer = self._answer(data, source)
+            if answer is None:
+                continue
+            try:
+                self._socket.sendmsg([answer], _back(info), 0, source)
+                self.counts["answered"] += 1
+            except OSError:
+                self.counts["unsent"] += 1
+
+    def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
+        key = self._key()
+        try:
+            message = unpack(data, key)
+            to, sender = message.receiver, message.sender
+            if message.kind != Kind.CHECK or to != DIRECTORY or sender == DIRECTORY:
+                raise Malformed("not for a directory")
+        except Malformed as error:
+            self.counts["forged" if isinstance(error, Forged) else "malformed"] += 1
+            return None
+        if not self._may_answer():
+            self.counts["over_rate"] += 1
+            return None
+        reflexive = str(source[0]), int(source[1])
+        return pack(
+            ConnectivityMessage(
+                Kind.ANSWER, DIRECTORY, message.sender, echo=message.nonce, reflexive=reflexive
+            ),
+            key,
+        )
+
+    def _may_answer(self) -> bool:
+        now = self._clock()
+        self._credit = min(BURST, self._credit + RATE * (now - self._credited))
+        self._credited = now
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """Return the ancillary data that makes an answer leave from the address that was asked."""
+    for level, kind, data in info:
+        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == _INFO.size:
+            _, own, _ = _INFO.unpack(data)
+            return [(level, kind, _INFO.pack(0, own, bytes(4)))]
+        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(data) == 20:
+            return [(level, kind, data[:16] + bytes(4))]
+    return []

@@ -11,53 +11,19 @@ from typing import Final
 
 from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
+from . import protocol
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
-from .protocol import (
-    MOST_DIRECTORIES,
-    MOST_NAMES,
-    MOST_PEERS,
-    START,
-    Agreed,
-    Averages,
-    Directories,
-    DirectoryStatus,
-    Due,
-    Found,
-    Gone,
-    Heartbeat,
-    Here,
-    Join,
-    Joined,
-    Leave,
-    Message,
-    Offers,
-    Peers,
-    Present,
-    Probe,
-    Ready,
-    Redirect,
-    Refused,
-    Seek,
-    Serves,
-    Spare,
-    Unreachable,
-    Who,
-    pack,
-    unpack,
-)
+from .protocol import MOST_DIRECTORIES, MOST_NAMES, MOST_PEERS, START, Message, pack, unpack
 
-JOIN_SECONDS: Final = 5.0
+JOIN_SECONDS: Final = 5.0  # a stranger that hasn't joined by then is dropped
 PROBE_SECONDS: Final = 2.0
 """A peer that is silent for so long loses its name to a process that asks for it. Less than
 JOIN_SECONDS."""
-"""A stranger that hasn't joined by then is dropped."""
-STRANGERS: Final = MOST_PEERS
-"""All peers of another directory that has ended may come at once."""
+STRANGERS: Final = MOST_PEERS  # all peers of another directory that has ended may come at once
 PRESENT_AT_ONCE: Final = 128
-LIST_SECONDS: Final = 1e-4
-"""For each peer, between two lists of directories that all are told."""
+LIST_SECONDS: Final = 1e-4  # for each peer, between two lists of directories that all are told
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -77,22 +43,16 @@ class Claim:
     """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
     the peer's number; ``asked``: when that was asked whether it lives."""
 
-    wanted: Join
+    wanted: protocol.Join
     holder: int
     asked: float
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The peer whose directory one is.
-
-    Attributes:
-        name: The peer's.
-        directories: Whom it redirected to in turn.
-        others: Returns addresses at which it has heard of directories, now or earlier.
-        standby: The directory takes nobody in before this peer has come, and names others to
-            ask.
-    """
+    """The peer whose directory one is. ``directories``: returns whom it turns to, in order;
+    ``others``: addresses at which it has heard of directories, now or earlier. ``standby``: the
+    directory takes nobody in before this peer has come, and names others to ask."""
 
     name: str
     directories: Callable[[], Sequence[Address]]
@@ -103,52 +63,41 @@ class Owner:
 NOBODY: Final = Owner("", tuple, tuple, standby=False)
 
 
-@dataclass(frozen=True, slots=True)
-class MergeContext:
-    """Relation of a directory to others of its swarm. ``owner``: peer whose
-    directory it is. ``place``: returns the address by which the other end of a session finds it."""
-
-    merge: PartitionMerge
-    owner: Owner
-    place: Callable[[PeerSession], Address]
-
-
 class DirectoryService:
     """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
     close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
-    is dropped. ``merge_context``: None: there is no other directory of the swarm."""
+    is dropped. ``merge``: None: there is no other directory of the swarm. ``place``: the address by
+    which the other end of a session finds this one; with ``merge``."""
 
     def __init__(
         self,
         directory: Directory,
         dropped: Callable[[PeerSession], None],
         strangers: int = STRANGERS,
-        merge_context: MergeContext | None = None,
+        *,
+        owner: Owner = NOBODY,
+        merge: PartitionMerge | None = None,
+        place: Callable[[PeerSession], Address] = lambda session: ("", 0),
     ) -> None:
         self._directory = directory
         self._dropped = dropped
         self._most = strangers
-        self._merge_context = merge_context
-        self._owner = NOBODY if merge_context is None else merge_context.owner
-        self._stands_by = self._owner.standby
+        self._owner, self._merge, self._place = owner, merge, place
+        self._stands_by = owner.standby
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
-        self._strangers: dict[int, PeerSession] = {}
-        """In the order in which they came."""
-        self._claims: dict[int, PeerSession] = {}
-        """Sessions that claim a peer's name."""
+        self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
+        self._claims: dict[int, PeerSession] = {}  # sessions that claim a peer's name
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
-        self._present = Present(())
-        self._unaware: list[int] = []
-        """Peers that don't have the list of peers yet."""
+        self._present = protocol.Present(())
+        self._unaware: list[int] = []  # peers that don't have the list of peers yet
 
     # ---- by what carries the connections ----
 
     def admit(self, connection: Connection) -> PeerSession:
-        """A stranger has connected."""
         session = PeerSession(connection, time.monotonic())
         self._strangers[id(session)] = session
         if len(self._strangers) > self._most:
@@ -166,7 +115,7 @@ class DirectoryService:
             self.counts["malformed"] += 1
             if isinstance(error, OtherVersion):
                 reason = f"{error}; install the same lossycoll on all peers"
-                session.connection.write(pack(Refused(reason)))
+                session.connection.write(pack(protocol.Refused(reason)))
                 session.connection.finish()
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
@@ -179,7 +128,6 @@ class DirectoryService:
         self._stands_by = False
 
     def turn(self) -> None:
-        """Time has passed, or something has been heard."""
         now = time.monotonic()
         while self._strangers:
             first = next(iter(self._strangers.values()))
@@ -191,19 +139,19 @@ class DirectoryService:
         for number in self._directory.overdue():
             self._remember(number)
             self._lose(number)
-        if self._merge_context is not None and self._merge_context.merge.ends():
+        if self._merge is not None and self._merge.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
         self._tell_directories(now)
         self._tell_present()
-        self._tell_each(self._directory.agreed(), Agreed(""))
-        self._tell_each(self._directory.due(), Due())
+        self._tell_each(self._directory.agreed(), protocol.Agreed(""))
+        self._tell_each(self._directory.due(), protocol.Due())
         for group in self._directory.form():
             self._tell_each([one.number for one in group.members], group)
         for number, transfers in self._directory.transfers():
             for transfer in transfers:
                 self._tell_each([one.number for one in transfer.members], transfer)
-            self._tell(number, Found(len(transfers)))
+            self._tell(number, protocol.Found(len(transfers)))
 
     def wait(self) -> float:
         """Seconds until :meth:`turn` is due, if nothing comes before."""
@@ -226,7 +174,6 @@ class DirectoryService:
             self._drop(session)
 
     def tell_all(self, message: Message) -> None:
-        """To all peers."""
         self._tell_each(list(self._sessions), message)
 
     # ---- messages ----
@@ -236,47 +183,46 @@ class DirectoryService:
             self._take_first(session, message)
             return
         self._directory.beat(session.number)
-        if isinstance(message, Here):
+        if isinstance(message, protocol.Here):
             self._directory.here(session.number, message)
-        elif isinstance(message, Serves):
+        elif isinstance(message, protocol.Serves):
             self._directory.serves(session.number, (message.host, message.port))
-        elif isinstance(message, Spare):
+        elif isinstance(message, protocol.Spare):
             self._directory.spare(session.number, (message.host, message.port))
-        elif isinstance(message, Redirect):
+        elif isinstance(message, protocol.Redirect):
             self._lose(session.number, redirected=True)
-        elif isinstance(message, Averages):
+        elif isinstance(message, protocol.Averages):
             answer = self._directory.averages(session.number, message)
             if answer is not None:
                 self._tell(session.number, answer)
-        elif isinstance(message, Who):
+        elif isinstance(message, protocol.Who):
             self._tell_names(session.number)
-        elif isinstance(message, Ready):
+        elif isinstance(message, protocol.Ready):
             self._directory.ready(session.number, message.weight)
-        elif isinstance(message, Unreachable):
+        elif isinstance(message, protocol.Unreachable):
             self._directory.report_unreachable(session.number, message.incarnations)
-        elif isinstance(message, Offers):
+        elif isinstance(message, protocol.Offers):
             self._directory.offers(session.number, message)
-        elif isinstance(message, Seek):
+        elif isinstance(message, protocol.Seek):
             self._directory.seeks(session.number, message.donors)
-        elif isinstance(message, Heartbeat):
-            self._tell(session.number, Heartbeat(len(self._directory.peers)))
-        elif isinstance(message, Leave):
+        elif isinstance(message, protocol.Heartbeat):
+            self._tell(session.number, protocol.Heartbeat(len(self._directory.peers)))
+        elif isinstance(message, protocol.Leave):
             self._lose(session.number)
 
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, or another directory."""
-        if isinstance(message, Join) and session.claim is None:
+        if isinstance(message, protocol.Join) and session.claim is None:
             self._join(session, message)
-        elif isinstance(message, DirectoryStatus) and self._merge_context is not None:
-            own = self._merge_context.place(session)
-            session.connection.write(pack(self._merge_context.merge.asked(message, own)))
+        elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
+            session.connection.write(pack(self._merge.asked(message, self._place(session))))
         else:
             self._drop(session)
 
-    def _join(self, session: PeerSession, wanted: Join) -> None:
+    def _join(self, session: PeerSession, wanted: protocol.Join) -> None:
         places = self._instead(wanted)
         if places is not None:
-            session.connection.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
+            session.connection.write(pack(protocol.Directories(tuple(places[:MOST_DIRECTORIES]))))
             session.connection.finish()
             self._drop(session)
             return
@@ -287,17 +233,17 @@ class DirectoryService:
         if holder is not None and session.claim is None:
             session.claim = Claim(wanted, holder.number, time.monotonic())
             self._claims[id(session)] = session
-            self._tell(holder.number, Probe())
+            self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
-        if isinstance(answer, Joined):
+        if isinstance(answer, protocol.Joined):
             session.number = answer.number
             del self._strangers[id(session)]
             self._sessions[answer.number] = session
         session.connection.write(pack(answer))
-        if isinstance(answer, Joined):
-            self._tell(answer.number, Directories(self._directory.directories()))
-        if isinstance(answer, Refused):
+        if isinstance(answer, protocol.Joined):
+            self._tell(answer.number, protocol.Directories(self._directory.directories()))
+        if isinstance(answer, protocol.Refused):
             session.connection.finish()
             self._drop(session)
 
@@ -315,12 +261,12 @@ class DirectoryService:
         del self._claims[id(session)]
         self._join(session, claim.wanted)
 
-    def _instead(self, wanted: Join) -> list[Address] | None:
+    def _instead(self, wanted: protocol.Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
         is_owner, is_new = wanted.name == self._owner.name, wanted.number == MOST_PEERS
         place = None
-        if self._merge_context is not None and (is_new or not is_owner):
-            place = self._merge_context.merge.redirect(wanted)
+        if self._merge is not None and (is_new or not is_owner):
+            place = self._merge.redirect(wanted)
         found = [] if place is None else [place]
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
@@ -333,13 +279,13 @@ class DirectoryService:
         listed = self._directory.directories()
         if listed != self._listed and now >= self._list_at:
             self._listed, self._list_at = listed, now + LIST_SECONDS * len(self._sessions)
-            self.tell_all(Directories(listed))
+            self.tell_all(protocol.Directories(listed))
 
     def _tell_present(self) -> None:
         """Tell some peers in each turn who is present: of thousands, the list is long."""
         if self._directory.settles():
             here = self._directory.peers.values()
-            self._present = Present(tuple(one.incarnation[:START] for one in here))
+            self._present = protocol.Present(tuple(one.incarnation[:START] for one in here))
             self._unaware = list(self._sessions)
         some, self._unaware = self._unaware[:PRESENT_AT_ONCE], self._unaware[PRESENT_AT_ONCE:]
         if some:
@@ -349,7 +295,7 @@ class DirectoryService:
         names = self._directory.names()
         for at in range(0, len(names), MOST_NAMES):
             more = at + MOST_NAMES < len(names)
-            self._tell(number, Peers(names[at : at + MOST_NAMES], int(more)))
+            self._tell(number, protocol.Peers(names[at : at + MOST_NAMES], int(more)))
 
     def _tell(self, number: int, message: Message) -> None:
         self._tell_each([number], message)
@@ -372,11 +318,11 @@ class DirectoryService:
     def _remember(self, number: int) -> None:
         """A peer that is lost may live in another part of the swarm, and serve there."""
         peer, listed = self._directory.peers.get(number), self._directory.directories()
-        if peer is None or self._merge_context is None:
+        if peer is None or self._merge is None:
             return
         for place in (peer.spare, peer.serves):
             if place is not None and place in listed:
-                self._merge_context.merge.learn(place)
+                self._merge.learn(place)
 
     def _lose(self, number: int, *, redirected: bool = False) -> None:
         """``redirected``: to another directory; whoever may still need its packets has them."""
@@ -386,7 +332,7 @@ class DirectoryService:
             self._drop(session)
         for other, incarnation in self._directory.lost(number):
             if not redirected:
-                self._tell(other, Gone(incarnation))
+                self._tell(other, protocol.Gone(incarnation))
 
     def _drop(self, session: PeerSession) -> None:
         self._strangers.pop(id(session), None)

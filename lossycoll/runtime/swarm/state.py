@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from lossycoll.runtime.control.schema import Malformed
 
-CHUNK: Final = 1 << 20
-"""Bytes of all chunks but the last."""
+CHUNK: Final = 1 << 20  # bytes of all chunks but the last
 DIGEST: Final = 16
 MOST_SKELETON: Final = 1 << 22
 _HEAD: Final = struct.Struct("!QQQQ")
@@ -28,21 +27,14 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def digest_of(chunk: Bytes) -> bytes:
-    """Digest of a chunk. Returns DIGEST bytes."""
     return hashlib.sha256(chunk.data).digest()[:DIGEST]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Manifest of a state: its length and the digests of its chunks.
-
-    Attributes:
-        round: The latest that the state has had.
-        skeleton: How whoever made the state reads its bytes.
-        length: Bytes of the state.
-        digests: Of its chunks, in their order.
-        samples: That the swarm had had when the state was its newest.
-    """
+    """Manifest of a state of ``length`` bytes: the digests of its chunks. ``round``: the latest
+    that it has had. ``skeleton``: how whoever made it reads its bytes. ``samples``: that the swarm
+    had had when it was its newest."""
 
     round: int
     skeleton: bytes
@@ -56,7 +48,6 @@ class Manifest:
         return self.samples, self.round
 
     def packed(self) -> bytes:
-        """Return the bytes that :meth:`unpack` reads."""
         head = _HEAD.pack(self.round, self.length, len(self.skeleton), self.samples)
         return head + self.skeleton + b"".join(self.digests)
 
@@ -78,14 +69,8 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A peer's state between two of its steps.
-
-    Attributes:
-        round: The latest that it has had.
-        skeleton: How whoever made it reads ``data``.
-        data: Shape (n,), contiguous.
-        samples: As of :class:`Manifest`.
-    """
+    """A peer's state between two of its steps, as of :class:`Manifest`. ``data``: shape (n,),
+    contiguous."""
 
     round: int
     skeleton: bytes
@@ -93,11 +78,9 @@ class Snapshot:
     samples: int = 0
 
     def chunks(self) -> list[Bytes]:
-        """Views of ``data``, in order."""
         return [self.data[at : at + CHUNK] for at in range(0, len(self.data), CHUNK)]
 
     def manifest(self) -> Manifest:
-        """Return the manifest."""
         digests = tuple(digest_of(chunk) for chunk in self.chunks())
         return Manifest(self.round, self.skeleton, len(self.data), digests, self.samples)
 
@@ -121,8 +104,7 @@ class Gathering:
     manifest: Manifest
     own: Snapshot | None = None
     data: Bytes = field(init=False)
-    kept: int = field(init=False, default=0)
-    """Chunks that the newcomer had."""
+    kept: int = field(init=False, default=0)  # chunks that the newcomer had
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.manifest.length, np.uint8)
@@ -144,7 +126,6 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        """True if every chunk is there."""
         with self._changed:
             return not self._open and not self._flying
 

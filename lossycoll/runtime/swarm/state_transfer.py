@@ -28,22 +28,16 @@ from .protocol import Transfer
 from .state import Bytes, Gathering, Manifest, Snapshot, chosen
 
 DONOR, JOINER = 0, 1
-BATCH: Final = 8
-"""Chunks that are asked for at a time."""
+BATCH: Final = 8  # chunks that are asked for at a time
 NONE: Final = 0xFFFFFFFF
-WINDOW: Final = 4
-"""Chunks on their way at a time."""
-REASON: Final = 256
-"""Bytes of a refusal's reason."""
+WINDOW: Final = 4  # chunks on their way at a time
+REASON: Final = 256  # bytes of a refusal's reason
 SILENCE_SECONDS: Final = 60.0
 """Time that one end waits for the other's next step, and for the chunks on their way."""
 MOST_MANIFEST: Final = 1 << 25
-ENDING_SECONDS: Final = 1.0
-"""Time for telling donors that nothing more is wanted."""
-LATE_SECONDS: Final = 1.0
-"""Time to wait for other donors' manifests, after the first."""
-MOST_DONATIONS: Final = 4
-"""Newcomers that are served at a time."""
+ENDING_SECONDS: Final = 1.0  # time for telling donors that nothing more is wanted
+LATE_SECONDS: Final = 1.0  # time to wait for other donors' manifests, after the first
+MOST_DONATIONS: Final = 4  # newcomers that are served at a time
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -123,19 +117,12 @@ def donate(pair: Pair, snapshot: Snapshot) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """State that a joiner has received.
-
-    Attributes:
-        snapshot: The state.
-        donors: Of how many peers chunks came.
-        bytes: What came, without what this peer had.
-        seconds: From the first packet to the last.
-    """
+    """State that a joiner has received. ``donors``: of how many peers chunks came. ``bytes``: that
+    came, without what this peer had."""
 
     snapshot: Snapshot
     donors: int
     bytes: int
-    seconds: float
 
 
 def receive_state(
@@ -145,12 +132,8 @@ def receive_state(
     timeout: float,
     end: Callable[[Pair], None],
 ) -> TransferredState | None:
-    """A state, from all donors at once; None: the joiner's own is as new.
-
-    ``pairs``: one for each donor, one at least. ``most``: bytes that a state may have. ``end``:
-    ends a pair, so that whoever waits in it hears of that. OperationTimeout: it hasn't come within
-    ``timeout``. LossyError: it can't be had: the last donor's error.
-    """
+    """A state, from all donors at once, as of :meth:`StateTransfers.fetch`. ``pairs``: one for each
+    donor, one at least. ``end``: ends a pair, so that whoever waits in it hears of that."""
     begin = time.monotonic()
     receiving = _Receiving(own, most)
     threads = [
@@ -180,7 +163,6 @@ def receive_state(
         snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data, manifest.samples),
         donors=len(receiving.served),
         bytes=receiving.bytes,
-        seconds=time.monotonic() - begin,
     )
 
 
@@ -195,8 +177,7 @@ class _Receiving:
         self.gathering: Gathering | None = None
         self.error: LossyError | None = None
         self._is_over = False
-        self.is_newest = False
-        """The joiner's own state is as new as all others."""
+        self.is_newest = False  # the joiner's own state is as new as all others
         self.served: set[int] = set()
         self.bytes = 0
 
@@ -235,7 +216,6 @@ class _Receiving:
                 self._changed.wait(0.05)
 
     def over(self) -> None:
-        """Nobody waits any more for what there is no state of."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -312,20 +292,17 @@ class StateTransfers:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self.schema = ""
-        """Schema of the peer's tensors."""
+        self.schema = ""  # schema of the peer's tensors
         self.state: Callable[[], Snapshot] | None = None
         """Makes the state that joiners get; None: there is none."""
 
     def fetch(
         self, transfers: Sequence[Transfer], own: Snapshot | None, most: int, timeout: float
     ) -> TransferredState | None:
-        """Take a state from all donors; None: none is newer than this peer's.
-
-        ``own``: what this peer has already; None: nothing. ``most``: bytes that a state may have.
-        OperationTimeout: it hasn't come within ``timeout``. LossyError: no donor has all of it, or
-        none is there any more.
-        """
+        """Take a state from all donors; None: none is newer than this peer's. ``own``: what this
+        peer has already; None: nothing. ``most``: bytes that a state may have. OperationTimeout: it
+        hasn't come within ``timeout``. LossyError: no donor has all of it, or none is there any
+        more."""
         pairs: list[Pair] = []
         failed: LossyError = EngineError(f"peer {self._number} has no donor")
 
@@ -359,7 +336,6 @@ class StateTransfers:
             thread.start()
 
     def close(self) -> None:
-        """Ends all transfers. Idempotent."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)

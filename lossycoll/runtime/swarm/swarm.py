@@ -10,14 +10,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 
 from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.core.exits import close_at_exit
-from lossycoll.runtime.engine.failures import place_text
+from lossycoll.runtime.engine.failures import place_of, place_text
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 from lossycoll.runtime.net.interfaces import choose
@@ -25,8 +24,7 @@ from lossycoll.runtime.net.interfaces import choose
 from .directory import FIRST_GRACE
 from .directory_list import LOOPBACK, Begin
 from .member import SwarmMember
-from .ports import Ports, bound_to
-from .server import DirectoryServer
+from .server import DirectoryServer, Ports, bound_to
 from .service import Owner
 from .valkey_relay import ValkeyRelay
 from .valkey_server import SCHEME, ValkeyUrl
@@ -91,8 +89,8 @@ class Swarm:
         options = Options.resolve(options)
         if found is not None:
             check_library(options.libcrypto, options.cipher)
-        places = [place_of(one) for one in join if address is None]
-        host, port = place_of(listen or "127.0.0.1:0")
+        places = [numeric_place(one) for one in join if address is None]
+        host, port = numeric_place(listen or "127.0.0.1:0")
         is_any = host in ANY_ADDRESS
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
@@ -105,7 +103,7 @@ class Swarm:
         try:
             begin: Begin | None = None
             if address is not None:
-                places = [place_of(place_text(address.host, address.port))]
+                places = [numeric_place(place_text(address.host, address.port))]
                 self._relay = ValkeyRelay(address, found)
             elif listen or not join:
                 places, begin = self._listen(host, port, places, options.interface)
@@ -188,10 +186,10 @@ class Swarm:
 
     def _owner(self, *, standby: bool) -> Owner:
         def directories() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.directories
+            return () if self._member is None else self._member.client.directories
 
         def others() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.heard
+            return () if self._member is None else self._member.client.heard
 
         return Owner(self.name, directories, others, standby)
 
@@ -231,7 +229,7 @@ class Swarm:
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout``.
         """
-        return self.member.names(timeout)
+        return self.member.client.names(timeout)
 
     def stats(self) -> dict[str, int]:
         """Counts of messages to this peer and its directory that weren't believed.
@@ -243,7 +241,7 @@ class Swarm:
         """
         found = Counter(malformed=0, forged=0, foreign=0)
         if self._member is not None:
-            found["malformed"] += self._member.malformed
+            found["malformed"] += self._member.client.malformed
         if self._server is not None:
             found.update(self._server.counts)
         if self._relay is not None:
@@ -262,7 +260,7 @@ class Swarm:
             RendezvousError: There are fewer after ``timeout``.
             OperationTimeout: The directory doesn't answer.
         """
-        if self.member.has_said:
+        if self.member.said is not None:
             self.member.wait_for(peers, timeout)
             return
         end = time.monotonic() + timeout
@@ -297,24 +295,13 @@ class Swarm:
     def __enter__(self) -> Swarm:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
 def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -> Address:
-    """Return the address by which others name a directory that listens here.
-
-    Args:
-        host: Where it listens, numeric.
-        port: Its port.
-        others: Directories that this peer is to join, and maybe its own.
-        interface: The option of this name.
-    """
+    """The address by which others name a directory that listens here. ``others``: directories that
+    this peer is to join, and maybe its own."""
     if host not in ANY_ADDRESS:
         return host, port
     for place in others:
@@ -346,15 +333,12 @@ def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
     return ValkeyUrl.of(found[0])
 
 
-def place_of(text: str) -> tuple[str, int]:
+def numeric_place(text: str) -> Address:
     """Numeric address and port of ``host:port``. OptionError: it is none. RendezvousError: nobody
     knows the host."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        wanted = "wanted one as in 10.0.0.1:29400, or [fd00::1]:29400, with a port of 0 to 65535"
-        raise OptionError(f"{text!r} is no host:port; {wanted}")
+    host, port = place_of(text)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise RendezvousError(f"no address of {host!r}: {error.strerror}") from error
-    return str(found[0][4][0]), int(port)
+    return str(found[0][4][0]), port

@@ -1,34 +1,43 @@
 """A swarm that meets by a valkey server: no peer listens on a port.
 
 Each peer connects with the server alone. What it says goes through there to the directory, which
-runs in the peer whose notice stands under the swarm's key (valkey_notice.py). If that one goes,
+runs in the peer whose notice stands under the swarm's key (valkey_server.py). If that one goes,
 another peer's begins, and peers turn to it as they do to a directory that takes over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import secrets
 import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.keys.secret import Secret
 
-from .relayed import RelayedConnection
-from .valkey_directory import INCARNATION_BYTES, RelayedDirectory, key_of
-from .valkey_notice import Notices
-from .valkey_server import Subscription, ValkeyServer, ValkeyUrl
+from .directory import LEASE, Directory
+from .protocol import MOST_PEERS, Leave
+from .relayed import NONCE_BYTES, RelayedConnection
+from .service import STRANGERS, DirectoryService, PeerSession
+from .valkey_server import Claimed, Notice, Notices, Subscription, ValkeyServer, ValkeyUrl
 
 BEGIN_SECONDS: Final = 0.9
 """For which a newcomer that finds no swarm looks again before it begins one: if the server has
 started again, those that were in it come first."""
-LOOK_SECONDS: Final = 0.2
-"""After which a thread looks whether its connection has been closed."""
+LOOK_SECONDS: Final = 0.2  # after which a thread looks whether its connection has been closed
+RENEW_SECONDS: Final = 1.0
+"""Between two renewals of the notice, at which peers that have gone are found, too."""
+AT_ONCE: Final = 2 * MOST_PEERS
+"""Frames that are taken before groups are formed: whoever has said that it is ready isn't late."""
+ANSWERED_AT_ONCE: Final = 128  # frames that are taken before answers go
+INCARNATION_BYTES: Final = 16
+log: Final = logging.getLogger("lossycoll")
 
 
 class ValkeyRelay:
@@ -154,3 +163,160 @@ class _ClientConnection(RelayedConnection):
         except OSError:
             self.broken = "the server, or the directory, has gone"
             self._wake()
+
+
+def key_of(secret: Secret | None, notices: Notices) -> bytes | None:
+    """Key by which connections of a swarm are sealed. Another prefix has another."""
+    return None if secret is None else secret.derived("relay", notices.key)
+
+
+class _DirectoryConnection(RelayedConnection):
+    """A directory's end of a connection. ``incarnation``: what tells it from others."""
+
+    def __init__(
+        self,
+        incarnation: bytes,
+        send: Callable[[bytes], bool],
+        key: bytes | None,
+        counts: Counter[str],
+    ) -> None:
+        super().__init__(send, key, counts, connects=False)
+        self.incarnation = incarnation
+
+
+class RelayedDirectory:
+    """Serves from when it is made until ``close``, or until it is ``over``: the server has gone, or
+    the directory has been silent for so long that another one serves. ``secret``: what peers must
+    have; None: all is in clear. OSError: the server isn't there."""
+
+    def __init__(
+        self, server: ValkeyServer, notices: Notices, claimed: Claimed, secret: Secret | None
+    ) -> None:
+        self._server = server
+        self._notices = notices
+        self._inbox = claimed.notice.inbox
+        self._value = claimed.value
+        self._session = claimed.notice.session
+        self._key = key_of(secret, notices)
+        self.counts: Counter[str] = Counter()  # number of rejected messages, by reason
+        self._directory = Directory(time.monotonic, session=self._session)
+        if claimed.begun:
+            self._directory.adopt(self._session)
+        self.service = DirectoryService(
+            self._directory, self._drop, strangers=MOST_PEERS + STRANGERS
+        )
+        self._sessions: dict[bytes, tuple[PeerSession, _DirectoryConnection]] = {}
+        self._unsent: list[tuple[bytes, bytes]] = []
+        """(whose, frame), until the end of the turn: they go together."""
+        self._heard = self._renewed = time.monotonic()
+        """When its own sign of life last came back, and when the notice was last renewed."""
+        self._stop = self.over = False
+        self._subscription = server.listen(notices.channel(self._inbox))
+        try:
+            server.publish([(notices.news, b"")])
+        except BaseException:
+            self._subscription.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it, and tells the peers. Idempotent."""
+        self._stop = True
+        with contextlib.suppress(OSError):  # it looks by itself, some time later
+            self._server.publish([(self._notices.channel(self._inbox), b"")])
+        self._thread.join()
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._turn()
+            self.service.tell_all(Leave())
+            self._flush()
+            self._notices.release(self._value, others=len(self._directory.peers) > 0)
+        except OSError as error:
+            if not self._stop:
+                log.info("directory at %s ends: %s", self._notices.key, error)
+        finally:
+            self.over = True
+            self._subscription.close()
+
+    def _turn(self) -> None:
+        due = self._renewed + RENEW_SECONDS - time.monotonic()
+        frame = self._subscription.get(max(0.0, min(due, self.service.wait())))
+        # One that was frozen says nothing more: peers may have another.
+        if time.monotonic() - min(self._heard, self._renewed) > LEASE:
+            raise OSError(f"it was silent for more than {LEASE:g} s")
+        taken = 0
+        while frame is not None:
+            self._take(frame)
+            taken += 1
+            if taken % ANSWERED_AT_ONCE == 0:
+                self._flush()
+                self._renew_in_time()
+            frame = self._subscription.get(0.0) if taken < AT_ONCE else None
+        self.service.turn()
+        self._flush()
+        self._renew_in_time()
+
+    def _take(self, frame: bytes) -> None:
+        if not frame:
+            self._heard = time.monotonic()
+            return
+        incarnation, body = frame[:INCARNATION_BYTES], frame[INCARNATION_BYTES:]
+        known = self._sessions.get(incarnation)
+        if known is None:
+            begins = len(body) == NONCE_BYTES if self._key is not None else bool(body)
+            if not begins:  # of a connection that is over, if of any
+                self.counts["foreign"] += 1
+                return
+            known = self._sessions[incarnation] = self._admit(incarnation)
+        session, connection = known
+        connection.put(body)
+        self.service.hear(session)
+
+    def _admit(self, incarnation: bytes) -> tuple[PeerSession, _DirectoryConnection]:
+        def send(frame: bytes) -> bool:
+            self._unsent.append((incarnation, frame))
+            return True
+
+        connection = _DirectoryConnection(incarnation, send, self._key, self.counts)
+        return self.service.admit(connection), connection
+
+    def _drop(self, session: PeerSession) -> None:
+        assert isinstance(session.connection, _DirectoryConnection)
+        self._sessions.pop(session.connection.incarnation, None)
+
+    def _flush(self) -> None:
+        """Sends what is to be sent, and what comes of it that somebody isn't there."""
+        while self._unsent:
+            frames, self._unsent = self._unsent, []
+            found = [(self._channel(incarnation), frame) for incarnation, frame in frames]
+            self._end(self._server.publish(found))
+
+    def _renew_in_time(self) -> None:
+        if time.monotonic() - self._renewed >= RENEW_SECONDS:
+            self._renew()
+
+    def _renew(self) -> None:
+        value = self._value
+        if self._directory.session != self._session:  # it is now that of peers which came back
+            self._session = self._directory.session
+            value = self._notices.value(Notice(self._inbox, self._session))
+        if not self._notices.renew(self._value, value):
+            raise OSError("another one serves")
+        self._value, self._renewed = value, time.monotonic()
+        self._server.publish([(self._notices.channel(self._inbox), b"")])
+        self._end(self._server.silent([self._channel(one) for one in self._sessions]))
+        self._flush()
+
+    def _end(self, silent: Set[str]) -> None:
+        """Nobody listens to these channels any more."""
+        for incarnation, (session, _) in list(self._sessions.items() if silent else ()):
+            if self._channel(incarnation) in silent:
+                self.service.end(session)
+
+    def _channel(self, incarnation: bytes) -> str:
+        return self._notices.channel(incarnation.hex())

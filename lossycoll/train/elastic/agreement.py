@@ -23,8 +23,7 @@ ALIVE_LOOKS: Final = 5
 SETTLE_SECONDS: Final = 0.5
 """Nobody writes members before it has looked so long: five heartbeats of all who are here."""
 NONE: Final = -1
-FRESH: Final = -1
-"""The steps of a process that has no state yet."""
+FRESH: Final = -1  # the steps of a process that has no state yet
 MOST_SLOTS: Final = 1 << 16
 
 
@@ -43,12 +42,10 @@ def _by_slot(members: tuple[Participant, ...], slots: int) -> tuple[Participant,
 
 @dataclass(frozen=True)
 class Participant:
-    """One process in a generation, as it says in the store.
-
-    ``slot`` is the number that its launcher gave it; no other process has had ``incarnation``.
-    ``steps``: that its state has had; FRESH: it has none. ``before``: the generation that it comes
-    from, if no later one was agreed on; NONE: it comes from no such.
-    """
+    """One process in a generation, as it says in the store. ``slot`` is the number that its
+    launcher gave it; no other process has had ``incarnation``. ``steps``: that its state has had;
+    FRESH: it has none. ``before``: the generation that it comes from, if no later one was agreed
+    on; NONE: it comes from no such."""
 
     slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]
     incarnation: Annotated[str, Length(1, 64)]
@@ -70,14 +67,11 @@ STORE: Final[Schema[Participant | Participants]] = Schema(Participant | Particip
 
 @dataclass(frozen=True)
 class Generation:
-    """A group that was agreed on."""
-
     number: int  # from 0 on
     members: tuple[Participant, ...]  # by slot; torch's ranks are their places in it
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The members' slots, the least first."""
         return tuple(one.slot for one in self.members)
 
     @property
@@ -108,21 +102,18 @@ class LastGeneration:
 class Watch:
     """The processes that wait for a generation, by what has been seen of their heartbeats."""
 
-    def __init__(self, store: PolledStore, number: int, slots: int, who: str) -> None:
+    def __init__(self, store: PolledStore, number: int, slots: int) -> None:
         self._store = store
         self._number = number
         self._slots = slots
-        self._who = who
         self._arrivals: list[_Arrival] = []
         self._looked = float("-inf")
         self._alive = ALIVE_SECONDS
 
     def look(self, now: float) -> list[Participant]:
         """Processes whose heartbeat has grown lately, of each slot the latest to come, by slot.
-
         Asks the store: some questions, however many wait, and some for each that has come. ``now``
-        is in seconds, by a clock that only grows. RendezvousError: the store fails.
-        """
+        is in seconds, by a clock that only grows. RendezvousError: the store fails."""
         if self._looked > float("-inf"):
             self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
         self._looked = now
@@ -132,20 +123,21 @@ class Watch:
             if one.heartbeat and heartbeat > one.heartbeat:
                 one.grew = now
             one.heartbeat = max(heartbeat, one.heartbeat)
-        alive = [one.participant for one in self._arrivals if one.participant and self._is(one)]
-        found = {member.slot: member for member in alive}
+        found = {member.slot: member for member in self._living()}
         return [found[slot] for slot in sorted(found)]
 
     @property
     def silent(self) -> set[int]:
         """Slots of those that were seen alive, and aren't any more, as of the last look."""
         seen = {one.participant.slot for one in self._arrivals if one.participant and one.grew > 0}
-        return seen - {
-            one.participant.slot for one in self._arrivals if one.participant and self._is(one)
-        }
+        return seen - {member.slot for member in self._living()}
 
-    def _is(self, one: _Arrival) -> bool:
-        return self._looked - one.grew <= self._alive
+    def _living(self) -> list[Participant]:
+        return [
+            one.participant
+            for one in self._arrivals
+            if one.participant and self._looked - one.grew <= self._alive
+        ]
 
     def _take_arrivals(self) -> None:
         key = f"places/{self._number}"
@@ -209,18 +201,15 @@ class Agreement:
         return number
 
     def watch(self, number: int) -> Watch:
-        """Looks who waits for a generation."""
-        return Watch(self._store, number, self._slots, self._who)
+        return Watch(self._store, number, self._slots)
 
     def meet(
         self, steps: int, before: LastGeneration | None, at_least: int, grace: float, timeout: float
     ) -> Generation:
         """Waits until this process is a member of a new generation, ``at_least`` or later.
-
         ``steps`` is what its state has had, or FRESH; ``grace``, in seconds, is the wait for
         members of the last group. OperationTimeout: none was agreed on within ``timeout`` seconds.
-        RendezvousError: another process has this slot now, or the store fails.
-        """
+        RendezvousError: another process has this slot now, or the store fails."""
         end = self._clock() + timeout
         self._check_slot()  # before its name is where another's may be
         number = self.next_number(at_least)

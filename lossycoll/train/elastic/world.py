@@ -1,7 +1,6 @@
 """ElasticWorld: torch's default group, made anew whenever ranks have come back.
 
-docs/rejoin-protocol.md has the protocol; agreement.py decides who meets, sharing.py shares
-their state.
+docs/rejoin-protocol.md has the protocol; agreement.py decides who meets.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,22 +28,21 @@ from lossycoll.errors import (
     PeerLostError,
 )
 from lossycoll.options.fields import Options
+from lossycoll.options.scopes import reliable
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.world.polled_store import PolledStore
+from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 from .agreement import FRESH, Agreement, Generation, LastGeneration, Participant
-from .sharing import Stateful, share
 
 AHEAD: Final = 3
 """Boundaries from the one at which somebody says when to leave to the one at which all do."""
 NEVER: Final = 1 << 62
 WATCH_SECONDS: Final = 0.5
-MOST_WATCH_SECONDS: Final = 30.0
-"""Between two looks into a store that fails."""
-JOIN_SECONDS: Final = 5.0
-"""A thread that asks a frozen store is left behind after so long."""
+MOST_WATCH_SECONDS: Final = 30.0  # between two looks into a store that fails
+JOIN_SECONDS: Final = 5.0  # a thread that asks a frozen store is left behind after so long
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -116,12 +114,9 @@ class ElasticWorld:
         own = PolledStore(PrefixStore("elastic", store), f"slot {slot}", values)
         self._agreement = Agreement(own, slot, slots, secrets.token_hex(8))
         self._watcher: Watcher | None = None
-        self._generation: Generation | None = None
-        """The latest group that worked."""
-        self._next = 0
-        """The first generation that this process wasn't in."""
-        self._refused: set[str] = set()
-        """Starts of processes that couldn't take the state."""
+        self._generation: Generation | None = None  # the latest group that worked
+        self._next = 0  # the first generation that this process wasn't in
+        self._refused: set[str] = set()  # starts of processes that couldn't take the state
         self._closed = False
         self._meet(FRESH)
 
@@ -345,7 +340,6 @@ class Watcher:
         return False
 
     def close(self) -> None:
-        """Ends its thread. Idempotent."""
         self._over.set()
         self._thread.join(JOIN_SECONDS)
 
@@ -391,3 +385,45 @@ def _slots_of(
 def _check_steps(steps: int) -> None:
     if type(steps) is not int or not 0 <= steps < 1 << 62:
         raise OptionError(f"steps {steps!r}: wanted a whole number, 0 or more")
+
+
+class Stateful(Protocol):
+    """Object that has a state: modules, optimizers, schedulers."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Takes what it had, as torch's."""
+
+
+def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:
+    """Gives all ranks of the default group the source's state; ``parts`` are the same ones on all.
+
+    Returns the ranks that couldn't take it, the same on all; at each of them also why. A state that
+    can't travel raises CheckpointError on all ranks.
+    """
+    skeleton, data = state_from(source, lambda: [part.state_dict() for part in parts])
+    own = dist.get_rank() == source
+    return _told("" if own else _loaded(parts, skeleton, data))
+
+
+def _loaded(parts: Sequence[Stateful], skeleton: bytes, data: Bytes) -> str:
+    """Why it couldn't be loaded; empty if it was."""
+    try:
+        states = unpacked(skeleton, data, copies=True)
+        if not isinstance(states, list) or len(states) != len(parts):
+            return f"{len(states)} states came, and {len(parts)} parts are here"
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state)
+    except Exception as error:  # of a user's class, whatever it is: all ranks hear of it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _told(failed: str) -> dict[int, str]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    told = torch.zeros(world, dtype=torch.uint8, device="cpu")
+    told[rank] = bool(failed)
+    with reliable():
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+    return {one: failed if one == rank else "" for one in told.nonzero().flatten().tolist()}

@@ -1,13 +1,15 @@
 """Tensors that a swarm's peers average, in groups that change with each round.
 
 Source: Ryabinin et al., "Moshpit SGD: Communication-Efficient Decentralized Training on
-Heterogeneous Unreliable Devices", NeurIPS 2021.
+Heterogeneous Unreliable Devices", NeurIPS 2021. :class:`Fragments`: Douillard et al., "Streaming
+DiLoCo with overlapping communication", 2025.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -21,17 +23,20 @@ from lossycoll.errors import OperationTimeout, OptionError, UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid
 from lossycoll.plan.lowbit import Floats
-from lossycoll.runtime.swarm.agreement import AVERAGE, TENSORS, digest_of, text_of
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
+from lossycoll.runtime.swarm.protocol import AVERAGE, TENSORS, digest_of, text_of
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 
-from .fragments import WHOLE, Fragments
-
 MOST_NORM: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
+MOST_FRAGMENTS: Final = 64
+TURNS: Final = 2
+"""After so many sweeps fragments come one round earlier: else each would meet but some of a grid's
+axes."""
 
 
 class MoshpitAverager:
@@ -116,10 +121,8 @@ class MoshpitAverager:
         self._parts = [
             flat[end - tensor.numel() : end].view(tensor.shape)
             for end, tensor in zip(ends, self._tensors, strict=True)
-        ]
-        """Views of the values, one for each tensor."""
-        self._reference: Floats | None = None
-        """Values at the end of the latest round, if needed."""
+        ]  # views of the values, one for each tensor
+        self._reference: Floats | None = None  # values at the end of the latest round, if needed
         if max_norm is not None:
             with torch.no_grad():
                 self._fill(self._tensors)
@@ -166,12 +169,12 @@ class MoshpitAverager:
     @property
     def is_due(self) -> bool:
         """True if all peers together have seen ``target`` samples since a round was due last."""
-        return self._member.is_due
+        return self._member.client.due
 
     @property
     def peers(self) -> int:
         """Number of the swarm's peers, as the directory has said last; 0: it hasn't yet."""
-        return self._member.peers
+        return self._member.client.peers
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
         """Replaces the tensors by their mean over the peers of one group, in place.
@@ -244,7 +247,8 @@ class MoshpitAverager:
             try:
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
-                return _none_began(str(error), timeout, sick)
+                how = NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error)
+                return RoundReport(*how, left_out=sick)
             if chosen is not None:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             for part, tensor in zip(self._parts, tensors, strict=True):
@@ -299,7 +303,9 @@ class MoshpitAverager:
         Returns:
             Copies, by the number of the fragment; without fragments it is 0.
         """
-        return {part: torch.from_numpy(one.copy()) for part, one in self._member.memory.items()}
+        return {
+            part: torch.from_numpy(one.copy()) for part, one in self._member.means.memory.items()
+        }
 
     def remember(self, memory: Mapping[int, Tensor]) -> None:
         """Takes what :meth:`memory` returned, of this peer as it was.
@@ -308,8 +314,8 @@ class MoshpitAverager:
             memory: Of other values it counts nothing.
         """
         taken = {part: one.numpy().astype(np.float32) for part, one in memory.items()}
-        self._member.memory.clear()
-        self._member.memory.update(taken)
+        self._member.means.memory.clear()
+        self._member.means.memory.update(taken)
 
     @property
     def name(self) -> str:
@@ -361,20 +367,6 @@ def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
     return [one for one in tensors if not isinstance(one, nn.Parameter) or one.requires_grad]
 
 
-def _none_began(why: str, waited: float, left_out: str) -> RoundReport:
-    return RoundReport(
-        round=NO_ROUND,
-        members=(),
-        missing=(),
-        contributions=0.0,
-        kept=1.0,
-        waited=waited,
-        seconds=0.0,
-        failure=why,
-        left_out=left_out,
-    )
-
-
 def _settings(
     tensors: Sequence[Tensor], grid: str, max_missing: float | None, max_norm: float | None
 ) -> dict[str, object]:
@@ -388,3 +380,95 @@ def _settings(
         "max_missing": max_missing,
         "max_norm": max_norm,
     }
+
+
+class Fragments:
+    """``count`` shares of the rows of all tensors, of which a round averages one. A row is what one
+    index of the first dimension has; of a vector, a value. In the source a fragment is some layers;
+    rows, as ARC-Top-K sends them, make all of the same size. All peers of a round know its number
+    and so its rows: no index travels, sums stay sums, and a lost packet costs its weight alone."""
+
+    def __init__(self, count: int) -> None:
+        if type(count) is not int or not 1 <= count <= MOST_FRAGMENTS:
+            raise OptionError(f"fragments is {count!r}, wanted 1 to {MOST_FRAGMENTS}")
+        self.count = count
+
+    def of(self, number: int) -> int:
+        return (number + number // (TURNS * self.count)) % self.count
+
+    def rows(self, tensors: Sequence[Tensor], fragment: int) -> list[Tensor]:
+        """Views of the fragment's rows, one for each tensor. Those of a tensor may be none."""
+        return [
+            (one.view(1) if one.dim() == 0 else one)[(fragment + at) % self.count :: self.count]
+            for at, one in enumerate(tensors)
+        ]
+
+    def gather(self, tensors: Sequence[Tensor], fragment: int) -> Floats:
+        found = torch.cat([one.reshape(-1) for one in self.rows(tensors, fragment)])
+        values: Floats = found.numpy().astype(np.float32, copy=False)
+        return values
+
+    def scatter(self, values: Floats, tensors: Sequence[Tensor], fragment: int) -> None:
+        """Writes the fragment's values to where :meth:`gather` had them from."""
+        flat, begin = torch.from_numpy(values), 0
+        for view in self.rows(tensors, fragment):
+            view.copy_(flat[begin : begin + view.numel()].view(view.shape))
+            begin += view.numel()
+
+
+WHOLE: Final = Fragments(1)
+
+
+class OneRound:
+    """One round, maybe on a thread of its own; ``values`` has what it makes of ``before`` less
+    ``origin``, a tensor for each of the first, or none. ``at`` is this peer's steps before it,
+    ``timeout`` the seconds for all of it, ``fragments`` those of which the round averages one."""
+
+    def __init__(
+        self,
+        averager: MoshpitAverager,
+        values: list[Tensor],
+        weight: float,
+        timeout: float,
+        at: int,
+        fragments: Fragments = WHOLE,
+        origin: Sequence[Tensor] = (),
+    ) -> None:
+        self._averager = averager
+        self.at = at
+        self.before = values
+        self.values = [value.clone() for value in values]
+        for value, begin in zip(self.values, origin, strict=False):
+            value.sub_(begin)
+        self._fragments = fragments
+        self._how = weight, timeout
+        self._report: RoundReport | None = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Has the round, on this thread."""
+        try:
+            self._report = self._averager.step_on(
+                self.values, *self._how, fragments=self._fragments
+            )
+        except Exception as error:  # the thread that asks for the result raises it
+            self._error = error
+
+    def start(self) -> None:
+        self._thread = start_thread(self.run, "moshpit round")
+
+    @property
+    def is_over(self) -> bool:
+        """True if :meth:`result` waits for nothing."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def result(self) -> RoundReport:
+        """Waits for its end. OperationTimeout: no group formed in time. RendezvousError: it was
+        refused."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None
+        return self._report

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from lossycoll.errors import CheckpointError, OptionError
 
-COMPILED: Final = "_orig_mod."
-"""In names of what ``torch.compile`` has wrapped."""
+COMPILED: Final = "_orig_mod."  # in names of what ``torch.compile`` has wrapped
 OF_SCHEDULES: Final = ("lr", "initial_lr")
 """Settings of an optimizer that each peer's own scheduler has."""
 MOST_NAMED: Final = 3
@@ -37,10 +36,8 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Takes what :func:`model_state` returned, compiled or not.
-
-    OptionError: it has other names. RuntimeError: it has other shapes.
-    """
+    """Takes what :func:`model_state` returned, compiled or not. OptionError: it has other names.
+    RuntimeError: it has other shapes."""
     names = _names(model)
     if differ := sorted(names.keys() ^ state.keys()):
         raise OptionError(
@@ -51,11 +48,9 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Takes an optimizer's state.
-
-    Settings that only one of the two has stay as they are here, as other versions of torch have
-    others; so do learning rates, which are schedulers'. OptionError: it is of other parameters.
-    """
+    """Takes an optimizer's state. Settings that only one of the two has stay as they are here, as
+    other versions of torch have others; so do learning rates, which are schedulers'. OptionError:
+    it is of other parameters."""
     groups = optimizer.state_dict()["param_groups"]
     theirs = state["param_groups"]
     sizes = [[len(group["params"]) for group in some] for some in (groups, theirs)]
@@ -70,16 +65,13 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
-PART: Final = ".part"
-"""Suffix of a file that isn't whole yet."""
+PART: Final = ".part"  # suffix of a file that isn't whole yet
 
 
 def write(path: PathLike, state: Any) -> int:
-    """Writes a state beside the file, and puts it in its place when all of it is on the disk.
-
-    The state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
-    CheckpointError: it can't be written (the disk is full, say); what was there is as it was.
-    """
+    """Writes a state beside the file, and puts it in its place when all of it is on the disk. The
+    state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
+    CheckpointError: it can't be written (the disk is full, say); what was there is as it was."""
     wanted = Path(path).resolve()  # what a link leads to, not the link
     # Other peers may write there, from this process or with the same number on another machine.
     part = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
@@ -111,9 +103,7 @@ def _remove(part: Path) -> None:
 
 def read(path: PathLike, take: Callable[[Any], None]) -> None:
     """Gives ``take`` what :func:`write` wrote. No code that a file may have is run.
-
-    CheckpointError: the file isn't there, isn't whole, or isn't one that ``take`` can use.
-    """
+    CheckpointError: the file isn't there, isn't whole, or isn't one that ``take`` can use."""
     name = f"checkpoint {os.fspath(path)}"
     try:
         with Path(path).open("rb") as file:

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -30,16 +31,14 @@ from lossycoll.errors import (
     OptionError,
     RendezvousError,
 )
-from lossycoll.runtime.swarm.agreement import AVERAGE
 from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
-from .averager import MoshpitAverager, averaged, check_weight
+from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_weight
 from .checkpoint import load_model, load_optimizer, model_state
-from .fragments import Fragments
-from .one_round import OneRound
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
@@ -50,15 +49,12 @@ MOST_STATES: Final = 16
 MOST_BYTES: Final = 1 << 26
 
 MOST_DONORS: Final = 127
-MOST_KEPT: Final = 0.5
-"""A round of which less came is none to begin with."""
+MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
-REPORTS: Final = 16
-"""Reports of a peer's samples between rounds, if all are equally fast."""
+REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
-AGAIN_SECONDS: Final = 0.2
-"""After donors that have failed."""
+AGAIN_SECONDS: Final = 0.2  # after donors that have failed
 
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
@@ -173,14 +169,10 @@ class MoshpitSGD(Optimizer):
         self._every = every
         self._every_seconds = every_seconds
         self._target = target_samples or 0
-        self._began = time.monotonic()
-        """When the latest round did."""
-        self._has_warned = False
-        """That no round begins."""
-        self._sick_buffers: list[str] = []
-        """Names that were told."""
-        self._calls = 0
-        """Calls of :meth:`step` whose gradients have added up."""
+        self._began = time.monotonic()  # when the latest round did
+        self._has_warned = False  # that no round begins
+        self._sick_buffers: list[str] = []  # names that were told
+        self._calls = 0  # calls of :meth:`step` whose gradients have added up
         self._samples = self._since = self._reported = 0
         """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
@@ -191,16 +183,13 @@ class MoshpitSGD(Optimizer):
         self._anchors = [
             [one.detach().clone().float() for one in self._fragments.rows(self._parameters, part)]
             for part in range(fragments if outer else 0)
-        ]
-        """Parameters of the outer optimizer, of each fragment, as its latest round ended."""
+        ]  # parameters of the outer optimizer, of each fragment, as its latest round ended
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
         self._model = model
-        self._latest = 0
-        """The round that the parameters have had last."""
-        self._latest_at = 0
-        """After how many steps it began."""
+        self._latest = 0  # the round that the parameters have had last
+        self._latest_at = 0  # after how many steps it began
         self._offers = False
         self._changing = threading.Lock()
         """Lock that a donor of the state takes between two changes."""
@@ -377,7 +366,6 @@ class MoshpitSGD(Optimizer):
             self._tell_sick_buffers()
 
     def _tell_sick_buffers(self) -> None:
-        """Says once which buffers of a sick peer no round heals."""
         named = self._model.named_buffers()
         sick = [name for name, one in named if not bool(one.isfinite().all())]
         if sick and sick != self._sick_buffers:
@@ -414,17 +402,15 @@ class MoshpitSGD(Optimizer):
         if self._of_pseudo:
             origin = [torch.empty_like(p, dtype=torch.float32) for p in self._parameters]
             for part, anchors in enumerate(self._anchors):
-                for view, anchor in zip(self._rows(origin, part), anchors, strict=True):
+                for view, anchor in zip(self._fragments.rows(origin, part), anchors, strict=True):
                     view.copy_(anchor)
         how = weight, timeout, self._steps, self._fragments, origin
         return OneRound(self._averager, self._values(), *how)
 
-    def _rows(self, tensors: list[Tensor], part: int) -> list[Tensor]:
-        return self._fragments.rows(tensors, part)
-
     def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> None:
         """Adds what a round has changed in a fragment: steps that were taken meanwhile stay."""
-        ends = self._rows(means, part)
+        rows = self._fragments.rows
+        ends = rows(means, part)
         if self._outer is not None:
             anchors = self._anchors[part]
             for anchor, mean in zip(anchors, ends, strict=False):
@@ -433,10 +419,10 @@ class MoshpitSGD(Optimizer):
             for anchor in anchors:  # the next fragment's step is none of this one
                 anchor.grad = None
             ends = [*anchors, *ends[len(anchors) :]]
-        whole = self._rows(self._values() if self._delayed else before, part)
+        whole = rows(self._values() if self._delayed else before, part)
         averages = [*self._parameters, *self._buffers]
-        begins, owns = self._rows(before, part), self._rows([p.detach() for p in averages], part)
-        rests = self._rows(self._rests(), part)
+        begins, owns = rows(before, part), rows([p.detach() for p in averages], part)
+        rests = rows(self._rests(), part)
         for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
             value = whole[number] + (end - begin) if self._delayed else end
             own.copy_(value)
@@ -542,7 +528,10 @@ class MoshpitSGD(Optimizer):
             sources = 0 if taken is None else taken.donors
             if taken is not None:
                 own, came = taken.snapshot, came + taken.bytes
-                self._load(own, first)
+                skeleton, data, newest = own.skeleton, own.data, own.round
+                self._take_whole(
+                    partial(unpacked, skeleton, data), newest, first, "the others' state"
+                )
                 self._samples = own.samples
                 self._tell_progress()
             number += 1
@@ -622,15 +611,6 @@ class MoshpitSGD(Optimizer):
         """Kinds of the optimizers, which a state must have to be for them."""
         outer = [] if self._outer is None else [self._outer]
         return [type(one).__name__ for one in (*self._inner, *outer)]
-
-    def _load(self, snapshot: Snapshot, own: Snapshot) -> None:
-        """``own``: what is to be here if it can't be."""
-        self._take_whole(
-            lambda: unpacked(snapshot.skeleton, snapshot.data),
-            snapshot.round,
-            own,
-            "the others' state",
-        )
 
     def _take_whole(
         self, state_of: Callable[[], Any], latest: int, own: Snapshot, whose: str

@@ -11,7 +11,7 @@ import pytest
 
 from lossycoll.errors import OptionError
 from lossycoll.plan.lowbit import Floats
-from lossycoll.runtime.swarm.bounded import BoundedRound, movement, typical
+from lossycoll.runtime.swarm.means import BoundedRound
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together
 
@@ -127,17 +127,3 @@ def test_few_bits_are_refused_with_it(stack: ExitStack) -> None:
     (one,) = peers(stack, directory(stack, None), ["a"], None)
     with pytest.raises(OptionError, match="max_norm is 3 and the wire int8, wanted no wire"):
         one.averages(SCHEMA, wire="int8", max_norm=3.0)
-
-
-def test_what_movements_are_compared_with() -> None:
-    came = np.ones(2, np.bool_)
-    reference = np.zeros(2, np.float32)
-    assert movement(np.array([3, 3], np.float32), reference, came) == pytest.approx(3)
-    assert movement(np.array([1e38, 3], np.float32), reference, came) == pytest.approx(
-        1e38 / 2**0.5
-    )
-    assert movement(np.array([np.nan, 3], np.float32), reference, came) == np.inf
-    assert movement(np.array([np.nan, 3], np.float32), reference, ~came) == 0
-    assert typical(2.0, [2.0, 9.0]) == 2.0
-    assert typical(2.0, [2.0, 9.0, 5.0]) == 5.0
-    assert typical(2.0, [2.0, 1000.0, 2.5, 1e9][:3]) == 2.5

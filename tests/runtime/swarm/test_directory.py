@@ -19,7 +19,7 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
-from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
+from lossycoll.runtime.swarm.directory_tables import FIRST_UNREACHABLE, KEPT_SECONDS
 from lossycoll.runtime.swarm.peer import KNOWN
 from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
@@ -34,7 +34,6 @@ from lossycoll.runtime.swarm.protocol import (
     Offers,
     Refused,
 )
-from lossycoll.runtime.swarm.unreachable import FIRST_UNREACHABLE
 
 SCHEMA = "5c" * 16
 
@@ -99,24 +98,6 @@ def test_whoever_owns_a_part_is_dealt_anew_in_each_round(
             first[members[0]] += 1
             groups_of[members] += 1 / len(members)
     assert (np.abs(first - groups_of) < 4 * np.sqrt(groups_of)).all()
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (2, 2, 2), (8,), (3, 5)])
-def test_a_full_grid_agrees_after_as_many_rounds_as_axes(shape: tuple[int, ...]) -> None:
-    swarm = Swarm(*shape)
-    count = int(np.prod(shape))
-    for number in range(count):
-        swarm.come(f"peer {number}")
-    mean = sum(swarm.values.values()) / count
-    for turn in range(3 * len(shape)):
-        swarm.ready(*swarm.values)
-        groups = swarm.form()
-        assert {group.round for group in groups} == {turn}
-        assert {len(group.members) for group in groups} == {shape[turn % len(shape)]}
-        assert sorted(one for group in numbers(groups) for one in group) == list(range(count))
-        if turn >= len(shape) - 1:
-            assert max(abs(value - mean) for value in swarm.values.values()) < 1e-12
-    assert len({group.number for group in groups}) == len(groups)
 
 
 def test_lines_go_on_by_themselves_as_far_as_they_can() -> None:

@@ -59,7 +59,7 @@ def test_a_round_is_the_twins_to_the_bit(wire: str, stack: ExitStack) -> None:
     each = elements_of(encoding, "f32", members[0]._payload)
     for count in (1, 31, each - 1, each + 1, 4 * each, 9 * each + 5):
         for one in members:
-            one._means.owed = np.zeros(0, np.float32)
+            one.means.owed = np.zeros(0, np.float32)
         values = [rounded_elements("f32", count, rng) for _ in members]
         sent = [x.copy() for x in values]
         reports = together(members, values, WEIGHTS)
@@ -109,7 +109,7 @@ def test_weights_are_exact_whatever_is_lost(wire: str, loss: float, stack: ExitS
     some = [s for n in range(1, 5) for s in combinations(range(4), n)]
     means = {np.average([1.0 + i for i in s], weights=[weights[i] for i in s]) for s in some}
     seen: set[float] = set()
-    count = 60 * members[0]._means.per_packet + 7
+    count = 60 * members[0].means.per_packet + 7
     # Groups of one value travel as it is; bf16 and fp16 round the mean, and nothing else.
     near = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(wire, 1e-6)
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_weights_are_exact_whatever_is_lost(wire: str, loss: float, stack: ExitS
             assert_equal_bits(values)
             assert {one.contributions for one in reports} == {4.0}
         for one in members:
-            one._means.owed = np.zeros(0, np.float32)
+            one.means.owed = np.zeros(0, np.float32)
     assert (len(seen) > 6) == bool(loss), "the fault did not happen"
 
 
@@ -131,7 +131,7 @@ def test_weights_are_exact_whatever_is_lost(wire: str, loss: float, stack: ExitS
 def test_values_that_cannot_be_cost_their_packets(wire: str, stack: ExitStack) -> None:
     """In this round, and nothing in the next."""
     members = peers(stack, wire, 2)
-    each = members[0]._means.per_packet
+    each = members[0].means.per_packet
     values = [np.full(40 * each + 3, 1.0, np.float32), np.full(40 * each + 3, 3.0, np.float32)]
     values[1][5 * each + 7] = np.nan
     values[1][30 * each] = np.inf
@@ -167,7 +167,7 @@ def test_small_steps_add_up(wire: str, count: int, stack: ExitStack) -> None:
         for number in range(1, 61):
             for i, one in enumerate(members):
                 if not remembers:
-                    one._means.owed = np.zeros(0, np.float32)
+                    one.means.owed = np.zeros(0, np.float32)
                 values[i] += np.float32(step / 10) * moves
             together(members, values)
             assert_equal_bits(values)
@@ -198,7 +198,7 @@ def test_what_is_owed_makes_no_grid_coarser(wire: str, stack: ExitStack) -> None
     for one, value in zip(members, values, strict=True):
         # An end of a grid is rounded, to a 2^14th.
         assert float(np.abs(value).max()) < 1.01 * float(np.abs(begin).max())
-        assert float(np.abs(one._means.owed).max()) < 2 * float(np.ptp(begin))
+        assert float(np.abs(one.means.owed).max()) < 2 * float(np.ptp(begin))
 
 
 def test_those_that_bring_nothing_get_the_same(stack: ExitStack) -> None:

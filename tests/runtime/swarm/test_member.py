@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")
 SCHEMA = "5c" * 16
+NOTHING_MOVED = SimpleNamespace(contributions=1.0, kept=1.0, refused=())
+"""An exchange that a test has stood in for."""
 
 
 @pytest.fixture
@@ -175,7 +178,7 @@ def test_a_peer_that_dies_in_a_round_costs_its_share_alone(stack: ExitStack) -> 
     """It says that it is ready, and is never heard of by the engine."""
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
-    members[2]._exchange = lambda *rest: members[2]._client.close() or (1.0, 1.0, ())  # type: ignore
+    members[2]._exchange = lambda *rest: members[2].client.close() or NOTHING_MOVED  # type: ignore
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)
     assert [one.missing for one in reports[:2]] == [(2,), (2,)]
@@ -210,7 +213,7 @@ def test_refusals_and_addresses_that_are_dead(stack: ExitStack) -> None:
         other.averages("77" * 16)
     with pytest.raises(RendezvousError, match="peer 'b': '3y3' is no grid"):
         SwarmMember.averages(alone(stack, "b"), SCHEMA, "3y3")
-    assert other.names() == ("a", "b")
+    assert other.client.names() == ("a", "b")
     with pytest.raises(RendezvousError, match="a peer named 'a' is there; choose another name"):
         SwarmMember([place], name="a")
     with pytest.raises(RendezvousError, match=r"no directory answers at 127.0.0.1:1 within 1 s"):
@@ -254,10 +257,10 @@ def test_a_peer_that_dies_together_with_the_directory_is_not_waited_for(stack: E
     """Nobody is left who was told both who was in the group and that one of it has gone."""
     first, members = of_two_directories(stack)
 
-    def die(*rest: object) -> tuple[float, float, tuple[int, ...]]:
+    def die(*rest: object) -> object:
         first.close()
-        members[2]._client.close()
-        return 1.0, 1.0, ()
+        members[2].client.close()
+        return NOTHING_MOVED
 
     members[2]._exchange = die  # type: ignore[assignment]
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
@@ -274,14 +277,14 @@ def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> 
     for turn in range(3):
         values = [np.full(500, float(peer), np.float32) for peer in range(3)]
         if turn == 1:
-            members[1]._client._broken.set()  # as a directory does to one that is overdue
-            members[1]._client._nudge()
+            members[1].client._broken.set()  # as a directory does to one that is overdue
+            members[1].client._nudge()
         if turn == 2:
             with pytest.raises(OperationTimeout, match=r"peer 1: no round began within 0\.2 s"):
                 members[1].average(values[1], 1.0, timeout=0.2)
         # It asks over its new connection, by which it has said all else before.
-        until(lambda: members[1]._client._broken.is_set() is False)
-        until(lambda: members[1].names() == ("a", "b", "c"))
+        until(lambda: members[1].client._broken.is_set() is False)
+        until(lambda: members[1].client.names() == ("a", "b", "c"))
         reports = together(members, values)
         assert {one.failure for one in reports} == {""}
         assert all(np.allclose(one, 1.0) for one in values)

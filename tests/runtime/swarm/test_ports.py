@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.swarm import ports
-from lossycoll.runtime.swarm.ports import TRIES, bound_to
+from lossycoll.runtime.swarm import server as ports
+from lossycoll.runtime.swarm.server import TRIES, bound_to
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

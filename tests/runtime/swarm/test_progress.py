@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from lossycoll.runtime.swarm.agreement import digest_of, text_of
 from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE
-from lossycoll.runtime.swarm.progress import MOST_SAMPLES, MOST_TARGETS
+from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,
@@ -18,6 +17,8 @@ from lossycoll.runtime.swarm.protocol import (
     Here,
     Joined,
     Offers,
+    digest_of,
+    text_of,
 )
 from tests.runtime.swarm.test_directory import SCHEMA, Swarm, join, numbers
 
@@ -37,7 +38,7 @@ def silent(swarm: Swarm, name: str, **changes: object) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 4), (3, 5)])
 def test_a_full_grid_is_exact_in_whatever_order_peers_begin(
     shape: tuple[int, ...], seed: int
 ) -> None:

@@ -86,7 +86,7 @@ class Parts:
         """Returns when all are with the one directory, and it knows what they average."""
         until(lambda: names(self.one) == set("abcdx" + also), seconds=30)
         for member in self.all:
-            member.names()
+            member.client.names()
 
     @property
     def all(self) -> list[SwarmMember]:
@@ -117,7 +117,7 @@ def test_halves_become_one(
     until(lambda: parts.two._merge.to is None)
     late = SwarmMember([place(parts.two)], name="late", secret=secret)
     stack.callback(late.close)  # it has been sent on
-    assert set(late.names()) == {*"abcdx", "late"}
+    assert set(late.client.names()) == {*"abcdx", "late"}
 
 
 def test_one_port_is_enough_for_another_number(
@@ -139,7 +139,7 @@ def test_one_port_is_enough_for_another_number(
     until(lambda: names(one) == set("abcx"), seconds=20)
     until(lambda: old[3].number == 3)
     for member in old:
-        member.names()
+        member.client.names()
     mean(old, [1.0, 2.0, 3.0, 7.0])
 
 
@@ -149,7 +149,7 @@ def test_a_redirected_peer_asks_for_its_reflexive_address(
     """By its old number, or by another one. What the former engine hears is of no matter then."""
     monkeypatch.setattr(directory_tables, "KEPT_SECONDS", 0.0)
     parts, seen = Parts(stack), ("203.0.113.9", 4711)
-    observer, former = parts.one._reflexive, parts.second[0]._endpoint
+    observer, former = parts.one.reflexive, parts.second[0]._endpoint
     answer = observer._answer
     monkeypatch.setattr(observer, "_answer", lambda data, source: answer(data, seen))
     assert former is not None
@@ -176,7 +176,7 @@ def test_a_round_that_is_on_ends_before_its_peers_turn(stack: ExitStack) -> None
     slow = parts.second[1]
     exchange = slow._exchange
 
-    def wait(*rest: Any) -> tuple[float, float]:
+    def wait(*rest: Any) -> Any:
         entered.set()
         leave.wait(30)
         return exchange(*rest)
@@ -406,7 +406,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
     swarms[-1].wait_for(7, 20.0)
-    until(lambda: all(len(one.member.directories) == 7 for one in swarms))
+    until(lambda: all(len(one.member.client.directories) == 7 for one in swarms))
     for process in (first, second):
         os.kill(process.process.pid, signal.SIGKILL)
     for count in (5, 4, 3, 2):
@@ -415,10 +415,11 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         reports = mean([one.member for one in swarms], list(range(count)))
         assert {len(one.members) for one in reports} == {count}
         assert elected.address
-        until(lambda server=server: server.reflexive_counts.answered > 0)  # type: ignore[misc]
+        until(lambda server=server: server.reflexive.counts["answered"] > 0)  # type: ignore[misc]
         swarms.remove(elected)
         elected.close()
-    newcomer = Swarm(join=[f"{h}:{p}" for h, p in swarms[0].member.heard], secret=TEXT, name="z")
+    heard = [f"{host}:{port}" for host, port in swarms[0].member.client.heard]
+    newcomer = Swarm(join=heard, secret=TEXT, name="z")
     stack.callback(newcomer.close)
     newcomer.wait_for(2, 20.0)
 
@@ -433,7 +434,7 @@ def test_those_that_listened_find_the_swarm_when_they_come_back(stack: ExitStack
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.directories) == 4 for one in swarms))
+    until(lambda: all(len(one.member.client.directories) == 4 for one in swarms))
     places = [first.address, second.address]
     second.close()
     first.close()
@@ -478,11 +479,11 @@ def test_two_that_were_elected_at_once_become_one(stack: ExitStack) -> None:
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.directories) == 5 for one in swarms))
+    until(lambda: all(len(one.member.client.directories) == 5 for one in swarms))
     for swarm in swarms[:2]:  # each takes itself for the next
-        own = swarm.member._client._directories._own
+        own = swarm.member.client._directories._own
         assert own is not None
-        swarm.member._client._directories.prefer((first.member.address, 1), own)
+        swarm.member.client._directories.prefer((first.member.address, 1), own)
     assert first._server is not None
     first._server.close()
     first.close()

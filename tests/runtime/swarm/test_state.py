@@ -100,14 +100,6 @@ def test_each_chunk_comes_from_one_that_has_it() -> None:
     assert counts[0] >= 2  # those that the other one doesn't have
 
 
-def test_what_is_here_does_not_come_again() -> None:
-    wanted = snapshot(5 * CHUNK + 100)
-    gathering = Gathering(wanted.manifest(), changed(wanted, 3))
-    assert gathering.kept == 5
-    assert gathered(gathering, wanted) == [1]
-    np.testing.assert_array_equal(gathering.data, wanted.data)
-
-
 def test_whoever_waits_gets_what_another_gives_back() -> None:
     """One takes all that there is, and fails; the other waits for just that."""
     wanted = snapshot(3 * CHUNK)
@@ -120,19 +112,6 @@ def test_whoever_waits_gets_what_another_gives_back() -> None:
     assert gathered(gathering, wanted) == [3]
     timer.join()
     assert gathering.complete
-
-
-def test_a_chunk_that_is_another_is_not_taken() -> None:
-    wanted = snapshot(2 * CHUNK)
-    gathering = Gathering(wanted.manifest())
-    (number,) = gathering.take({wanted.manifest().digests[1]: 0}, 8)
-    assert number == 1
-    gathering.room(1)[:] = changed(wanted, 1).chunks()[1]
-    assert not gathering.put(1)
-    gathering.give_back([1])
-    assert not gathering.complete
-    assert gathered(gathering, wanted) == [2]
-    np.testing.assert_array_equal(gathering.data, wanted.data)
 
 
 def test_a_donor_that_has_nothing_of_it_is_asked_for_nothing() -> None:

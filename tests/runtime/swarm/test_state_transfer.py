@@ -46,7 +46,7 @@ class Peers:
     def donor(self, name: str, state: Snapshot, schema: str = SCHEMA) -> SwarmMember:
         one = self.come(name, schema)
         one.offers(lambda: state)
-        one.names()  # the directory has heard of the offer
+        one.client.names()  # the directory has heard of the offer
         return one
 
 
@@ -177,7 +177,7 @@ def test_the_only_donor_leaves(peers: Peers) -> None:
 
     one = peers.come("one")
     one.offers(state)
-    one.names()
+    one.client.names()
     newcomer = peers.come("newcomer")
     found: list[LossyError] = []
 
@@ -227,7 +227,7 @@ def test_a_donor_that_has_trouble_says_so_at_once(peers: Peers) -> None:
 
     one = peers.come("one")
     one.offers(fails)
-    one.names()
+    one.client.names()
     newcomer = peers.come("newcomer")
     began = time.monotonic()
     with pytest.raises(LossyError, match="can't send its state: 'a hook of the training'"):
@@ -249,7 +249,7 @@ def test_more_newcomers_than_a_donor_serves_at_once(peers: Peers) -> None:
 
     one = peers.come("one")
     one.offers(state)
-    one.names()
+    one.client.names()
     newcomers = [peers.come(f"newcomer {i}") for i in range(MOST_DONATIONS + 2)]
     found: list[object] = []
 
@@ -282,7 +282,7 @@ def test_a_quiet_donor_is_not_waited_for(peers: Peers) -> None:
 
     quiet = peers.come("quiet")
     quiet.offers(state)
-    quiet.names()
+    quiet.client.names()
     newcomer = peers.come("newcomer")
     began = time.monotonic()
     try:
@@ -299,7 +299,7 @@ def test_a_quiet_donor_is_not_waited_for(peers: Peers) -> None:
 def test_what_is_no_longer_offered_has_no_donor(peers: Peers) -> None:
     one = peers.donor("one", snapshot(1))
     one.averages(SCHEMA)  # anew: of another training, perhaps
-    one.names()
+    one.client.names()
     assert peers.come("newcomer").fetch_state(None, 4, MOST) is None
 
 
@@ -309,7 +309,7 @@ def test_a_donor_asked_for_what_there_is_not(
     peers.donor("a", snapshot(1))
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
-    (transfer,) = newcomer._client.transfers(1, 10.0)
+    (transfer,) = newcomer.client.transfers(1, 10.0)
     pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)  # type: ignore[union-attr]
     size = np.zeros(1, np.uint64)
     pair.move([size.view(np.uint8)], state_transfer.DONOR)

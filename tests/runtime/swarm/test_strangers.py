@@ -267,7 +267,7 @@ def test_a_forked_child_disturbs_no_swarm_of_its_parent(secret: Secret | None) -
         process = os.fork()
         if process == 0:
             try:
-                assert all(one._client._transport._transport.closed for one in members)  # type: ignore[attr-defined]
+                assert all(one.client._transport._transport.closed for one in members)  # type: ignore[attr-defined]
             except BaseException:
                 os._exit(1)
             os._exit(0)

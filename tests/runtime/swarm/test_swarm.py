@@ -83,8 +83,8 @@ def test_directories_take_over_from_one_another(stack: ExitStack) -> None:
 
 def test_what_cannot_be(stack: ExitStack) -> None:
     for arguments, why in (
-        ({"listen": "7000"}, "'7000' is no host:port"),
-        ({"listen": "127.0.0.1:70000"}, "is no host:port"),
+        ({"listen": "7000"}, "'7000' is no HOST:PORT"),
+        ({"listen": "127.0.0.1:70000"}, "is no HOST:PORT"),
         ({"join": "127.0.0.1:7000"}, "wanted a list of host:port"),
         ({"secret": "short"}, "has 5 bytes, but a secret has 16 to 4096"),
     ):

@@ -20,7 +20,7 @@ from lossycoll.runtime.swarm.directory_transport import TransportConnection, Zmq
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Here, Join, Ready, pack
 from lossycoll.runtime.swarm.swarm import Swarm
-from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together
+from tests.runtime.swarm.test_member import NOTHING_MOVED, SCHEMA, directory, peers, together
 
 SECRET = "a secret of tests"
 
@@ -79,7 +79,7 @@ def test_a_directory_that_never_answers_is_none(
     place = directory(stack, None)
     one = SwarmMember([("127.0.0.1", silent.getsockname()[1]), place], name="a", timeout=5.0)
     stack.callback(one.close)
-    assert one.names() == ("a",)
+    assert one.client.names() == ("a",)
 
 
 def test_one_that_stands_by_says_whom_to_ask(stack: ExitStack) -> None:
@@ -92,8 +92,8 @@ def test_one_that_stands_by_says_whom_to_ask(stack: ExitStack) -> None:
     assert not second._server._directory.peers
     third.wait_for(3, 5.0)
     assert first.peers() == second.peers() == third.peers() == ("a", "b", "c")
-    third.member._client._broken.set()  # and so it is after its connection has broken
-    third.member._client._nudge()
+    third.member.client._broken.set()  # and so it is after its connection has broken
+    third.member.client._nudge()
     assert third.peers() == ("a", "b", "c")
 
 
@@ -128,7 +128,7 @@ def test_who_waits_is_told_when_the_swarm_is_closed(stack: ExitStack) -> None:
         with pytest.raises(ClosedError, match="peer 'a' has left the swarm"):
             one.average(np.zeros(100, np.float32), timeout=60.0 + again)
     with pytest.raises(ClosedError):
-        one.names()
+        one.client.names()
 
 
 def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> None:
@@ -137,12 +137,12 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
     one, other = peers(stack, place, "ab", None)
     entered, leave = threading.Event(), threading.Event()
 
-    def stay(paths: Any, group: Any, *rest: object) -> tuple[float, float]:
+    def stay(paths: Any, group: Any, *rest: object) -> object:
         rank = [member.number for member in group.members].index(other.number)
         other._engine_of(paths, group.number, group.members, rank)
         entered.set()
         leave.wait(20)
-        return 1.0, 1.0, ()
+        return NOTHING_MOVED
 
     other._exchange = stay  # type: ignore[assignment]
     reports: list[Any] = []
@@ -197,7 +197,7 @@ def test_without_a_directory_nobody_turns_in_circles(
     monkeypatch.setattr(ZmqDirectoryTransport, "reach", counted)
     for _ in range(20):
         with pytest.raises(OperationTimeout, match="no answer of a directory for 0"):
-            one.names(0.05)
+            one.client.names(0.05)
     assert 1 <= len(tries) < 10
 
 
@@ -205,8 +205,8 @@ def test_a_member_that_cannot_be_reached_costs_its_share(stack: ExitStack) -> No
     """Its address is of another family than the others'."""
     place = directory(stack, None)
     members = peers(stack, place, "abc", None)
-    members[2]._client.say(Here("::1", 4711))
-    members[2]._exchange = lambda *rest: (1.0, 1.0, ())  # type: ignore[assignment]
+    members[2].client.say(Here("::1", 4711))
+    members[2]._exchange = lambda *rest: NOTHING_MOVED  # type: ignore[assignment]
     time.sleep(0.2)
     values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
     reports = together(members, values)
@@ -238,10 +238,10 @@ def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack
     values = [np.full(100, float(i), np.float32) for i in range(2)]
     together(members, values)
     for member in members:
-        for incarnation in list(member._client._partners.values()):
+        for incarnation in list(member.client._partners.values()):
             member._lost(incarnation)
     assert members[0]._endpoint is not None
-    assert all(map(members[0]._endpoint.paths.has_gone, members[0]._client._partners.values()))
+    assert all(map(members[0]._endpoint.paths.has_gone, members[0].client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):
         one.fill(value)
     reports = together(members, values)

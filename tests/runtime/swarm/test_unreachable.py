@@ -7,7 +7,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from lossycoll.runtime.swarm.unreachable import (
+from lossycoll.runtime.swarm.directory_tables import (
     FIRST_UNREACHABLE,
     MOST_UNREACHABLE,
     UnreachablePairs,

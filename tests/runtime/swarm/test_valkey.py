@@ -24,9 +24,8 @@ from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.nat_agent import NatAgent
 from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, Spare, pack
 from lossycoll.runtime.swarm.swarm import Swarm
-from lossycoll.runtime.swarm.valkey_notice import Notices
 from lossycoll.runtime.swarm.valkey_relay import _ClientConnection
-from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
+from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.runtime.swarm.test_swarm import Peer
 from tests.support.swarm_peer import VALUES
@@ -128,9 +127,9 @@ def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
         assert swarm._server is None
         assert member._endpoint is not None
         assert member._endpoint.nat_agent.reflexive_address(1e6) is None
-        (here,) = [one for one in member._client._standing if isinstance(one, Here)]
+        (here,) = [one for one in member.client._standing if isinstance(one, Here)]
         assert ((here.host, here.port), here.others) == (member._endpoint.place, ())
-        assert not [one for one in member._client._standing if isinstance(one, Spare | Serves)]
+        assert not [one for one in member.client._standing if isinstance(one, Spare | Serves)]
     (first,) = serving(swarms)
     assert first._relay is not None
     assert first._relay._directory is not None

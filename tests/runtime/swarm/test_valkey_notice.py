@@ -12,8 +12,14 @@ import pytest
 from lossycoll.runtime.keys.secret import secret_of
 from lossycoll.runtime.swarm.directory import LEASE
 from lossycoll.runtime.swarm.directory_tables import KEPT_SECONDS
-from lossycoll.runtime.swarm.valkey_notice import GRACE_SECONDS, Claimed, Notice, Notices
-from lossycoll.runtime.swarm.valkey_server import ValkeyServer, ValkeyUrl
+from lossycoll.runtime.swarm.valkey_server import (
+    GRACE_SECONDS,
+    Claimed,
+    Notice,
+    Notices,
+    ValkeyServer,
+    ValkeyUrl,
+)
 from tests.support.valkey import Server
 
 SESSION = "5c" * 8

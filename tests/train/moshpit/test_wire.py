@@ -97,7 +97,7 @@ def train(swarms: Sequence[Swarm], wire: str | None, forgets: bool) -> tuple[flo
             assert report is not None
             assert (report.failure, report.kept) == ("", 0.0)
             if forgets:
-                swarms[peer].member._means.owed = np.zeros(0, np.float32)
+                swarms[peer].member.means.owed = np.zeros(0, np.float32)
         return nn.functional.mse_loss(own(inputs), labels).item()
 
     return all_do(work)[0], models

@@ -158,6 +158,8 @@ uint32_t lc_size_probes(lc_packet_size *s, uint64_t now, uint64_t rto_ns,
         n = add(s, sizes, n, FIRST, sizeof FIRST / sizeof *FIRST);
     }
     s->attempts++;
+    if (!s->is_found && s->attempts == FIRST_ATTEMPTS - 1)
+        s->heard = 0; /* a path that has gone silent since says nothing of sizes either */
     s->asked_ns = now;
     if (s->is_found)
         wait_longer(s, now);

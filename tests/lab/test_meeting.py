@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lossycoll.lab import Lab
+from lossycoll.lab import Lab, Link, Network
 from lossycoll.lab.job import MASTER_PORT
 from tests.support.lab_kit import ROOT, needs_lab
 
@@ -60,3 +60,12 @@ def test_two_hosts_that_give_the_address_of_docker0_are_named() -> None:
         assert text.startswith(f"lossycoll.errors.RendezvousError: rank {rank}/2: "), text
         assert "rank 0 and rank 1 are on two machines" in text
         assert "172.17.0.1 (docker0 and docker0)" in text
+
+
+@pytest.mark.long
+def test_hosts_that_are_far_apart_meet() -> None:
+    """By satellite, say: a connection takes seconds, several times a member's first patience."""
+    with Lab(Network(hosts=2, link=Link(delay_ms=250))) as lab:
+        command = [sys.executable, "-c", f"{JOIN}; dist.barrier(); dist.destroy_process_group()"]
+        ended = lab.run(command, {**ENVIRONMENT, "LOSSYCOLL_LIVENESS": "10"}, timeout=240)
+    assert not any(one.code for one in ended), ended

@@ -505,6 +505,13 @@ LINKS = (
         "native:test_packet_size",
     ),
     mutation(
+        "a path that has gone silent is said to carry small packets",
+        "native/packet_size.c",
+        "        s->heard = 0; /* a path",
+        "        ; /* a path",
+        "native:test_packet_size",
+    ),
+    mutation(
         "a packet size is looked for by one probe of the wanted one",
         "native/packet_size.c",
         "        sizes[n++] = s->want;\n        n = add",

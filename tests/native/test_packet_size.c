@@ -426,6 +426,25 @@ static void test_doubts(void) {
     }
 }
 
+/* What came before a path went silent says nothing of its size; what comes beside the last probes
+ * says that larger packets vanish. */
+static void test_silence_is_no_size(void) {
+    for (int heard = 0; heard < 2; heard++) {
+        uint64_t now = 1000 * MS;
+        lc_packet_size s;
+        uint32_t sizes[LC_SIZE_PROBES], attempts = 0;
+        lc_size_begin(&s, WANT, 1);
+        lc_size_sent(&s, 64, 1, 1, now);
+        lc_size_came(&s, 64, now);
+        while (lc_size_is_due(&s, now) && lc_size_probes(&s, now, 10 * MS, sizes)) {
+            if (heard && ++attempts == 4)
+                lc_size_came(&s, 64, now);
+            now += 100 * MS;
+        }
+        CHECK(s.size == s.floor && s.news == heard && s.is_found == heard);
+    }
+}
+
 /* Probes are answered and data doesn't come, whatever the size of the stream. */
 static void test_a_dead_link(int sample) {
     static const double bytes[] = {4096, 1048576, 65536, 33554432};
@@ -497,6 +516,7 @@ int main(int argc, char **argv) {
         test_chance(sealed, sample ? 3 : 24);
     }
     test_doubts();
+    test_silence_is_no_size();
     for (int delivery = SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++)
         test_what_is_sent_together(delivery, delivery == SLOW_LOSSY ? 0 : 0.05);
     test_strikes();

@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -39,6 +40,10 @@ CONNECTIONS: Final = 3
 of the three by which each round trip is measured."""
 QUESTION_SECONDS: Final = 0.05
 """For which each question has time for its answer, on a machine that is busy."""
+LONGER: Final = 4.0
+"""By so much an attempt has more time than the one before it, twice at most, until a member
+connection with the rank has worked: a host that is slow or far away answers none that is given up
+too soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,8 @@ class Connections:
         self._coordinator: int | None = None
         self._to_coordinator: _Link | None = None
         self._tried_at = 0.0
+        self._heard: set[int] = set()
+        self._unheard_attempts: Counter[int] = Counter()
         self._events: list[Event] = []
         self._listener: socket.socket | None = None
         keys = None if secret is None else keys_of(secret, PLANE)
@@ -178,20 +185,24 @@ class Connections:
         self._connect_coordinator(now)
 
     def tick(self, now: float, patience: float) -> None:
-        """Retries a broken connection with the coordinator, or one pending for ``patience`` s."""
-        if self._coordinator is not None and now - self._tried_at >= patience:
-            under_way = self._to_coordinator
-            if under_way is not None and not under_way.known:
-                self._unanswered(under_way)
-            self._connect_coordinator(now)
+        """Retries a broken connection with the coordinator, or one pending for ``patience`` s, or
+        longer if none has worked yet."""
+        if self._coordinator is None or now - self._tried_at < patience:
+            return
+        under_way = self._to_coordinator
+        if under_way is not None and not under_way.known:
+            if now - self._tried_at < self._time_for(self._coordinator, patience):
+                return
+            self._unanswered(under_way)
+        self._connect_coordinator(now)
 
     def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
         """Asks ``ranks`` for a sign of life, each over a new connection. A question that is younger
-        than ``patience`` seconds is left alone: its answer may be on the way."""
+        than ``patience`` seconds is left alone, and so is one whose answer may be under way."""
         for rank in ranks:
             before = self._questions.get(rank)
             if before is not None:
-                if now - before.since < max(patience, QUESTION_SECONDS):
+                if now - before.since < self._time_for(rank, max(patience, QUESTION_SECONDS)):
                     continue
                 self._unanswered(before)
             link = self._connect(rank, "question", now)
@@ -274,9 +285,16 @@ class Connections:
         if was_member:
             self._events.append(Broken(link.rank))
 
+    def _time_for(self, rank: int, patience: float) -> float:
+        """Seconds that an attempt to reach ``rank`` has."""
+        if rank in self._heard:
+            return patience  # after a cut only a new attempt gets through soon
+        return float(patience * LONGER ** min(self._unheard_attempts[rank], 2))
+
     def _unanswered(self, link: _Link) -> None:
         """Gives up an attempt that has taken too long."""
         self.trouble[link.rank] = NO_ANSWER
+        self._unheard_attempts[link.rank] += 1
         self._drop(link)
 
     def _say_hello(self, link: _Link) -> None:
@@ -288,6 +306,7 @@ class Connections:
         with contextlib.suppress(Malformed):
             message = unpack(body, self._world)
         if link.known and message is not None and not isinstance(message, Hello):
+            self._heard.add(link.rank)
             self._events.append(Received(link.rank, message))
         elif link.known:
             self._foreign += 1

@@ -26,7 +26,7 @@ from .connections import (
     RekeyAsked,
 )
 from .failover import ReplayLog, Succession
-from .failure_detector import FailureDetector
+from .failure_detector import SILENT_SHARE, FailureDetector
 from .membership import GroupMessages, Membership
 from .messages import (
     GROUP,
@@ -46,6 +46,9 @@ from .messages import (
     ranks_in,
 )
 
+MEETING_SECONDS: Final = 10.0
+"""For which ranks may be silent before all have met, where liveness is shorter: a process that
+starts is slow, and one that ends meanwhile is refused at once."""
 MOST_WAITING: Final = 4096
 """Messages that wait for the next coordinator."""
 HEARTBEAT: Final = pack(Heartbeat())
@@ -84,6 +87,7 @@ class WorldProtocol:
         self._succession = Succession(rank, world)
         self._states = sockets.states = self._succession.states
         self._detector = FailureDetector(liveness, clock())
+        self._detector.silence = SILENT_SHARE * max(liveness, MEETING_SECONDS)
         self._replay_log = ReplayLog(2 * liveness)
         self._foreign = 0
         self._welcomed: set[int] = set()
@@ -265,6 +269,8 @@ class WorldProtocol:
         """The coordinator has answered over a new connection. If nothing comes over the old one
         soon, as after a cut, that isn't waited for."""
         interval = self._detector.interval
+        if not self.ready:  # where the first one takes long, so would another
+            return
         if rank == self._succession.coordinator and now - self._heard_coordinator > 2 * interval:
             self._renew_at = min(self._renew_at, now + interval / 4)
 
@@ -345,6 +351,7 @@ class WorldProtocol:
 
     def _set_ready(self) -> None:
         self.ready = True
+        self._detector.silence = SILENT_SHARE * self.liveness
         self._on_met_or_failed()
 
     def _on_dead(self, rank: int, message: Dead) -> None:

@@ -414,8 +414,11 @@ def test_what_a_rank_only_announced_before_it_left_keeps_its_place() -> None:
         announced = a.send(bytes(LARGE), 1, tag=1)
         assert a.send(b"late", 1, tag=1).done
         a.until_heard()
+        never = b.receive(bytearray(4), 0, tag=2)
         b.health.on_bye(0, 7)
         b.engine.peer_left(0)
+        with pytest.raises(PeerLostError):  # the engine's thread has taken the goodbye by then
+            never.wait(10)
         for size, gone in ((LARGE, True), (4, False)):
             into = bytearray(size)
             receive = b.receive(into, 0, tag=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -206,6 +207,62 @@ def test_a_connection_that_breaks_is_made_again() -> None:
         assert poll(member, [], 1) == [Broken(0)]
         member.tick(10.0, 1.0)
         assert poll(member, [coordinator], 1) == [Connected(0)]
+
+
+@contextlib.contextmanager
+def far_away(place: tuple[str, int], seconds: float) -> Iterator[tuple[int, list[int]]]:
+    """A way to ``place`` on which everything takes ``seconds`` longer: its port, and a list with an
+    entry for each connection that came."""
+    came: list[int] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(len(came))
+        await asyncio.sleep(seconds)
+        there = await asyncio.open_connection(*place)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while body := await source.read(1 << 16):
+                    asyncio.get_running_loop().call_later(seconds, target.write, body)
+            asyncio.get_running_loop().call_later(seconds, target.close)
+
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1], came
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        server.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(2 * seconds))
+        loop.close()
+
+
+def test_a_coordinator_whose_answer_outlasts_an_attempt_is_reached_by_a_longer_one() -> None:
+    with contextlib.ExitStack() as stack:
+        coordinator, member = Connections(0, 2), Connections(1, 2)
+        places = [("127.0.0.1", one.open("127.0.0.1", (0, 0))) for one in (coordinator, member)]
+        far, came = stack.enter_context(far_away(places[0], 0.1))
+        coordinator.start("secret", places)
+        member.start("secret", [("127.0.0.1", far), places[1]])
+        for one in (coordinator, member):
+            stack.callback(one.close, 0)
+        member.follow(0, time.monotonic())
+
+        end = time.monotonic() + 60
+        found: list[Event] = []
+        while Connected(0) not in found and time.monotonic() < end:
+            coordinator.poll(0.01)
+            found += member.poll(0.01)
+            member.tick(time.monotonic(), 0.1)
+        assert Connected(0) in found
+        assert len(came) > 1, "the first attempt had time enough"
 
 
 def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:

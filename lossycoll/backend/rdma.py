@@ -69,14 +69,10 @@ class Rdma:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Ranks reached by RDMA.
+    """Ranks reached by RDMA."""
 
-    Attributes:
-        addresses: Of those, by rank.
-        payload: Data bytes per packet that all of the links in use carry; None: no rank uses RDMA.
-    """
-
-    addresses: Mapping[int, VerbsAddress] = field(default_factory=dict)
+    addresses: Mapping[int, VerbsAddress] = field(default_factory=dict)  # Of those, by rank
+    # Data bytes per packet that all of the links in use carry; None: no rank uses RDMA
     payload: int | None = None
 
 

@@ -36,21 +36,14 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Description of a rank's host for the other ranks.
+    """Description of a rank's host for the other ranks."""
 
-    Attributes:
-        machine: Where it is; None: it doesn't know.
-        labels: Its options ``host`` and ``site``: ranks that differ in one share nothing.
-        socket: Where it takes descriptors; empty: it shares no memory.
-        why: Why it doesn't.
-        cores: Those that it may run on, one bit each.
-    """
-
-    machine: Machine | None
+    machine: Machine | None  # Where it is; None: it doesn't know
+    # Its options ``host`` and ``site``: ranks that differ in one share nothing
     labels: tuple[str, str]
-    socket: str
-    why: str = ""
-    cores: int = 0
+    socket: str  # Where it takes descriptors; empty: it shares no memory
+    why: str = ""  # Why it doesn't
+    cores: int = 0  # Those that it may run on, one bit each
 
     def to_json(self) -> dict[str, Any]:
         """JSON for a hello."""

@@ -70,13 +70,9 @@ _thread: Final = threading.local()
 
 
 class OnStreams(Protocol):
-    """Order of a device's streams after a call.
+    """Order of a device's streams after a call."""
 
-    Attributes:
-        end: The place in a stream after which the result is there; None before it is known.
-    """
-
-    end: Any
+    end: Any  # The place in a stream after which the result is there; None before it is known
 
     @property
     def layer(self) -> Layer:

@@ -186,7 +186,7 @@ SUMS = (
     ),
     mutation(
         "the reference restores more of a set than rows have come",
-        "lossycoll/plan/sets.py",
+        "tests/oracle/parity.py",
         "(lacks <= has)[self.of_data]",
         "(lacks <= has + 1)[self.of_data]",
         "tests/plan/test_sets.py::test_any_rows_bring_back_as_many_packets",

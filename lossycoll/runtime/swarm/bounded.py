@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.plan import Plan, owners, packet_count
-from lossycoll.plan.lowbit import Floats
+from lossycoll.plan.codec import Floats
 from lossycoll.runtime.engine.binding import EngineGroup
 
 from .means import rates, shares

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import OptionError
-from lossycoll.plan.lowbit import Floats
+from lossycoll.plan.codec import Floats
 
 MOST_FRAGMENTS: Final = 64
 TURNS: Final = 2

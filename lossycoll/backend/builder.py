@@ -41,7 +41,6 @@ class GroupSpec:
     parent: Parent | None = None  # A group that all of these ranks belong to, if there is one
 
     def defined(self, options: Options) -> Definition:
-        """The group as this rank defines it."""
         return Definition(self.rank, self.global_ranks, options.shared())
 
 
@@ -57,7 +56,6 @@ class Ends:
     device: str
 
     def to_json(self) -> dict[str, Any]:
-        """Places and offer, for the other ranks."""
         return {
             "control": self.control,
             "link": self.link,
@@ -66,7 +64,6 @@ class Ends:
         }
 
     def close(self) -> None:
-        """They won't be used."""
         self.plane.close()
         self.host.close()
         self.sharing.close()
@@ -121,7 +118,6 @@ class GroupBuilder:
 
     @property
     def who(self) -> str:
-        """The same as text."""
         return str(self.here)
 
     @property

@@ -66,7 +66,6 @@ class Parts(NamedTuple):
         return cls(-(-elements // (world * unit)) * unit, elements, world)
 
     def length(self, part: int) -> int:
-        """Elements of a part."""
         return min(max(self.elements - part * self.each, 0), self.each)
 
     def nbytes(self, how: LowBit) -> int:
@@ -135,11 +134,9 @@ class DeviceWork(ManyWork):
 
     @property
     def streams(self) -> list[Any]:
-        """The place after all."""
         return [self._after]
 
     def is_completed(self) -> bool:
-        """True if the result is there."""
         return super().is_completed() and bool(self._after.end.is_done())
 
 
@@ -154,11 +151,9 @@ class After:
         self._lane = lane
 
     def order_current(self) -> None:
-        """Orders whatever the caller queues from now on after it."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after it."""
         return self.layer.after(self._lane, self.end)
 
 

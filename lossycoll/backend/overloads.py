@@ -78,7 +78,6 @@ def _overloaded(method: Callable[..., Any], forms: Forms) -> Callable[..., Any]:
 def long_form(
     name: str, forms: Forms, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """A call's arguments in the long form."""
     places, names = list(given), dict(named)
     first = [_taken(name, aliases, places, names) for aliases in forms.first]
     single = forms.single is not None and isinstance(first[forms.single], Tensor)

@@ -2,7 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
-docs/backend.md says which call takes which route; ``routes.py`` chooses it.
+docs/backend.md says which call takes which route; ``dispatch.py`` chooses it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ FLAT: Final = "inject is set, so that each rank counts as a host of its own"
 
 
 class Meeting(Protocol):
-    """Part of a rendezvous that is used here."""
+    """Part of a rendezvous by which ranks find out together what they share, and by what."""
+
+    session: str
 
     def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
 
@@ -46,7 +48,6 @@ class Offer:
     cores: int = 0  # Those that it may run on, one bit each
 
     def to_json(self) -> dict[str, Any]:
-        """JSON for a hello."""
         machine = self.machine.to_json() if self.machine else None
         return {
             "machine": machine,
@@ -58,7 +59,6 @@ class Offer:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:
-        """Reads what another rank says."""
         host, site = said["labels"]
         machine = Machine.from_json(said["machine"])
         labels = (str(host), str(site))
@@ -74,7 +74,6 @@ class Sharing:
     exchange: DescriptorExchange | None
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
         if self.exchange is not None:
             self.exchange.close()
 

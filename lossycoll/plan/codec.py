@@ -33,7 +33,6 @@ class LowBit:
 
     @property
     def levels(self) -> int:
-        """The largest index."""
         return (1 << self.bits) - 1
 
     def groups(self, n: int) -> int:
@@ -130,7 +129,6 @@ class Codec:
     low: LowBit | None = None  # how elements become indices of a few bits; None: they don't
 
     def wire_bytes(self, n: int) -> int:
-        """Bytes of ``n`` elements in one packet."""
         return self.low.wire_bytes(n) if self.low else n * self.itemsize
 
     def elements(self, payload_bytes: int) -> int:

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from .assembly import assemble, copy_own, receive, send_own
-from .model import Edge, Level, Plan, Slot
+from .model import Edge, Level, Plan, Slot, signature
 from .registry import Algorithm, register
-from .signature import signature
 from .tiers import RELIABLE
 from .topology import Topology
 from .validation import (

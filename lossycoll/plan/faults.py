@@ -78,7 +78,6 @@ class Inject:
 
     @property
     def active(self) -> bool:
-        """True if any fault is asked for."""
         shares = (self.loss, self.dup, self.reorder, *(link.loss for link in self.links))
         return any(share > 0 for share in shares)
 

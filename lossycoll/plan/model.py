@@ -16,8 +16,11 @@ number at the receiver, rank of the sender).
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Final
 
 from .sets import NO_PARITY, Code
@@ -185,3 +188,75 @@ class Plan:
 def packet_count(length: int, elements_per_packet: int) -> int:
     """The number of packets of a range."""
     return -(-length // elements_per_packet)
+
+
+SIGNATURE_VERSION: Final = 1
+"""Part of every signature: grows when the same arguments come to mean another plan."""
+
+
+def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> int:
+    """A 64-bit hash, equal on all ranks, processes, machines and Python versions.
+
+    ``fields``: integers, or sequences of them: all that must agree among ranks, in an order that
+    the algorithm fixes. The caller's own rank is never one of them.
+    """
+    parts = [f"{SIGNATURE_VERSION}/{collective}/{algorithm}"]
+    for field in fields:
+        # int() since an IntEnum's str() is another in Python 3.10.
+        if isinstance(field, int):
+            parts.append(str(int(field)))
+        else:
+            parts.append(",".join([str(int(value)) for value in field]))
+    return int.from_bytes(blake2b("/".join(parts).encode(), digest_size=8).digest(), "little")
+
+
+SLOT: Final = struct.Struct("<QQQIIIHBBBBBBHH")
+"""lc_slot_desc of native/lossycoll.h: 48 bytes. An lc_edge is two shorts."""
+
+
+def encode(plan: Plan) -> tuple[bytes, bytes]:
+    """The tables of a plan, little-endian, as all machines that are supported.
+
+    The edges of a slot lie together, its sources (whose slot field is 0) before its dests, and
+    slots follow in the plan's order.
+
+    Returns (slot table, edge table): 48 bytes per slot and 4 per edge.
+    """
+    slots = bytearray()
+    edges: list[int] = []
+    if len(plan.all_levels) > MAX_LEVELS:
+        raise ValueError(f"{len(plan.all_levels)} levels, wanted {MAX_LEVELS} at most")
+    highest = max([slot.number for slot in plan.slots], default=0)
+    if highest >= MOST_SLOTS:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: a slot has number "
+            f"{highest}, wanted {MOST_SLOTS - 1} at most"
+        )
+    try:
+        for slot in plan.slots:
+            slots += SLOT.pack(
+                slot.offset,
+                slot.length,
+                slot.own_offset,
+                len(edges) // 2,
+                len(slot.sources),
+                len(slot.dests),
+                slot.number,
+                slot.combine,
+                slot.own,
+                slot.finish,
+                slot.target,
+                slot.missing,
+                slot.level,
+                slot.feed,
+                slot.full_weight,
+            )
+            for source in slot.sources:
+                edges += (source, 0)
+            for dest in slot.dests:
+                edges += (dest.peer, dest.slot)
+        return bytes(slots), struct.pack(f"<{len(edges)}H", *edges)
+    except struct.error as error:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: {error}"
+        ) from None

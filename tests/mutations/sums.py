@@ -179,7 +179,7 @@ SUMS = (
     ),
     mutation(
         "sizes are not in the signature",
-        "lossycoll/plan/signature.py",
+        "lossycoll/plan/model.py",
         "            parts.append(str(int(field)))",
         '            parts.append("0")',
         "tests/plan/test_builders.py::test_signature_differs_when_anything_differs",

@@ -33,7 +33,6 @@ from lossycoll.plan import (
     reduce_scatter,
     ring,
     segments,
-    tree,
 )
 from lossycoll.plan.model import MOST_SLOTS
 from tests.support import plan_checks
@@ -112,8 +111,8 @@ def test_signature_differs_when_anything_differs() -> None:
         copies.broadcast(4, 0, 100, 7),
         copies.broadcast(4, 0, 100, 7, root=1),
         copies.broadcast(4, 0, 101, 7),
-        tree.barrier(4, 0),
-        tree.barrier(5, 0),
+        copies.barrier(4, 0),
+        copies.barrier(5, 0),
     ]
     assert len({plan.signature for plan in plans}) == len(plans)
 
@@ -262,7 +261,7 @@ def declared() -> FFI:
 )
 def test_c_reads_what_was_encoded(slots: list[Slot]) -> None:
     ffi = declared()
-    plan = dataclasses.replace(tree.barrier(2, 0), slots=tuple(slots))
+    plan = dataclasses.replace(copies.barrier(2, 0), slots=tuple(slots))
     slot_bytes, edge_bytes = encode(plan)
     assert ffi.sizeof("lc_slot_desc") == 48
     assert len(slot_bytes) == 48 * len(slots)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from lossycoll.errors import PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, packet_count
+from lossycoll.plan.copies import BARRIER_FANOUT
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
-from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions

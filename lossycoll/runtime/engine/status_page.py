@@ -84,7 +84,6 @@ def folder() -> Path:
 
 
 def make_folder() -> Path:
-    """Makes the folder, unless it is there."""
     path = folder()
     try:
         path.mkdir(0o700)

@@ -89,7 +89,6 @@ class Record:
     stats: Mapping[str, int]  # The engine's counters, of all groups
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON can carry it."""
         return asdict(self)
 
     @classmethod

@@ -3,7 +3,7 @@
  * A codec knows elements, not packets, streams or peers. What it makes of n elements can be decoded
  * by itself: whatever a codec needs beyond the elements (scales, say) is part of those bytes, so
  * wire_bytes need not be linear in n. Bytes are encoded once; resending, forwarding and parity use
- * the same ones. lossycoll/plan/codec.py is the same in numpy, to the bit.
+ * the same ones. tests/oracle/codec.py is the same in numpy, to the bit.
  *
  * Sums of encoded elements are always taken in float. All variants of the instruction set give the
  * same bits, as in kernels.h. Every pointer may be unaligned. Buffers overlap not at all, except

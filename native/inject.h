@@ -1,5 +1,5 @@
 /* Seeded faults: a pure function of (seed, group, op, slot, sender, receiver, round, packet).
- * lossycoll/plan/faults.py is the same function; the oracle test holds the two together.
+ * tests/oracle/masks.py is the same function; the oracle test holds the two together.
  *
  * With burst > 1 at least one packet arrives between two bursts, so the loss cannot exceed
  * burst / (burst + 1) unless it is 1; faults.py refuses what is more, here the

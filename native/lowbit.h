@@ -1,4 +1,4 @@
-/* Groups of float32 in indices of a few bits; docs/wire-format.md has it, lossycoll/plan/lowbit.py
+/* Groups of float32 in indices of a few bits; docs/wire-format.md has it, tests/oracle/lowbit.py
  * the same in numpy, to the bit.
  *
  * All variants of the instruction set give the same bytes. Pointers to floats may be unaligned.

@@ -6,7 +6,7 @@
  * packet j of a window is of set j mod S and is its row j div S. On the wire parity packets are
  * numbered from n on, window by window.
  *
- * Arithmetic of numbers alone. lossycoll/plan/sets.py is the same. docs/parity.md has the
+ * Arithmetic of numbers alone. tests/oracle/parity.py is the same. docs/parity.md has the
  * reasons. */
 #ifndef LC_SETS_H
 #define LC_SETS_H

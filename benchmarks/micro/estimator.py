@@ -16,9 +16,10 @@ from functools import partial
 import numpy as np
 
 from lossycoll.plan import hierarchical, ring
-from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.faults import Inject
 from lossycoll.plan.order import draw_order
 from tests.oracle import reference_executor
+from tests.oracle.masks import lost
 
 PACKETS = 240
 PER_PACKET = 16

@@ -220,7 +220,7 @@ def wires(mib: int, wire: str, by: str) -> dict[str, Any]:
 def kernels(bits: int, group: int) -> dict[str, Any]:
     """Bytes of float32 per second that kernels encode and decode, in packets of 1400 bytes."""
     from lossycoll.devices import lowbit_kernels
-    from lossycoll.plan.lowbit import LowBit
+    from lossycoll.plan.codec import LowBit
 
     how, values = LowBit(bits, group), torch.randn(16 << 20, device="cuda")
     each = how.elements(1400)

@@ -25,10 +25,11 @@ from lossycoll.plan import (
     rename,
     ring,
 )
-from lossycoll.plan.codec import Array
 from lossycoll.plan.copies import all_gather
-from lossycoll.plan.faults import Inject, lost, parse
+from lossycoll.plan.faults import Inject, parse
 from lossycoll.plan.order import draw_order, segments
+from tests.oracle.codec import Array
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 

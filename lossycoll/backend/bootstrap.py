@@ -28,6 +28,7 @@ from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.core.exits import close_at_exit
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health
@@ -48,7 +49,6 @@ from .group_steps import (
     tell_ready,
 )
 from .resource_limits import refused
-from .sealing import usable_secret
 from .status import watch
 from .worlds import WORLDS, Parent
 
@@ -222,3 +222,18 @@ def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:
         return False
     host, port = hello["control"]
     return answers(host, port, 0, hello["token"], world, secret=secret)
+
+
+def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:
+    """The job's secret, or why what is set can't be used: the other ranks are to hear of that."""
+    try:
+        options = Options.resolve(pg_options)
+    except OptionError:  # which is told under the secret
+        options = Options()
+    try:
+        found = find_secret()
+        if found is not None:
+            check_library(options.libcrypto, options.cipher)
+    except OptionError as error:
+        return None, error
+    return found, None

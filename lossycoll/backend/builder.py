@@ -30,28 +30,17 @@ from .worlds import Attachment, Parent, World
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Specification of a group, seen from one of its ranks.
+    """Specification of a group, seen from one of its ranks."""
 
-    Attributes:
-        store: The group's, with keys of earlier groups maybe.
-        rank: This process's.
-        size: The group's ranks.
-        timeout: The group's.
-        name: torch's name of the group.
-        global_ranks: torch's global rank of each rank of the group.
-        parent: A group that all of these ranks belong to, if there is one.
-    """
-
-    store: Store
-    rank: int
-    size: int
-    timeout: timedelta
-    name: str
-    global_ranks: tuple[int, ...]
-    parent: Parent | None = None
+    store: Store  # The group's, with keys of earlier groups maybe
+    rank: int  # This process's
+    size: int  # The group's ranks
+    timeout: timedelta  # The group's
+    name: str  # torch's name of the group
+    global_ranks: tuple[int, ...]  # torch's global rank of each rank of the group
+    parent: Parent | None = None  # A group that all of these ranks belong to, if there is one
 
     def defined(self, options: Options) -> Definition:
-        """The group as this rank defines it."""
         return Definition(self.rank, self.global_ranks, options.shared())
 
 
@@ -67,7 +56,6 @@ class Ends:
     device: str
 
     def to_json(self) -> dict[str, Any]:
-        """Places and offer, for the other ranks."""
         return {
             "control": self.control,
             "link": self.link,
@@ -76,7 +64,6 @@ class Ends:
         }
 
     def close(self) -> None:
-        """They won't be used."""
         self.plane.close()
         self.host.close()
         self.sharing.close()
@@ -88,73 +75,41 @@ class GroupBuilder:
 
     What is given at first is the rank's own; where ranks know one another, ``connected`` fills in
     what the others find out as they meet.
-
-    Attributes:
-        spec: The group that is wanted.
-        rendezvous: The place in the store where its ranks meet.
-        undo: Closes what the steps have opened, if a later one fails.
-        secret: The job's; None: there is none, or it can't be used.
-        unusable: Why it can't.
-        worlds: Where all its members have met before, held.
-        options: This rank's.
-        network: What it sends through.
-        interfaces: Those that it can send through, the one in use first.
-        ends: What it has opened for a new world, where there may be one.
-        rdma: Its port of RDMA, for the host of a new world.
-        session: The group's, of 16 hex digits, equal on all ranks.
-        definition: What this rank takes the group for.
-        number: The group's, which keys injected faults.
-        token: A new world's secret.
-        world: Where all have met before; None: they make a new world.
-        shares: The group is made on the world's host, as none asks for another.
-        members: The group's ranks, as ranks of the world.
-        plane: The world's.
-        endpoints: Where the new world's planes listen.
-        devices: The interfaces of these addresses.
-        links: Where its hosts are.
-        offers: What they offer to others of their machines.
-        reach: Who is reached by RDMA, in a new world.
-        membership: This rank's place in the group.
-        host: The engine's host that the group is made on.
-        engine: The group's engine.
-        addresses: Where each rank's host is.
-        topology: Who shares a machine and a site.
-        founded: The world that begins with the group.
     """
 
-    spec: GroupSpec
-    rendezvous: Rendezvous
-    undo: contextlib.ExitStack
-    secret: Secret | None = None
-    unusable: OptionError | None = None
+    spec: GroupSpec  # The group that is wanted
+    rendezvous: Rendezvous  # The place in the store where its ranks meet
+    undo: contextlib.ExitStack  # Closes what the steps have opened, if a later one fails
+    secret: Secret | None = None  # The job's; None: there is none, or it can't be used
+    unusable: OptionError | None = None  # Why it can't
     # ---- prepare ----
-    worlds: Sequence[World] = ()
-    options: Options = field(init=False)
-    network: Attachment = field(init=False)
-    interfaces: Sequence[Interface] = ()
-    ends: Ends | None = None
-    rdma: Rdma | None = None
+    worlds: Sequence[World] = ()  # Where all its members have met before, held
+    options: Options = field(init=False)  # This rank's
+    network: Attachment = field(init=False)  # What it sends through
+    interfaces: Sequence[Interface] = ()  # Those that it can send through, the one in use first
+    ends: Ends | None = None  # What it has opened for a new world, where there may be one
+    rdma: Rdma | None = None  # Its port of RDMA, for the host of a new world
     # ---- meet, or connected ----
-    session: str = ""
-    definition: Definition = field(init=False)
-    number: int = 0
-    token: str = ""
-    world: World | None = None
-    shares: bool = False
-    members: tuple[int, ...] = ()
-    plane: ControlPlane = field(init=False)
-    endpoints: tuple[tuple[str, int], ...] = ()
-    devices: tuple[str, ...] = ()
-    links: tuple[tuple[str, int], ...] = ()
-    offers: tuple[Offer, ...] = ()
-    reach: Reach | None = None
+    session: str = ""  # The group's, of 16 hex digits, equal on all ranks
+    definition: Definition = field(init=False)  # What this rank takes the group for
+    number: int = 0  # The group's, which keys injected faults
+    token: str = ""  # A new world's secret
+    world: World | None = None  # Where all have met before; None: they make a new world
+    shares: bool = False  # The group is made on the world's host, as none asks for another
+    members: tuple[int, ...] = ()  # The group's ranks, as ranks of the world
+    plane: ControlPlane = field(init=False)  # The world's
+    endpoints: tuple[tuple[str, int], ...] = ()  # Where the new world's planes listen
+    devices: tuple[str, ...] = ()  # The interfaces of these addresses
+    links: tuple[tuple[str, int], ...] = ()  # Where its hosts are
+    offers: tuple[Offer, ...] = ()  # What they offer to others of their machines
+    reach: Reach | None = None  # Who is reached by RDMA, in a new world
     # ---- become_member, open_engine, join ----
-    membership: Membership = field(init=False)
-    host: Host = field(init=False)
-    engine: EngineGroup = field(init=False)
-    addresses: Sequence[str] = ()
-    topology: Topology = field(init=False)
-    founded: World | None = None
+    membership: Membership = field(init=False)  # This rank's place in the group
+    host: Host = field(init=False)  # The engine's host that the group is made on
+    engine: EngineGroup = field(init=False)  # The group's engine
+    addresses: Sequence[str] = ()  # Where each rank's host is
+    topology: Topology = field(init=False)  # Who shares a machine and a site
+    founded: World | None = None  # The world that begins with the group
 
     @property
     def here(self) -> Where:
@@ -163,7 +118,6 @@ class GroupBuilder:
 
     @property
     def who(self) -> str:
-        """The same as text."""
         return str(self.here)
 
     @property

@@ -55,7 +55,6 @@ def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def check_root(where: Where, name: str, root: int) -> None:
-    """Refuses a root that isn't in the group."""
     if not 0 <= root < where.world:
         raise refusal(where, name, f"root {root} in")
 
@@ -77,7 +76,6 @@ def pairs(where: Where, name: str, one: Sequence[T], other: Sequence[T]) -> list
 
 
 def check_dtypes(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
-    """Refuses tensors of different types."""
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) != 1:
         listed = ", ".join(sorted(str(dtype) for dtype in dtypes))

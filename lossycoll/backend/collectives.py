@@ -1,7 +1,8 @@
 """The table of collectives: when each may lose packets, how calls are described and submitted.
 
-``submit`` hands a submission to the endpoint. What it hands over are addresses: the tensors are
-contiguous by then, and are kept alive until the operation is done.
+Descriptions take what torch's methods take, in their order: lists have a tensor for each rank, at
+``root`` alone where there is one. ``submit`` hands a submission to the endpoint. What it hands over
+are addresses: the tensors are contiguous by then, and are kept alive until the operation is done.
 """
 
 from __future__ import annotations
@@ -215,7 +216,6 @@ Tensors = list[Tensor]
 
 
 def barrier() -> Description:
-    """Nothing moves."""
     return Description(BARRIER, [], [], nbytes=1)
 
 
@@ -223,7 +223,6 @@ def barrier() -> Description:
 
 
 def all_reduce(tensors: Tensors, op: Any) -> Description:
-    """``tensors`` is the one of this rank, which was checked."""
     return Description(
         ALL_REDUCE,
         reads=tensors,
@@ -236,7 +235,6 @@ def all_reduce(tensors: Tensors, op: Any) -> Description:
 
 
 def reduce(where: Where, tensors: Tensors, op: Any, root: int) -> Description:
-    """``root`` alone gets the result."""
     tensor = checks.only(where, "reduce", tensors)
     return Description(
         REDUCE,
@@ -251,7 +249,6 @@ def reduce(where: Where, tensors: Tensors, op: Any, root: int) -> Description:
 
 
 def reduce_scatter_single(where: Where, output: Tensor, input: Tensor, op: Any) -> Description:
-    """``input`` has a chunk for each rank, one after another."""
     checks.check_chunks(where, "reduce_scatter", output, input)
     return Description(
         REDUCE_SCATTER,
@@ -266,7 +263,6 @@ def reduce_scatter_single(where: Where, output: Tensor, input: Tensor, op: Any) 
 
 
 def reduce_scatter(where: Where, outputs: Tensors, inputs: list[Tensors], op: Any) -> Description:
-    """``inputs`` has one list with a tensor for each rank."""
     output = checks.only(where, "reduce_scatter", outputs)
     parts = checks.only(where, "reduce_scatter", inputs)
     sizes = checks.part_sizes(where, "reduce_scatter", output, parts)
@@ -287,7 +283,6 @@ def reduce_scatter(where: Where, outputs: Tensors, inputs: list[Tensors], op: An
 
 
 def broadcast(where: Where, tensors: Tensors, root: int) -> Description:
-    """``tensors`` has one, which ``root`` reads and the others write."""
     tensor = checks.only(where, "broadcast", tensors)
     return Description(
         BROADCAST,
@@ -301,7 +296,6 @@ def broadcast(where: Where, tensors: Tensors, root: int) -> Description:
 
 
 def all_gather_single(where: Where, output: Tensor, input: Tensor) -> Description:
-    """``output`` has room for a chunk of each rank, one after another."""
     checks.check_chunks(where, "all_gather", input, output)
     return Description(
         ALL_GATHER,
@@ -314,13 +308,11 @@ def all_gather_single(where: Where, output: Tensor, input: Tensor) -> Descriptio
 
 
 def all_gather(where: Where, outputs: list[Tensors], inputs: Tensors) -> Description:
-    """``outputs`` has one list with a tensor for each rank."""
     tensor = checks.only(where, "all_gather", inputs)
     return all_gather_into(where, checks.only(where, "all_gather", outputs), tensor)
 
 
 def all_gather_into(where: Where, parts: Tensors, tensor: Tensor) -> Description:
-    """``parts`` has a tensor for each rank."""
     sizes = checks.part_sizes(where, "all_gather", tensor, parts)
     even = len(set(sizes)) == 1
     return Description(
@@ -335,7 +327,6 @@ def all_gather_into(where: Where, parts: Tensors, tensor: Tensor) -> Description
 
 
 def gather(where: Where, outputs: list[Tensors], inputs: Tensors, root: int) -> Description:
-    """``outputs`` has one list with a tensor for each rank, at ``root``."""
     tensor = checks.only(where, "gather", inputs)
     parts = _at_root(where, "gather", outputs, tensor, root)
     return Description(
@@ -350,7 +341,6 @@ def gather(where: Where, outputs: list[Tensors], inputs: Tensors, root: int) -> 
 
 
 def scatter(where: Where, outputs: Tensors, inputs: list[Tensors], root: int) -> Description:
-    """``inputs`` has one list with a tensor for each rank, at ``root``."""
     output = checks.only(where, "scatter", outputs)
     parts = _at_root(where, "scatter", inputs, output, root)
     return Description(
@@ -379,7 +369,6 @@ def _at_root(where: Where, name: str, lists: list[Tensors], tensor: Tensor, root
 def all_to_all_single(
     where: Where, output: Tensor, input: Tensor, receive: Sequence[int], send: Sequence[int]
 ) -> Description:
-    """``receive`` and ``send`` are rows for each rank; empty for equal parts."""
     splits = Splits(
         checks.split_bytes(where, "all_to_all", input, send),
         checks.split_bytes(where, "all_to_all", output, receive),
@@ -388,7 +377,6 @@ def all_to_all_single(
 
 
 def all_to_all(where: Where, outputs: Tensors, inputs: Tensors) -> Description:
-    """Both have a tensor for each rank."""
     for tensors in (outputs, inputs):
         if len(tensors) != where.world:
             raise checks.refusal(where, "all_to_all", f"{len(tensors)} tensors for")

@@ -61,18 +61,13 @@ class Filled(Enum):
 
 
 class Staged(NamedTuple):
-    """The caller's tensors as buffers of one operation.
+    """The caller's tensors as buffers of one operation."""
 
-    Attributes:
-        source: What is read; contiguous.
-        target: What is written; contiguous. May be ``source``.
-        epilogue: Brings the result from ``target`` to the caller's tensors; None if it is there.
-        among: The same, for what is reduced from the contributions of the ranks that it gets.
-    """
-
-    source: Tensor
-    target: Tensor
+    source: Tensor  # What is read; contiguous
+    target: Tensor  # What is written; contiguous. May be ``source``.
+    # Brings the result from ``target`` to the caller's tensors; None if it is there
     epilogue: Callable[[], None] | None = None
+    # The same, for what is reduced from the contributions of the ranks that it gets
     among: Callable[[Sequence[int]], None] | None = None
 
 
@@ -142,17 +137,11 @@ class CollectiveKind:
 
 
 class Splits(NamedTuple):
-    """Bytes that this rank sends to each rank, and expects from each.
+    """Bytes that this rank sends to each rank, and expects from each."""
 
-    Attributes:
-        send: Of the caller's tensors, by rank.
-        receive: The same.
-        factor: How many bytes of the buffers stand for one of these.
-    """
-
-    send: Sequence[int]
-    receive: Sequence[int]
-    factor: int = 1
+    send: Sequence[int]  # Of the caller's tensors, by rank
+    receive: Sequence[int]  # The same
+    factor: int = 1  # How many bytes of the buffers stand for one of these
 
     def in_buffers(self) -> tuple[list[int], list[int]]:
         """The bytes that are sent and received."""

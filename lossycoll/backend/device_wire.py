@@ -31,7 +31,7 @@ from lossycoll.devices.layer import HostLowBits, Lane, Layer, LowBits
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
-from lossycoll.plan.lowbit import GROUPS, LowBit
+from lossycoll.plan.codec import GROUPS, LowBit
 from lossycoll.runtime.collectives.endpoint import Endpoint
 
 from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
@@ -53,17 +53,11 @@ Run = Callable[[Description], dist.Work]
 
 
 class Parts(NamedTuple):
-    """A tensor of so many elements in parts, one for each rank.
+    """A tensor of so many elements in parts, one for each rank."""
 
-    Attributes:
-        each: Elements of a part; the last ones may be shorter, or empty.
-        elements: Of all.
-        world: How many parts.
-    """
-
-    each: int
-    elements: int
-    world: int
+    each: int  # Elements of a part; the last ones may be shorter, or empty
+    elements: int  # Of all
+    world: int  # How many parts
 
     @classmethod
     def of(cls, elements: int, world: int) -> Parts:
@@ -72,7 +66,6 @@ class Parts(NamedTuple):
         return cls(-(-elements // (world * unit)) * unit, elements, world)
 
     def length(self, part: int) -> int:
-        """Elements of a part."""
         return min(max(self.elements - part * self.each, 0), self.each)
 
     def nbytes(self, how: LowBit) -> int:
@@ -98,23 +91,14 @@ def _packets(elements: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables of what one rank encodes and decodes in a call of one size.
+    """Tables of what one rank encodes and decodes in a call of one size."""
 
-    Attributes:
-        parts: The parts.
-        part_bytes: Of a contribution to a part, and of a part's sum.
-        sent: Contributions to others, from the tensor.
-        came: Contributions of others, to rows of one part each.
-        mean: The own part's sum.
-        gathered: All sums, to the tensor.
-    """
-
-    parts: Parts
-    part_bytes: tuple[int, int]
-    sent: Tensor
-    came: Tensor
-    mean: Tensor
-    gathered: Tensor
+    parts: Parts  # The parts
+    part_bytes: tuple[int, int]  # Of a contribution to a part, and of a part's sum
+    sent: Tensor  # Contributions to others, from the tensor
+    came: Tensor  # Contributions of others, to rows of one part each
+    mean: Tensor  # The own part's sum
+    gathered: Tensor  # All sums, to the tensor
 
 
 def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit], to: str) -> Tables:
@@ -150,11 +134,9 @@ class DeviceWork(ManyWork):
 
     @property
     def streams(self) -> list[Any]:
-        """The place after all."""
         return [self._after]
 
     def is_completed(self) -> bool:
-        """True if the result is there."""
         return super().is_completed() and bool(self._after.end.is_done())
 
 
@@ -169,11 +151,9 @@ class After:
         self._lane = lane
 
     def order_current(self) -> None:
-        """Orders whatever the caller queues from now on after it."""
         self.layer.current().wait_for(self.end)
 
     def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after it."""
         return self.layer.after(self._lane, self.end)
 
 

@@ -91,7 +91,6 @@ class DelegateBackends:
         self._closed = False
 
     def made(self, backend: str) -> Any:
-        """A backend, if it was made by now; or None."""
         return self._made.get(backend)
 
     def of(self, backend: str, configured: str) -> Any:
@@ -319,7 +318,6 @@ class DeviceBackend:
 
     @property
     def supports_reconfigure(self) -> bool:
-        """True if the group's members can change."""
         return bool(self._group.supports_reconfigure)
 
     def supports_tensor_alloc(self, device: Device) -> bool:
@@ -331,18 +329,15 @@ class DeviceBackend:
         """Connects the ranks, which are connected by now."""
 
     def getBackendName(self) -> str:
-        """The backend's name, as C++ asks for it."""
         return "lossy"
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._group.set_timeout(timeout)
 
     def start_coalescing(self) -> None:
-        """From now on this thread's works are kept."""
         self._group._start_coalescing()
 
     def end_coalescing(self) -> dist.Work:
-        """One work for all of this thread since :meth:`start_coalescing`."""
         work: dist.Work = self._group._end_coalescing()
         return work
 
@@ -372,5 +367,4 @@ if HAS_BACKENDS:
 
 
 def backend_of(group: dist.ProcessGroup) -> Any:
-    """The group as a backend."""
     return LossyBackend(group) if HAS_BACKENDS else DeviceBackend(group)

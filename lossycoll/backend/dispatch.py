@@ -1,10 +1,18 @@
-"""The one pipeline of a collective: checks the description, chooses the route once, submits."""
+"""The one pipeline of a collective: checks the description, chooses the route once, submits.
+
+Nothing that may rightly differ between ranks decides a route: all of them must take the same.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from enum import Enum, auto
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,28 +21,138 @@ import torch.distributed as dist
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.options.scopes import scope, within
+from lossycoll.options.scopes import Scope, scope, within
+from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
+from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
 
 from . import checks, spans
 from .collectives import ALL_REDUCE, submit_barrier
-from .description import CollectiveKind, Description, Loss, Staged, Submission
+from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
 from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
-from .routes import ChosenRoute, Route, adds_activations, choose, determined, reliable_version
 from .staging import NOTHING, gathered, then, widened
-from .tensors import DTYPES, WIDER
+from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
 from .work import Coalescing, EngineWork, ManyWork
 
+OWN_FILES: Final = str(Path(__file__).parents[1])
+OPERATORS: Final = torch._ops.__file__
+FORWARD: Final = torch.nn.Module._call_impl.__code__
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+"""Code of the frames by which the two passes are recognized."""
 NONE: Final = timedelta(0)
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
 BY_OPTION: Final = "deterministic=1"
 """Sources of the wish for the same bits in each run."""
+
+
+class Route(Enum):
+    """Route of a call: how it is served."""
+
+    LOSSY = auto()
+    """Engine, where packets may be lost."""
+    RELIABLE = auto()
+    """Engine, without loss."""
+    GATHERED = auto()
+    """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
+
+
+class ChosenRoute(NamedTuple):
+    """The route of a call, the options it is served with, and how packets carry its floats."""
+
+    route: Route
+    options: Options
+    encoding: str = "same"
+
+
+@lru_cache(maxsize=64)
+def reliable_version(options: Options) -> Options:
+    """The same options with nothing given up."""
+    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
+
+
+@lru_cache(maxsize=64)
+def determined(options: Options) -> Options:
+    """The same options with sums in the order of ranks."""
+    return within(options, Scope((("deterministic", 1),), lossy_copies=False))
+
+
+def choose(
+    call: Description,
+    reduction: Reduction | None,
+    options: Options,
+    around: Scope | None,
+) -> ChosenRoute:
+    """The route that a call takes, by the first that holds:
+
+    1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
+       operation), and the kind of call, its size and the scope around it admit losses;
+    2. gathered, if it reduces in a way that the engine can't form;
+    3. reliable.
+
+    From here on the options that are returned say so: their delivery is the call's.
+    """
+    kind, native = call.kind, reduction is None or reduction.native
+    lossy_scope = around is not None and around.lossy_copies
+    encoding = _encoding(call, options, around)
+    if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
+        return ChosenRoute(Route.LOSSY, options, encoding)
+    exact = reliable_version(options)
+    if reduction is not None and not (native and kind.submit):
+        return ChosenRoute(Route.GATHERED, exact, codec.phases(encoding)[0])
+    return ChosenRoute(Route.RELIABLE, exact, encoding)
+
+
+def adds_activations() -> bool:
+    """True if the present call adds activations up, by where it comes from.
+
+    An operator of ``torch.ops`` is a functional collective, which DTensor calls. Sums in a module's
+    forward are activations as well, those in a backward pass within it are not: DDP's, FSDP's and
+    their hooks'. Code that was compiled to C++ as a whole can't be told from its caller.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == OPERATORS:
+        return True
+    while frame is not None and frame.f_code is not BACKWARD:
+        if frame.f_code is FORWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _encoding(call: Description, options: Options, around: Scope | None) -> str:
+    when = call.kind.rounding
+    if when is Rounding.CALL:
+        return call.encoding
+    if options.wire == "same" or when is Rounding.NEVER:
+        return "same"
+    if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
+        return "same"
+    few_bits = options.wire in codec.FEW_BITS
+    if call.dtype not in ENCODED_DTYPES and not (few_bits and call.dtype in WIDER):
+        return "same"
+    # Where ranks don't know each other's sizes, sizes can't decide.
+    large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
+    if not large:
+        return "same"
+    # What is only copied is like the means that an all-reduce gathers.
+    return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
+
+
+def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
+    loss = kind.loss
+    if loss is Loss.REDUCTION:
+        return call.nbytes >= options.lossy_min_bytes
+    if loss is Loss.COPY:
+        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+        return floats and call.nbytes >= options.lossy_min_bytes
+    return loss is Loss.DELIVERY
 
 
 class Recovered(NamedTuple):
@@ -125,7 +243,6 @@ class Dispatcher:
     # ---- the pipeline ----
 
     def run(self, call: Description, opts: Any) -> dist.Work:
-        """Serves one call."""
         return self.coalescing.add(self._serve(call, self.check(call), opts))
 
     def run_again(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
@@ -187,7 +304,6 @@ class Dispatcher:
         )
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
-        """Serves a call that was checked."""
         around, options = scope(), self._asked_options()
         if around is None:
             choice = choose(call, reduction, options, None)
@@ -391,14 +507,7 @@ class Dispatcher:
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
             span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
-            call_options = self._call_options(
-                choice.options,
-                opts,
-                staged,
-                mean=reduction is None or reduction.mean,
-                encoding=choice.encoding,
-                observe=None if span is None else span.observe,
-            )
+            call_options = _call_options(choice, opts, staged, reduction, span)
             s = Submission(
                 *(self._endpoint, numbered, carried, staged.source, staged.target, call_options),
                 self.health,
@@ -424,7 +533,6 @@ class Dispatcher:
         submitted: Operation | tuple[Operation, ...],
         on_device: OnDevice | None,
     ) -> dist.Work:
-        """The work that torch gets for the operations of a call."""
         if isinstance(submitted, Operation):
             work = call.kind.work(self._endpoint, submitted, call.filled)
             return work if on_device is None else on_device.submitted([work], (submitted,))
@@ -442,26 +550,23 @@ class Dispatcher:
             raise cause.again(call.numbered)
         self.health.issue(call)
 
-    def _call_options(
-        self,
-        options: Options,
-        opts: Any,
-        staged: Staged,
-        *,
-        mean: bool = True,
-        encoding: str = "same",
-        observe: Observer | None = None,
-    ) -> CallOptions:
-        """Options of an operation on ``staged`` buffers; ``opts`` as in :meth:`run`."""
-        timeout = opts.timeout
-        return CallOptions(
-            options=options,
-            mean=mean,
-            timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
-            keep=(staged.source, staged.target),
-            epilogue=staged.epilogue,
-            among=staged.among,
-            future=opts.asyncOp,
-            encoding=encoding,
-            observe=observe,
-        )
+
+def _call_options(
+    choice: ChosenRoute,
+    opts: Any,
+    staged: Staged,
+    reduction: Reduction | None,
+    span: spans.Span | None,
+) -> CallOptions:
+    timeout = opts.timeout
+    return CallOptions(
+        options=choice.options,
+        mean=reduction is None or reduction.mean,
+        timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
+        keep=(staged.source, staged.target),
+        epilogue=staged.epilogue,
+        among=staged.among,
+        future=opts.asyncOp,
+        encoding=choice.encoding,
+        observe=None if span is None else span.observe,
+    )

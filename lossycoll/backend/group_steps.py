@@ -41,7 +41,6 @@ from .builder import Ends, GroupBuilder, GroupSpec
 from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
-from .sealing import fields_of_seal, warn_of_clear
 from .sharing import (
     LEARNT,
     Offer,
@@ -57,6 +56,8 @@ from .status import show, tell
 from .worlds import WORLDS, World, attachment, with_liveness_of
 
 log: Final = logging.getLogger("lossycoll")
+_warned: Final[list[Where]] = []
+"""The first group that sends in clear, once it was warned of."""
 
 
 def prepare(builder: GroupBuilder, pg_options: object) -> None:
@@ -449,3 +450,23 @@ def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:
     machines = [(m.boot, m.network) if (m := one.machine) else None for one in offers]
     addresses = [str(one["control"][0]) for one in ends]
     compare_machines(str(here), addresses, machines, [str(one.get("device", "")) for one in ends])
+
+
+def fields_of_seal(host: Host, options: Options, listens: tuple[str, int]) -> dict[str, Any]:
+    """Fields of ``ready`` where packets are sealed: with what, and where new keys are asked for."""
+    if not host.is_sealed:
+        return {}
+    return {"sealed": options.cipher, "control": f"{listens[0]}:{listens[1]}"}
+
+
+def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:
+    """Rank 0 warns of packets that leave its machine in clear, once in a process."""
+    machines = {address.rpartition(":")[0] for address in addresses}
+    if where.rank == 0 and len(machines) > 1 and not _warned:
+        _warned.append(where)
+        log.warning(
+            "%s: nothing is sealed between %d addresses: whoever can send to them can change "
+            "results; set LOSSYCOLL_SECRET on all ranks (`lossycoll keygen` makes one)",
+            where,
+            len(machines),
+        )

@@ -38,7 +38,6 @@ class Lanes:
         self._lanes: dict[tuple[Device, str], Lane] = {}
 
     def on(self, device: Device, use: str) -> Lane:
-        """The group's lane."""
         key = device, use
         with self._lock:
             found = self._lanes.get(key)
@@ -96,13 +95,11 @@ class OnDevice:
         return Staged(bounce.source, bounce.target)
 
     def _fills(self) -> bool:
-        """True if the call fills tensors of this rank."""
         is_root, filled = self._root == self._endpoint.rank, self._kind.filled
         return filled is Filled.ALL or is_root == (filled is Filled.ROOT)
 
     @property
     def pieces(self) -> int:
-        """Number of operations that :meth:`submit` submits."""
         return 1 if self._bounce is None else len(self._bounce.pieces)
 
     def submit(self, submit: Submit, s: Submission) -> Operation | tuple[Operation, ...]:

@@ -23,18 +23,13 @@ FIELDS: Final = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
 class Forms(NamedTuple):
-    """The arguments of one method.
+    """The arguments of one method."""
 
-    Attributes:
-        options: Class of the options, which follow the other arguments in the long form.
-        values: What follows them in the short form, in place of options.
-        first: torch's names of the other arguments, the long form's first.
-        single: Place of the argument that is a tensor in the short form alone; None: there is none.
-    """
-
-    options: type
-    values: Sequence[str]
+    options: type  # Class of the options, which follow the other arguments in the long form
+    values: Sequence[str]  # What follows them in the short form, in place of options
+    # torch's names of the other arguments, the long form's first
     first: Sequence[Sequence[str]] = ()
+    # Place of the argument that is a tensor in the short form alone; None: there is none
     single: int | None = None
 
 
@@ -83,7 +78,6 @@ def _overloaded(method: Callable[..., Any], forms: Forms) -> Callable[..., Any]:
 def long_form(
     name: str, forms: Forms, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """A call's arguments in the long form."""
     places, names = list(given), dict(named)
     first = [_taken(name, aliases, places, names) for aliases in forms.first]
     single = forms.single is not None and isinstance(first[forms.single], Tensor)

@@ -59,7 +59,6 @@ class PointToPoint:
         self._lanes = lanes
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        """Sends the one tensor of ``tensors`` to rank ``peer``."""
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         tolerance = self._tolerance(source)
@@ -108,7 +107,6 @@ class PointToPoint:
     def _span(
         self, call: Collective, tensors: list[Tensor]
     ) -> contextlib.AbstractContextManager[Span | None]:
-        """The message's span in torch's profiler, if that runs."""
         if not spans.are_wanted():
             return contextlib.nullcontext()
         return spans.of_message(self._endpoint.health.where.group, call, tensors)
@@ -163,7 +161,6 @@ class PointToPoint:
     def _admit(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int
     ) -> tuple[Collective, Messages]:
-        """Refuses what can't be served."""
         where = self._endpoint.health.where
         if len(tensors) != 1:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")

@@ -2,10 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
-docs/backend.md says which call takes which route; ``routes.py`` chooses it.
-
-Long because torch's interface is: each method is its documentation and a line or few, which have
-``collectives.py`` make the description.
+docs/backend.md says which call takes which route; ``dispatch.py`` chooses it.
 """
 
 from __future__ import annotations
@@ -54,12 +51,16 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route.
     :class:`Extensions` has the methods that torch's interface lacks, :class:`Reconfigurable` the
-    change of members. Every collective returns a work that owns its tensors until it is done.
+    change of members. All others take what torch's ProcessGroup takes, and return what it returns.
+
+    Every collective returns a work that owns its tensors until it is done, whose result is what it
+    fills.
     It raises UnsupportedError for what can't be served, before the call gets a number, and
     LossyError where the group has failed, or fails by this call. The work's ``wait`` raises later
     failures. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
-    call have one dtype; ranks agree on it and on the number of elements. The methods also take
-    torch's short forms, such as ``allreduce(tensor, op)``.
+    call have one dtype; ranks agree on it and on the number of elements. Parts that are listed,
+    one for each rank, may be of different sizes in ``allgather`` and ``reduce_scatter``. Methods
+    also take torch's short forms, such as ``allreduce(tensor, op)``: these have options by then.
 
     Args:
         backend_options: torch's description of the group.
@@ -154,11 +155,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Sets the group's name in torch.
-
-        Args:
-            name: The name.
-        """
+        """Sets the group's name in torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:
@@ -166,11 +163,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Sets what torch says the group is for.
-
-        Args:
-            description: A few words.
-        """
+        """Sets what torch says the group is for."""
         self._description = description
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -190,15 +183,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- reductions ----
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        """Reduces a tensor of all ranks in place, on all ranks.
-
-        Args:
-            tensors: One tensor, dense or torch.sparse_coo.
-            opts: torch's AllreduceOptions.
-
-        Returns:
-            The work; its result is ``tensors``.
-        """
+        """Reduces a tensor of all ranks in place, on all ranks."""
         opts = _c10d.AllreduceOptions() if opts is None else opts
         again = self._dispatcher.run_again(tensors, opts) if len(tensors) == 1 else None
         if again is not None:
@@ -213,15 +198,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return collectives.all_reduce(tensors, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
-
-        Args:
-            tensors: The tensors, dense or torch.sparse_coo.
-            opts: torch's AllreduceCoalescedOptions.
-
-        Returns:
-            The work; its result is ``tensors``.
-        """
+        """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced."""
         one = _c10d.AllreduceOptions()
         if opts is not None:
             one.reduceOp = opts.reduceOp
@@ -231,29 +208,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._dispatcher.run_all(calls, one)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Reduces a tensor of all ranks to the root; always reliable.
-
-        Args:
-            tensors: One tensor, which holds the result at the root.
-            opts: torch's ReduceOptions.
-
-        Returns:
-            The work; its result is ``tensors``, reduced at the root and as they were elsewhere.
-        """
+        """Reduces a tensor of all ranks to the root; always reliable."""
         call = collectives.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Reduces all ranks' ``input``; each rank gets its chunk.
-
-        Args:
-            output: This rank's chunk of the result.
-            input: A chunk for each rank, one after another: world times as many elements.
-            opts: torch's ReduceScatterOptions.
-
-        Returns:
-            The work; its result is ``output``.
-        """
+        """Reduces all ranks' ``input``; each rank gets its chunk."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
         return self._dispatcher.run(call, opts)
@@ -263,16 +223,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`reduce_scatter_single` with each pair; one work for all, or none is made.
-
-        Args:
-            outputs: This rank's chunks of the results.
-            inputs: The contributions, as many as there are ``outputs``.
-            opts: torch's ReduceScatterOptions.
-
-        Returns:
-            The work; its result is ``outputs``.
-        """
+        """Does :meth:`reduce_scatter_single` with each pair; one work for all, or none is made."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [
@@ -286,46 +237,19 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
-        """Reduces lists of tensors; each rank gets the entry of its number.
-
-        Args:
-            outputs: One tensor, this rank's result.
-            inputs: One list with a tensor for each rank, which may be of different sizes.
-            opts: torch's ReduceScatterOptions.
-
-        Returns:
-            The work; its result is ``outputs``.
-        """
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
+        """Reduces lists of tensors; each rank gets the entry of its number."""
         call = collectives.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Copies the root's tensor to all ranks.
-
-        Args:
-            tensors: One tensor.
-            opts: torch's BroadcastOptions.
-
-        Returns:
-            The work; its result is ``tensors``.
-        """
+        """Copies the root's tensor to all ranks."""
         call = collectives.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Gathers all ranks' ``input`` on all ranks.
-
-        Args:
-            output: Room for a chunk of each rank, one after another.
-            input: This rank's chunk.
-            opts: torch's AllgatherOptions.
-
-        Returns:
-            The work; its result is ``output``.
-        """
+        """Gathers all ranks' ``input`` on all ranks."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 
@@ -334,16 +258,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`all_gather_single` with each pair; one work for all, or none is made.
-
-        Args:
-            outputs: Room for a chunk of each rank, one after another, in each.
-            inputs: This rank's chunks, as many as there are ``outputs``.
-            opts: torch's AllgatherOptions.
-
-        Returns:
-            The work; its result is ``outputs``.
-        """
+        """Does :meth:`all_gather_single` with each pair; one work for all, or none is made."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
         calls = [
@@ -354,32 +269,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Gathers all ranks' tensors as a list on all ranks.
-
-        Args:
-            outputs: One list with a tensor for each rank, which may be of different sizes.
-            inputs: One tensor, this rank's.
-            opts: torch's AllgatherOptions.
-
-        Returns:
-            The work; its result is the tensors in ``outputs``.
-        """
-        opts = _c10d.AllgatherOptions() if opts is None else opts
+        """Gathers all ranks' tensors as a list on all ranks."""
         return self._dispatcher.run(collectives.all_gather(self._where, outputs, inputs), opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`allgather` with each tensor; one work for all, or none is made.
-
-        Args:
-            outputs: ``outputs[rank][i]`` receives rank's ``inputs[i]``.
-            inputs: This rank's tensors.
-            opts: torch's AllgatherOptions.
-
-        Returns:
-            The work; its result is the tensors in ``outputs``, rank after rank.
-        """
+        """Does :meth:`allgather` with each tensor; one work for all, or none is made."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
@@ -391,30 +287,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return ManyWork([work], [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        """Gathers all ranks' tensors at the root.
-
-        Args:
-            outputs: At the root, one list with a tensor for each rank; elsewhere ignored.
-            inputs: One tensor, this rank's.
-            opts: torch's GatherOptions.
-
-        Returns:
-            The work; its result is the tensors in ``outputs`` at the root, and empty elsewhere.
-        """
+        """Gathers all ranks' tensors at the root."""
         call = collectives.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        """Hands out the root's list of tensors, one to each rank.
-
-        Args:
-            outputs: One tensor, this rank's.
-            inputs: At the root, one list with a tensor for each rank; elsewhere ignored.
-            opts: torch's ScatterOptions.
-
-        Returns:
-            The work; its result is ``outputs``.
-        """
+        """Hands out the root's list of tensors, one to each rank."""
         call = collectives.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
@@ -430,17 +308,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     ) -> dist.Work:
         """Sends each rank some rows of ``input``, and fills ``output`` with theirs.
 
-        Args:
-            output: Tensors from the ranks, in their order.
-            input: Tensors for the ranks, in their order.
-            output_split_sizes: Rows from each rank; empty for equal parts.
-            input_split_sizes: Rows to each rank; empty for equal parts.
-            opts: torch's AllToAllOptions.
-
-        Returns:
-            The work; its result is ``output``.
+        Split sizes are rows to and from each rank; empty for equal parts.
         """
-        opts = _c10d.AllToAllOptions() if opts is None else opts
         call = collectives.all_to_all_single(
             self._where, output, input, output_split_sizes, input_split_sizes
         )
@@ -449,57 +318,25 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Sends each rank a tensor of ``inputs``, and fills ``outputs`` with theirs.
-
-        Args:
-            outputs: A tensor for what comes from each rank.
-            inputs: A tensor for each rank.
-            opts: torch's AllToAllOptions.
-
-        Returns:
-            The work; its result is ``outputs``.
-        """
+        """Sends each rank a tensor of ``inputs``, and fills ``outputs`` with theirs."""
         opts = _c10d.AllToAllOptions() if opts is None else opts
         return self._dispatcher.run(collectives.all_to_all(self._where, outputs, inputs), opts)
 
     # ---- point to point ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
-        """Sends one tensor; docs/messages.md has what is promised.
+        """Sends one tensor. The work is done when the receiver has it, or its data is copied.
 
-        Args:
-            tensors: One tensor.
-            dst: The rank that receives it.
-            tag: A receive gets messages of its own tag only.
-
-        Returns:
-            The work; done when the receiver has the tensor, or its data is copied.
+        docs/messages.md has what is promised. A receive gets messages of its own tag only.
         """
         return self._point_to_point.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
-        """Receives one tensor from a rank.
-
-        Args:
-            tensors: One tensor, which is filled.
-            src: The rank that sends it.
-            tag: The sender's.
-
-        Returns:
-            The work; its result is ``tensors``.
-        """
+        """Receives one tensor from a rank."""
         return self._point_to_point.receive(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        """Receives one tensor from any rank; the work's ``source_rank`` says from which.
-
-        Args:
-            tensors: One tensor, which is filled.
-            tag: The sender's.
-
-        Returns:
-            The work; its result is ``tensors``.
-        """
+        """Receives one tensor from any rank; the work's ``source_rank`` says from which."""
         return self._point_to_point.receive(tensors, None, tag)
 
     recvAnysource = recv_anysource
@@ -517,28 +354,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- barriers ----
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Is done on no rank before all ranks have begun it.
-
-        Args:
-            opts: torch's BarrierOptions.
-
-        Returns:
-            The work; it has no result.
-        """
-        opts = _c10d.BarrierOptions() if opts is None else opts
+        """Is done on no rank before all ranks have begun it."""
         return self._dispatcher.run(collectives.barrier(), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Waits for all ranks, and names those that are missing.
+        """Waits for all ranks; OperationTimeout names those that are missing: to rank 0 the first,
+        or all with ``wait_all_ranks``.
 
         Where a group continues with the survivors it is a barrier of those.
-
-        Args:
-            timeout: A timedelta; None: the group's.
-            wait_all_ranks: Whether rank 0 names all that are missing, rather than the first.
-
-        Raises:
-            OperationTimeout: Ranks are missing.
         """
         if self._endpoint.options.continues:
             opts = _c10d.BarrierOptions()
@@ -560,24 +383,10 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         group_desc: str | None = None,
         device_types: object = None,
     ) -> LossyProcessGroup | None:
-        """Makes a group of some of this one's ranks.
+        """Makes a group of some of this one's ranks; None where this rank isn't in it.
 
-        Before torch 2.15 torch.distributed.split_group gets here only with an accelerator.
-
-        Args:
-            ranks: Ranks of this group.
-            timeout: The group's timeout; None: this one's.
-            opts: pg_options.
-            group_name: Its name; made up if None.
-            group_desc: Its description; made up if None.
-            device_types: Ignored.
-
-        Returns:
-            The group; None where this rank isn't in it.
-
-        Raises:
-            UnsupportedError: Ranks that this group doesn't have, or none.
-            LossyError: The group can't be made.
+        Before torch 2.15 torch.distributed.split_group gets here only with an accelerator. What is
+        None is this group's, or made up; ``device_types`` changes nothing.
         """
         del device_types
         chosen = sorted(set(ranks))
@@ -607,11 +416,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long calls wait for ranks that never take part.
-
-        Args:
-            timeout: Longest wait; zero or less: without a limit.
-        """
+        """Sets how long calls wait for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
 

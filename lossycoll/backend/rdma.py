@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
@@ -22,7 +22,7 @@ from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.net.rdma_ports import choose_port, ports
 
-from .sharing import Offer, alike
+from .sharing import Meeting, Offer, alike
 
 GREETING_SECONDS: Final = 2.0
 """Time that ranks wait for each other's greetings; they have just met."""
@@ -31,14 +31,6 @@ LEAST_MTU: Final = 256
 MOST_MTU: Final = 4096
 
 log: Final = logging.getLogger("lossycoll")
-
-
-class Meeting(Protocol):
-    """Part of a rendezvous that is used here."""
-
-    session: str
-
-    def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,6 @@ class Rdma:
     mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
-        """JSON for a hello: the datagram's bytes and the address."""
         return None if self.port is None else [self.mtu, *self.port.address]
 
     def hand_over(self, host: Host, *, is_used: bool) -> None:
@@ -69,14 +60,10 @@ class Rdma:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Ranks reached by RDMA.
+    """Ranks reached by RDMA."""
 
-    Attributes:
-        addresses: Of those, by rank.
-        payload: Data bytes per packet that all of the links in use carry; None: no rank uses RDMA.
-    """
-
-    addresses: Mapping[int, VerbsAddress] = field(default_factory=dict)
+    addresses: Mapping[int, VerbsAddress] = field(default_factory=dict)  # Of those, by rank
+    # Data bytes per packet that all of the links in use carry; None: no rank uses RDMA
     payload: int | None = None
 
 

@@ -55,17 +55,11 @@ MOST_MEMBERS: Final = 1 << 16
 
 
 class Handle(NamedTuple):
-    """One process, as it tells the others of itself.
+    """One process, as it tells the others of itself."""
 
-    Attributes:
-        job: The store's number, which all who share the store have.
-        incarnation: The process's, which no other process has had.
-        process: Its host and pid, for errors.
-    """
-
-    job: str
-    incarnation: str
-    process: str
+    job: str  # The store's number, which all who share the store have
+    incarnation: str  # The process's, which no other process has had
+    process: str  # Its host and pid, for errors
 
     def __str__(self) -> str:
         return f"lossy:{self.job}:{self.incarnation}:{self.process}"
@@ -224,31 +218,18 @@ class Reconfigurable:
         raise NotImplementedError
 
     def get_error(self) -> Any:
-        """torch's ErrorType of the group's failure.
-
-        Returns:
-            SUCCESS also after an abort, whoever asked for it, and while there are no members.
-        """
+        """torch's ErrorType of the group's failure."""
         failure, kinds = self._health.failure, _c10d.ErrorType
         if failure is None or isinstance(failure, (AbortedError, ClosedError)):
             return kinds.SUCCESS
         return kinds.TIMEOUT if isinstance(failure, OperationTimeout) else kinds.COMM_ERROR
 
     def registerAbortHook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Has ``hook`` called when the group fails, once, before calls raise.
-
-        Args:
-            hook_id: Its number, for :meth:`unregisterAbortHook`.
-            hook: Must be quick.
-        """
+        """Has ``hook`` called when the group fails, once, before calls raise."""
         self._abort_hooks[hook_id] = hook
 
     def unregisterAbortHook(self, hook_id: int) -> None:
-        """Takes a hook back; nothing where there is none.
-
-        Args:
-            hook_id: As it was registered.
-        """
+        """Takes a hook back; nothing where there is none."""
         self._abort_hooks.pop(hook_id, None)
 
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
@@ -259,15 +240,7 @@ class Reconfigurable:
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:
-        """This process's name in the list of a next group's members.
-
-        Returns:
-            The same text in every group, which no other process has.
-
-        Raises:
-            UnsupportedError: The group's members can't change.
-            RendezvousError: The store fails.
-        """
+        """This process's name in the list of a next group's members."""
         return self._steps().handle()
 
     def reconfigure(self, opts: Any) -> dist.Work:
@@ -275,18 +248,6 @@ class Reconfigurable:
 
         Calls in flight fail with AbortedError. If the next group can't be made there is none, and
         another number (uuid) may do.
-
-        Args:
-            opts: torch's ReconfigureOptions. ``handles`` in a list are in the order of ranks; the
-                members of the next group need the same.
-
-        Returns:
-            A work that is done.
-
-        Raises:
-            UnsupportedError: The group's members can't change.
-            OptionError: The number was used before, or the handles can't be.
-            LossyError: The group can't be made.
         """
         steps = self._steps()
         with steps.lock:

@@ -40,21 +40,13 @@ INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int6
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of one dtype.
+    """A reduction of one dtype."""
 
-    Attributes:
-        op: torch's RedOpType. PREMUL_SUM is SUM with a ``factor``.
-        native: Whether the engine can form it.
-        local: How it is formed without the engine.
-        factor: What each rank multiplies its contribution by first, if anything.
-        mean: Whether ``op`` is AVG.
-    """
-
-    op: object
-    native: bool
-    local: Local
-    factor: float | None = None
-    mean: bool = False
+    op: object  # torch's RedOpType. PREMUL_SUM is SUM with a ``factor``.
+    native: bool  # Whether the engine can form it
+    local: Local  # How it is formed without the engine
+    factor: float | None = None  # What each rank multiplies its contribution by first, if anything
+    mean: bool = False  # Whether ``op`` is AVG
 
     def over(self, rows: Tensor, members: Sequence[int]) -> Tensor:
         """Reduces one contribution per rank. A sum of floats stands for all ranks, as the engine's

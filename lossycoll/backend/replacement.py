@@ -62,7 +62,6 @@ def start() -> None:
 
 
 def _torch() -> tuple[Any, Any]:
-    """torch.distributed, and its module that makes groups."""
     import torch.distributed as dist
 
     return dist, dist.distributed_c10d

@@ -28,31 +28,25 @@ FLAT: Final = "inject is set, so that each rank counts as a host of its own"
 
 
 class Meeting(Protocol):
-    """Part of a rendezvous that is used here."""
+    """Part of a rendezvous by which ranks find out together what they share, and by what."""
+
+    session: str
 
     def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Description of a rank's host for the other ranks.
+    """Description of a rank's host for the other ranks."""
 
-    Attributes:
-        machine: Where it is; None: it doesn't know.
-        labels: Its options ``host`` and ``site``: ranks that differ in one share nothing.
-        socket: Where it takes descriptors; empty: it shares no memory.
-        why: Why it doesn't.
-        cores: Those that it may run on, one bit each.
-    """
-
-    machine: Machine | None
+    machine: Machine | None  # Where it is; None: it doesn't know
+    # Its options ``host`` and ``site``: ranks that differ in one share nothing
     labels: tuple[str, str]
-    socket: str
-    why: str = ""
-    cores: int = 0
+    socket: str  # Where it takes descriptors; empty: it shares no memory
+    why: str = ""  # Why it doesn't
+    cores: int = 0  # Those that it may run on, one bit each
 
     def to_json(self) -> dict[str, Any]:
-        """JSON for a hello."""
         machine = self.machine.to_json() if self.machine else None
         return {
             "machine": machine,
@@ -64,7 +58,6 @@ class Offer:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:
-        """Reads what another rank says."""
         host, site = said["labels"]
         machine = Machine.from_json(said["machine"])
         labels = (str(host), str(site))
@@ -80,7 +73,6 @@ class Sharing:
     exchange: DescriptorExchange | None
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
         if self.exchange is not None:
             self.exchange.close()
 

@@ -60,7 +60,6 @@ def of(group: str, call: Collective, description: Description) -> Span:
 
 
 def of_message(group: str, call: Collective, tensors: Sequence[Tensor]) -> Span:
-    """The span of a send or a receive."""
     name = call.name.partition(" ")[0]
     size = sum(one.numel() * one.element_size() for one in tensors)
     return Span(group, call, MESSAGES.get(name, name), tensors, size)
@@ -106,7 +105,6 @@ class Span:
             self._end()
 
     def ends_with(self, submitted: Operation | tuple[Operation, ...]) -> None:
-        """The span ends when all of these are done."""
         operations = (submitted,) if isinstance(submitted, Operation) else submitted
         self._left = len(operations)
         if not operations:

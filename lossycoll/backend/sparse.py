@@ -32,15 +32,10 @@ DTYPES: Final = frozenset(
 
 
 class SparseSum(NamedTuple):
-    """The argument of a description.
+    """The argument of a description."""
 
-    Attributes:
-        tensor: torch.sparse_coo; it is filled, and coalesced afterwards.
-        reduction: SUM or AVG, maybe with a factor.
-    """
-
-    tensor: Tensor
-    reduction: Reduction
+    tensor: Tensor  # torch.sparse_coo; it is filled, and coalesced afterwards
+    reduction: Reduction  # SUM or AVG, maybe with a factor
 
     @property
     def index_bytes(self) -> int:

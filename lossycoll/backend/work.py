@@ -70,13 +70,9 @@ _thread: Final = threading.local()
 
 
 class OnStreams(Protocol):
-    """Order of a device's streams after a call.
+    """Order of a device's streams after a call."""
 
-    Attributes:
-        end: The place in a stream after which the result is there; None before it is known.
-    """
-
-    end: Any
+    end: Any  # The place in a stream after which the result is there; None before it is known
 
     @property
     def layer(self) -> Layer:
@@ -205,7 +201,6 @@ class EngineWork(LossyWork):
             self.wait()
 
     def wait_result_on_host(self) -> None:
-        """:meth:`wait_on_host`, for the result alone."""
         self.wait_result()
         self._operation.wait_result()
 
@@ -239,7 +234,6 @@ class EngineWork(LossyWork):
         return end is None or bool(end.is_done())
 
     def exception(self) -> LossyError | None:
-        """Why the call failed; None if it hasn't."""
         return self._operation.error
 
 
@@ -279,12 +273,10 @@ class ManyWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """Waits for each; :meth:`LossyWork.wait_on_host`."""
         for work in self._works:
             work.wait_on_host() if isinstance(work, LossyWork) else work.wait()
 
     def wait_result(self) -> None:
-        """Waits for each; :meth:`LossyWork.wait_result`."""
         for work in self._works:
             work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
@@ -322,11 +314,9 @@ class ManyWork(LossyWork):
         return found
 
     def is_completed(self) -> bool:
-        """True if all are done."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> Any:
-        """The first error; None if there is none."""
         return next((e for work in self._works if (e := work.exception()) is not None), None)
 
 

@@ -38,23 +38,14 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes that met in one rendezvous.
+    """The processes that met in one rendezvous."""
 
-    Attributes:
-        session: The rendezvous's, of 16 hex digits; no other world has it.
-        rank: This process's number in it.
-        global_ranks: torch's global rank of each, by its number in the world.
-        plane: This process's control plane among them.
-        host: The engine's socket and thread, which its groups share.
-        network: What that host sends through.
-    """
-
-    session: str
-    rank: int
-    global_ranks: tuple[int, ...]
-    plane: ControlPlane
-    host: Host
-    network: Attachment
+    session: str  # The rendezvous's, of 16 hex digits; no other world has it
+    rank: int  # This process's number in it
+    global_ranks: tuple[int, ...]  # torch's global rank of each, by its number in the world
+    plane: ControlPlane  # This process's control plane among them
+    host: Host  # The engine's socket and thread, which its groups share
+    network: Attachment  # What that host sends through
 
     def holds(self, global_ranks: Sequence[int]) -> bool:
         """True if all of these are here, as far as this process knows."""
@@ -82,15 +73,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The group that all ranks of a new one belong to: torch's default group, or one that is split.
+    """The group that all ranks of a new one belong to: torch's default group, or a split one."""
 
-    Attributes:
-        world: The parent's, on all of its ranks.
-        numbers: Its ranks as ranks of the world, by torch's global rank.
-    """
-
-    world: World
-    numbers: Mapping[int, int]
+    world: World  # The parent's, on all of its ranks
+    numbers: Mapping[int, int]  # Its ranks as ranks of the world, by torch's global rank
 
 
 class Worlds:

@@ -28,17 +28,11 @@ Among = Callable[[Sequence[int]], None]
 
 
 class Piece(NamedTuple):
-    """Buffers of one operation.
+    """Buffers of one operation."""
 
-    Attributes:
-        source: What it reads, in host memory.
-        target: What it writes, there; may be ``source``.
-        gate: Address of its gate; 0: there is none.
-    """
-
-    source: Tensor
-    target: Tensor
-    gate: int
+    source: Tensor  # What it reads, in host memory
+    target: Tensor  # What it writes, there; may be ``source``
+    gate: int  # Address of its gate; 0: there is none
 
 
 class Bounce:

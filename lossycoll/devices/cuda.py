@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine import codecs
 from lossycoll.runtime.engine.failures import Code
 
 from .layer import DeviceError, Event, Lane, LowBits, Stream
@@ -360,17 +361,19 @@ class CudaLayer:
 
 
 def _try(low_bits: LowBits, device: torch.device) -> None:
-    """Raises DeviceError if the kernels make other bits than the reference does."""
+    """Raises DeviceError if the kernels make other bits than the engine does."""
     how, n = LowBit(4, 32), 200
     values = torch.linspace(-3, 5, n)
-    want = how.encode(values.numpy())
+    want, back = np.empty(how.wire_bytes(n), np.uint8), np.empty(n, np.float32)
+    codecs.encode(how, values.numpy(), want)
+    codecs.decode(how, want, back)
     there, packets = values.to(device), torch.tensor([[0, n, 0]], device=device)
     made = torch.empty(len(want), dtype=torch.uint8, device=device)
     low_bits.encode(there, packets, made, how, most_elements=n)
     low_bits.decode(made, packets, there, how, most_elements=n)
     good = np.array_equal(made.cpu().numpy(), want)
-    if not good or not np.array_equal(there.cpu().numpy(), how.decode(want, n)):
-        raise DeviceError("the kernels make other bits than the codec")
+    if not good or not np.array_equal(there.cpu().numpy(), back):
+        raise DeviceError("the kernels make other bits than the engine's codec")
 
 
 def _is_watched() -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.lowbit import Floats, LowBit
+from lossycoll.plan.codec import Floats, LowBit
 from lossycoll.runtime.engine import codecs
 
 
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class LowBits(Protocol):
-    """Encodes floats in few bits on a device, as plan.lowbit does; lowbit_kernels.py has what
+    """Encodes floats in few bits on a device, to the engine's bits. lowbit_kernels.py has what
     arguments are."""
 
     def encode(
@@ -91,31 +91,21 @@ class Lane(NamedTuple):
 
     Calls of other groups take other lanes. Between groups ranks needn't agree on an order: if one
     lane had calls of two groups, in another order at each rank, all of them would wait.
-
-    Attributes:
-        to_host: Of copies to host memory.
-        to_device: Of copies from there that were queued ahead, in the order of the calls.
-        at_end: Of copies from there that are queued when their operations have ended: they mustn't
-            stand behind others that wait.
-        futures: Of what futures wait for.
     """
 
-    to_host: Any
-    to_device: Any
+    to_host: Any  # Of copies to host memory
+    to_device: Any  # Of copies from there that were queued ahead, in the order of the calls
+    # Of copies from there that are queued when their operations have ended: they mustn't stand
+    # behind others that wait
     at_end: Any
-    futures: Any
+    futures: Any  # Of what futures wait for
 
 
 class Layer(Protocol):
-    """One device.
+    """One device."""
 
-    Attributes:
-        name: torch's, such as "cuda:0".
-        waits_by_stream: Whether a stream can wait for a word of memory.
-    """
-
-    name: str
-    waits_by_stream: bool
+    name: str  # torch's, such as "cuda:0"
+    waits_by_stream: bool  # Whether a stream can wait for a word of memory
 
     def new_lane(self) -> Lane:
         """Streams that nobody else has."""

@@ -1,7 +1,7 @@
 """Packets of floats in few bits, encoded and decoded on a GPU, by Triton: docs/wire.md has their
 format.
 
-native/lowbit.c and lossycoll/plan/lowbit.py are the same to the bit. This module imports Triton, so
+native/lowbit.c is the same to the bit. This module imports Triton, so
 import it only where that is there.
 
 What keeps a GPU to the bit: kernels are launched with ``enable_fp_fusion=False``, since a product
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit
+from lossycoll.plan.codec import GROUPS, PLANES, LowBit
 
 from .lowbit_parts import (
     CONSTANT,
@@ -83,7 +83,7 @@ def encode(
     ``packets``: by packet: its first element in ``values``, how many it has, and its first byte in
     ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A first
     byte may lie anywhere. ``key``: 32 bits of what is drawn, rounding at random: the upper half of
-    the seed of :meth:`~lossycoll.plan.lowbit.LowBit.encode`. ``counter``: the counter of the first
+    the seed of lc_encode. ``counter``: the counter of the first
     of ``values``. Others count from there, in 32 bits.
     """
     _check(values, packets, to_bytes, how)

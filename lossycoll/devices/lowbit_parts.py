@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A kernel can read constants of this kind alone. lossycoll/plan/lowbit.py says what they are.
+# A kernel can read constants of this kind alone. native/lowbit.h says what they are.
 CONSTANT = tl.constexpr(255)
 MOST = tl.constexpr(32767.0)
 TOP = tl.constexpr(141)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from lossycoll.plan import algorithm_names, codec, lowbit, sets
+from lossycoll.plan import algorithm_names, codec, sets
 from lossycoll.plan.order import FINER_PACKETS, STREAM_PACKETS
 from lossycoll.plan.registry import AUTO
 
@@ -147,8 +147,8 @@ class Options:
         per_call=True,
     )
     wire_group: int = option(
-        lowbit.GROUPS[0],
-        one_of(*lowbit.GROUPS),
+        codec.GROUPS[0],
+        one_of(*codec.GROUPS),
         "Number of elements that share a grid of 40 bits, with `wire` from int8 to int2. Smaller "
         "groups have a smaller rounding error (wire.md).",
         agree=True,

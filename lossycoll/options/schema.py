@@ -50,7 +50,7 @@ class Enters(Enum):
     GROUP = "lc_group_config"
     """The group in the engine: ``runtime/engine/binding.py``."""
     CALL = "lc_call"
-    """An operation in the engine: ``runtime/collectives/engine_call.py``."""
+    """An operation in the engine: ``runtime/collectives/operations.py``."""
     PLAN = "the plan"
     """The plan of an operation: ``runtime/collectives/plan_cache.py`` and ``endpoint.py``."""
     PYTHON = "nothing of C"

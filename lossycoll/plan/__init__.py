@@ -4,8 +4,8 @@
                                    order=draw_order(seed, group, op, 4))
     slot_table, edge_table = encode(plan)
 
-Builders are in ``hierarchical`` and ``ring`` (all-reduces), ``reduce_scatter``, ``copies``,
-``data_movement`` and ``tree``. Each is registered as an algorithm: ``algorithms()`` lists them,
+Builders are in ``hierarchical`` and ``ring`` (all-reduces), ``reduce_scatter``, ``copies``
+and ``data_movement``. Each is registered as an algorithm: ``algorithms()`` lists them,
 ``register`` adds one (docs/extending.md). ``rename`` and ``leave_out`` turn plans into plans for
 the ranks that are left. What the result of a plan is, tests/oracle defines.
 """
@@ -21,10 +21,8 @@ from . import (
     reduce_scatter,
     ring,
     sets,
-    tree,
 )
 from .assembly import leave_out, rename
-from .encode import encode
 from .model import (
     Combine,
     Delivery,
@@ -36,7 +34,9 @@ from .model import (
     Plan,
     Slot,
     Target,
+    encode,
     packet_count,
+    signature,
 )
 from .order import draw_order, finer_elements, owner_count, segments
 from .registry import (
@@ -49,7 +49,6 @@ from .registry import (
     register,
     unregister,
 )
-from .signature import signature
 from .topology import Topology
 
 __all__ = [
@@ -88,6 +87,5 @@ __all__ = [
     "segments",
     "sets",
     "signature",
-    "tree",
     "unregister",
 ]

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target
-from .signature import signature
+from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target, signature
 
 
 def send_own(number: int, own_offset: int, length: int, *dests: Edge, level: int = 0) -> Slot:

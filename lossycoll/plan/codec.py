@@ -1,70 +1,63 @@
-"""Codecs: how the elements of a buffer stand in a packet, in numpy.
+"""Encodings of elements in packets: names, numbers, sizes.
 
-native/codec.c is the same to the bit, and a test holds the two together. A codec knows elements,
-not packets. What it makes of n elements can be decoded by itself, so its bytes need not be linear
-in n, and what is encoded together is one packet's elements.
+native/codec.c and native/lowbit.c encode; tests/oracle has the same in numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .lowbit import GROUPS, LowBit
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 
-Array = NDArray[Any]
+PLANES: Final = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
+"""Widths that an index is split into, low bits first, by its bits."""
+GROUPS: Final = (128, 32)
+"""Numbers of elements that may share a grid."""
 
 
 @dataclass(frozen=True)
-class WireType:
-    """An element type. numpy has no bfloat16: its elements are uint16 bit patterns."""
+class LowBit:
+    """Encoding of float32 in indices of a few bits."""
 
-    name: str  # what the reference executor calls it
-    wire: np.dtype[Any]  # numpy type of an element in buffers and packets
-    acc: np.dtype[Any] | None  # numpy type that sums are in; None for bytes, which are never added
+    bits: int  # of an index
+    group: int  # elements that share a grid
+    spikes: bool = False  # whether the least and the greatest of a group travel as floats
+    # whether indices are rounded up or down at random, such that their mean is the element; else to
+    # the nearest
+    stochastic: bool = False
 
-    def widen(self, x: Array) -> Array:
-        """Elements as sums hold them; exact. ``x``: ``wire``, any shape."""
-        if self.name == "bf16":
-            bits: Array = x.astype(np.uint32) << np.uint32(16)
-            return bits.view(np.float32)
-        return x.astype(self.acc)
+    @property
+    def levels(self) -> int:
+        return (1 << self.bits) - 1
 
-    def narrow(self, x: Array) -> Array:
-        """Sums as they are stored and sent: to the nearest, ties to even. ``x``: ``acc``."""
-        if self.name != "bf16":
-            with np.errstate(over="ignore"):  # too large for float16 is infinity, as in C
-                return x.astype(self.wire)
-        bits: Array = x.astype(np.float32).view(np.uint32)
-        tie = (bits >> np.uint32(16)) & np.uint32(1)
-        rounded = (bits + (np.uint32(0x7FFF) + tie)) >> np.uint32(16)
-        quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-        wire: Array = np.where(np.isnan(x), quiet, rounded).astype(np.uint16)
-        return wire
+    def groups(self, n: int) -> int:
+        """Number of groups that ``n`` elements make; the last may be short."""
+        return -(-n // self.group)
 
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of ``n`` elements in one packet."""
+        planes = sum(-(-n * width // 8) for width in PLANES[self.bits])
+        return planes + (5 + 8 if self.spikes else 5) * self.groups(n)
 
-_F32 = np.dtype(np.float32)
-
-WIRE_TYPES: Final = {
-    "f32": WireType("f32", _F32, _F32),
-    "f64": WireType("f64", np.dtype(np.float64), np.dtype(np.float64)),
-    "f16": WireType("f16", np.dtype(np.float16), _F32),
-    "bf16": WireType("bf16", np.dtype(np.uint16), _F32),
-    "bytes": WireType("bytes", np.dtype(np.uint8), None),
-}
-"""Wire types, by the reference executor's names."""
+    def elements(self, payload_bytes: int) -> int:
+        """The most elements that fit, in whole groups where one fits."""
+        fit, beyond = 0, 8 * payload_bytes + 1
+        while beyond - fit > 1:
+            middle = (fit + beyond) // 2
+            if self.wire_bytes(middle) <= payload_bytes:
+                fit = middle
+            else:
+                beyond = middle
+        return fit - fit % self.group if fit > self.group else fit
 
 
-def wire_type(name: str) -> WireType:
-    """The type of that name; ValueError if there is none."""
-    if name not in WIRE_TYPES:
-        raise ValueError(f"dtype is {name!r}, wanted one of {', '.join(WIRE_TYPES)}")
-    return WIRE_TYPES[name]
-
-
+SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "bytes": 1}
+"""Bytes of an element, by the dtype's name."""
 ENCODINGS: Final = (
     *("same", "bf16", "fp16"),
     *("int8", "int6", "int5", "int4", "int3", "int2"),
@@ -87,63 +80,8 @@ SPIKES: Final = "+spikes"
 STOCHASTIC: Final = "+stochastic"
 ROUNDINGS: Final = ("nearest", "stochastic")
 """Rounding of elements to indices of few bits."""
-_NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
 ENCODED: Final = "f32"
 """The only type that is encoded; elements of any other travel as they are."""
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Codec:
-    """One encoding of one element type; :func:`codec_of` makes it."""
-
-    encoding: str  # one of :data:`ENCODINGS`, with its parameters
-    kind: WireType  # the type of the elements
-    wire: WireType  # the type that travels; that of the elements where indices travel
-    low: LowBit | None = None  # how elements become indices of a few bits; None: they don't
-
-    @property
-    def same(self) -> bool:
-        """True if elements travel as they are."""
-        return self.encoding == "same"
-
-    @property
-    def divides(self) -> bool:
-        """True if partial sums are divided by :meth:`divisor` on their way."""
-        return self.wire.name == "f16"
-
-    def divisor(self, weight: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Divisor of partial sums of so many contributions: powers of two, which round
-        nothing. A sum may exceed what float16 holds although each contribution fits."""
-        if not self.divides:
-            return np.ones(len(weight))
-        return np.array([2.0 ** max(int(w) - 1, 0).bit_length() for w in weight])
-
-    def wire_bytes(self, n: int) -> int:
-        """Bytes of ``n`` elements in one packet."""
-        if self.low:
-            return self.low.wire_bytes(n)
-        return n * self.wire.wire.itemsize
-
-    def elements(self, payload_bytes: int) -> int:
-        """The most elements that fit into a packet's payload; in whole groups, where one fits."""
-        if self.low:
-            return self.low.elements(payload_bytes)
-        return payload_bytes // self.wire.wire.itemsize
-
-    def encode(self, x: Array, seed: int = 0) -> Bytes:
-        """The bytes, shape (``wire_bytes(n)``,), of one packet's elements, (n,) of ``kind``.
-        ``seed``, 64 bits, is of the packet's name, for codecs that round at random."""
-        if self.low:
-            return self.low.encode(np.ascontiguousarray(x), seed)
-        return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
-
-    def decode(self, data: Bytes, n: int) -> Array:
-        """The ``n`` elements that :meth:`encode`'s bytes stand for, of ``kind``."""
-        if self.low:
-            return self.low.decode(data, n)
-        x = data.view(self.wire.wire)
-        return x.copy() if self.same else _widen(x, self.wire)
 
 
 def named(encoding: str, group: int, spikes: int = 0, rounding: str = ROUNDINGS[0]) -> str:
@@ -175,11 +113,6 @@ def phases(encoding: str) -> tuple[str, str]:
     return first, second or first
 
 
-def elements_of(encoding: str, dtype: str, payload_bytes: int) -> int:
-    """Number of elements that fit into a packet of either phase: see :meth:`Codec.elements`."""
-    return min(codec_of(one, dtype).elements(payload_bytes) for one in phases(encoding))
-
-
 def number_of(encoding: str) -> int:
     """The lc_encoding of a name of :func:`named`, of one phase, with its parameters."""
     name, group, spikes, stochastic = _parts(encoding)
@@ -187,12 +120,29 @@ def number_of(encoding: str) -> int:
     return number | (_SPIKES if spikes else 0) | (_STOCHASTIC if stochastic else 0)
 
 
+@dataclass(frozen=True)
+class Codec:
+    """One encoding of one element type; :func:`codec_of` makes it."""
+
+    encoding: str  # one of :data:`ENCODINGS`, with its parameters
+    itemsize: int  # bytes of an element that travels, unless indices do
+    low: LowBit | None = None  # how elements become indices of a few bits; None: they don't
+
+    def wire_bytes(self, n: int) -> int:
+        return self.low.wire_bytes(n) if self.low else n * self.itemsize
+
+    def elements(self, payload_bytes: int) -> int:
+        """The most elements that fit into a packet's payload; in whole groups, where one fits."""
+        return self.low.elements(payload_bytes) if self.low else payload_bytes // self.itemsize
+
+
 def codec_of(encoding: str, dtype: str) -> Codec:
-    """The codec of an encoding (:func:`named`, of one phase) for elements of a :func:`.wire_type`.
+    """The codec of an encoding (:func:`named`, of one phase) for a dtype of :data:`SIZES`.
     ValueError: the type doesn't have the encoding."""
-    kind = wire_type(dtype)
+    if dtype not in SIZES:
+        raise ValueError(f"dtype is {dtype!r}, wanted one of {', '.join(SIZES)}")
     if encoding == "same":
-        return Codec(encoding, kind, kind)
+        return Codec(encoding, SIZES[dtype])
     name, group, spikes, stochastic = _parts(encoding)
     again = named(name, group, spikes, ROUNDINGS[stochastic])
     if name not in ENCODINGS or encoding != again or not group:
@@ -200,29 +150,10 @@ def codec_of(encoding: str, dtype: str) -> Codec:
     if dtype != ENCODED:
         raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
     if name in LOW:
-        return Codec(encoding, kind, kind, LowBit(LOW[name], group, spikes, stochastic))
-    return Codec(encoding, kind, _NARROW[name])
+        return Codec(encoding, SIZES[dtype], LowBit(LOW[name], group, spikes, stochastic))
+    return Codec(encoding, SIZES["bf16"])
 
 
-def _narrow(x: Array, wire: WireType) -> Array:
-    """To the nearest, ties to even. NaNs are made quiet and keep what fits of their bits, as
-    hardware does; numpy leaves that to the machine."""
-    if wire.name == "bf16":
-        return wire.narrow(x)
-    bits = x.view(np.uint32) >> np.uint32(13)
-    nan = (bits >> np.uint32(3)) & np.uint32(0x8000) | np.uint32(0x7E00) | bits & np.uint32(0x3FF)
-    half: Array = np.where(np.isnan(x), nan, wire.narrow(x).view(np.uint16)).astype(np.uint16)
-    return half.view(np.float16)
-
-
-def _widen(x: Array, wire: WireType) -> Array:
-    """Exact. An fp16's NaN is made quiet, as hardware does; a bf16 is the upper half of a float."""
-    if wire.name == "bf16":
-        return wire.widen(x)
-    bits = x.view(np.uint16).astype(np.uint32)
-    nan = (bits & np.uint32(0x8000)) << np.uint32(16) | np.uint32(0x7FC00000)
-    nan |= (bits & np.uint32(0x3FF)) << np.uint32(13)
-    with np.errstate(invalid="ignore"):  # a signalling NaN is none of the caller's doing
-        wide = wire.widen(x).view(np.uint32)
-    found: Array = np.where(np.isnan(x), nan, wide).view(np.float32)
-    return found
+def elements_of(encoding: str, dtype: str, payload_bytes: int) -> int:
+    """Number of elements that fit into a packet of either phase: see :meth:`Codec.elements`."""
+    return min(codec_of(one, dtype).elements(payload_bytes) for one in phases(encoding))

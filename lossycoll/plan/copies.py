@@ -1,9 +1,9 @@
-"""All-gather and broadcast by tiers: what a rank has crosses to each other host and site once.
+"""All-gather and broadcast by tiers, and the barrier: each host and site is crossed to once.
 
 On a flat topology an all-gather sends each chunk to every rank itself. A broadcast goes along a
 tree, that of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the children
 ``2v + 1`` and ``2v + 2``. With a fanout of the world only the root sends, so a rank that dies takes
-nothing with it that another one needs.
+nothing with it that another one needs. A barrier goes up and down the same tree from rank 0.
 
 With hosts, what a rank has is sent to one holder in the unit (``tiers.holder``), which passes it on
 within. Consecutive chunks have different holders, so that all ranks of a host take part in what
@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from .assembly import assemble, copy_own, receive, send_fed, send_own
+from .assembly import add, assemble, copy_own, receive, send_fed, send_own
 from .hierarchical import check_slots
-from .model import Edge, Plan, Slot
+from .model import Edge, Plan, Slot, Target, signature
 from .order import segments
 from .registry import Algorithm, register
-from .signature import signature
 from .tiers import Tree, Unit, around, crossing, holder, number_outside, tree_of, within
 from .topology import Topology
-from .tree import broadcast_steps
 from .validation import (
     check_count,
     check_counts,
@@ -33,6 +32,10 @@ from .validation import (
     others,
     starts,
 )
+
+BARRIER_FANOUT: Final = 4
+"""A barrier's: each rank sends one small packet to each child, which costs less than one more level
+of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,6 @@ class _Chunk:
     star: bool  # whether one sends to all parts in the lowest tier
 
     def slot(self, tier: int) -> int:
-        """The number of its slots in a tier."""
         return self.first_slot + tier * self.slots
 
     def number(self, unit: Unit, part: int) -> int:
@@ -76,7 +78,6 @@ def _sent(
 
 
 def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
-    """The source's slots: one for each tier."""
     slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
         mine = unit.part_of(chunk.source)
@@ -251,6 +252,52 @@ def _by_pieces(
     return slots
 
 
+def barrier(
+    world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = BARRIER_FANOUT
+) -> Plan:
+    """Ends on no rank before every rank has begun it. It must run with reliable delivery.
+
+    One float32 element, in place, is added up the tree (slot number 0) and its sum is copied down
+    (number 1): a buffer of 1.0 comes back as ``world``, which the caller may check. Costs twice the
+    tree's depth in steps.
+    """
+    check_world(world, rank, elements_per_packet)
+    if fanout < 1:
+        raise ValueError(f"fanout is {fanout}, wanted 1 or more")
+    parent = ((rank - 1) // fanout,) if rank else ()
+    children = tuple(range(fanout * rank + 1, min(fanout * (rank + 1) + 1, world)))
+    up = [Edge(above, 0) for above in parent]
+    down = [Edge(child, 1) for child in children]
+    slots: list[Slot] = []
+    if parent:
+        if children:
+            slots.append(add(0, 0, 0, 1, *up, sources=children, target=Target.SCRATCH))
+        else:
+            slots.append(send_own(0, 0, 1, *up))
+        slots.append(receive(1, parent[0], 0, 1, *down))
+    elif children:
+        slots.append(add(0, 0, 0, 1, *down, sources=children))
+    return assemble(
+        "barrier",
+        "tree",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(1, 1),
+        slots=slots,
+        sign=signature("barrier", "tree", world, elements_per_packet, fanout),
+        scratch_elements=1 if parent and children else 0,
+    )
+
+
+def broadcast_steps(world: int, fanout: int = 2) -> int:
+    """Hops from the root to the deepest of ``world`` ranks."""
+    hops, deepest = 0, world - 1
+    while deepest:
+        hops, deepest = hops + 1, (deepest - 1) // fanout
+    return hops
+
+
 register(
     Algorithm(
         collective="all_gather",
@@ -276,5 +323,18 @@ register(
         default=True,
         levels=True,
         relays=True,
+    )
+)
+register(
+    Algorithm(
+        collective="barrier",
+        name="tree",
+        build=barrier,
+        summary="up a tree and down again; no rank has more than four children",
+        steps=lambda world: 2 * broadcast_steps(world, BARRIER_FANOUT),
+        # The root's children down; or those of another rank, and up to one.
+        traffic=lambda world: min(world - 1, BARRIER_FANOUT + (world > 2 * BARRIER_FANOUT)),
+        default=True,
+        partial_sums=True,
     )
 )

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from .assembly import assemble, copy_own, receive, send_own
-from .model import Edge, Level, Plan, Slot
+from .model import Edge, Level, Plan, Slot, signature
 from .registry import Algorithm, register
-from .signature import signature
 from .tiers import RELIABLE
 from .topology import Topology
 from .validation import (
@@ -214,33 +213,6 @@ def _peers(slot: Slot) -> list[int]:
     return [*slot.sources, *[dest.peer for dest in slot.dests]]
 
 
-def point_to_point(
-    world: int, rank: int, elements: int, elements_per_packet: int, *, sender: int, receiver: int
-) -> Plan:
-    """``elements`` from ``sender`` to ``receiver``; any other rank's plan is empty. One step."""
-    check_world(world, rank, elements_per_packet)
-    check_rank("sender", sender, world)
-    check_rank("receiver", receiver, world)
-    if sender == receiver:
-        raise ValueError(f"receiver is {receiver}, wanted another rank than the sender's {sender}")
-    elements = check_count("elements", elements)
-    name = ("point_to_point", "direct")
-    slots = []
-    if rank == sender:
-        slots.append(send_own(0, 0, elements, Edge(receiver, 0)))
-    elif rank == receiver:
-        slots.append(receive(0, sender, 0, elements))
-    return assemble(
-        *name,
-        world,
-        rank,
-        elements_per_packet,
-        sizes=(elements if rank == sender else 0, elements if rank == receiver else 0),
-        slots=slots,
-        sign=signature(*name, world, elements, elements_per_packet, sender, receiver),
-    )
-
-
 def _all_but_own(world: int) -> float:
     return (world - 1) / world
 
@@ -251,7 +223,6 @@ def _register(
     build: Callable[..., Plan],
     summary: str,
     traffic: Callable[[int], float] = _all_but_own,
-    least_world: int = 1,
 ) -> None:
     register(
         Algorithm(
@@ -261,10 +232,9 @@ def _register(
             summary=summary,
             steps=lambda world: min(1, world - 1),
             traffic=traffic,
-            serves=lambda world: world >= least_world,
             default=True,
             direct=True,
-            levels=collective != "point_to_point",
+            levels=True,
         )
     )
 
@@ -284,11 +254,3 @@ _register(
     lambda n: min(1, n - 1) / n,
 )
 _register("scatter", "direct", scatter, "the root sends every rank its chunk")
-_register(
-    "point_to_point",
-    "direct",
-    point_to_point,
-    "one rank sends to another",
-    lambda n: 1,
-    least_world=2,
-)

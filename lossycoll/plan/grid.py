@@ -42,15 +42,12 @@ class Grid:
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
         return math.prod(self.shape)
 
     def axis(self, number: int) -> int:
-        """The axis of a round."""
         return number % len(self.shape)
 
     def coordinate(self, cells: Cells, axis: int) -> Cells:
-        """Coordinate of the cells along an axis."""
         found: Cells = cells // self._stride(axis) % self.shape[axis]
         return found
 

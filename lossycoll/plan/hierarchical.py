@@ -28,10 +28,9 @@ from math import gcd
 from typing import Any, Final, NamedTuple
 
 from .assembly import add, assemble, receive, send_fed, send_own
-from .model import MOST_SLOTS, Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
+from .model import MOST_SLOTS, Combine, Edge, Finish, Missing, Own, Plan, Slot, Target, signature
 from .order import segments
 from .registry import Algorithm, register
-from .signature import signature
 from .tiers import Tree, Unit, tree_of
 from .topology import Topology
 from .validation import check_count, check_finish, check_owners, check_topology, check_world, others

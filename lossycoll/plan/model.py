@@ -16,8 +16,11 @@ number at the receiver, rank of the sender).
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Final
 
 from .sets import NO_PARITY, Code
@@ -95,53 +98,35 @@ class Missing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Delivery of a stream's packets.
+    """Delivery of a stream's packets."""
 
-    Attributes:
-        reliable: They are resent until all have arrived; then the rest says nothing.
-        repair: Rounds of resending.
-        code: Of parity; fitted to each stream.
-        most_parity: Where what a path loses decides on parity, there are at most so many packets of
-            it for 64. 0: it doesn't.
-        choose_rounds: The rounds are chosen by what a path loses; ``repair`` is 0.
-        max_missing: Where something is chosen by what a path loses: which share may be missing.
-            Below 0: a tenth of what is lost.
-    """
-
-    reliable: bool = False
-    repair: int = 0
-    code: Code = NO_PARITY
+    reliable: bool = False  # They are resent until all have arrived; then the rest says nothing
+    repair: int = 0  # Rounds of resending
+    code: Code = NO_PARITY  # Of parity; fitted to each stream
+    # Where what a path loses decides on parity, there are at most so many packets of it for 64. 0:
+    # it doesn't.
     most_parity: int = 0
-    choose_rounds: bool = False
+    choose_rounds: bool = False  # The rounds are chosen by what a path loses; ``repair`` is 0
+    # Where something is chosen by what a path loses: which share may be missing. Below 0: a tenth
+    # of what is lost.
     max_missing: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Properties that the streams of some slots share. Both ends of a stream are of one level.
+    """Properties that the streams of some slots share. Both ends of a stream are of one level."""
 
-    Attributes:
-        elements_per_packet: Elements that one packet carries.
-        delivery: None: the call's.
-        plain: Elements travel as they are, however the call's are encoded.
-    """
-
-    elements_per_packet: int
-    delivery: Delivery | None = None
-    plain: bool = False
+    elements_per_packet: int  # Elements that one packet carries
+    delivery: Delivery | None = None  # None: the call's
+    plain: bool = False  # Elements travel as they are, however the call's are encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One stream, seen from this rank.
+    """One stream, seen from this rank."""
 
-    Attributes:
-        peer: The rank at the other end.
-        slot: Number of the slot that it feeds there.
-    """
-
-    peer: int
-    slot: int
+    peer: int  # The rank at the other end
+    slot: int  # Number of the slot that it feeds there
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,73 +140,44 @@ class Slot:
     something itself. Its packets are larger by a whole factor, or as large, and ``own_offset`` is a
     whole number of packets of this slot. So each packet here lies in one packet there, and has one
     weight. A copy that is fed stores nothing and only sends.
-
-    Attributes:
-        number: What sources write into their packets; unique within the plan, 16 bits.
-        offset: First element of the range, in the buffer that ``target`` names.
-        length: Elements of the range; at least 1.
-        sources: Ranks whose packets it waits for.
-        dests: Streams that it feeds.
-        combine: How own and received elements become one value.
-        own: Where the rank's own contribution comes from.
-        own_offset: First element of that: in the input buffer, or in the range of the slot that
-            feeds.
-        feed: Number of the slot that feeds, with ``Own.SLOT``.
-        finish: What is done to a sum.
-        target: Where the value is stored.
-        missing: What a packet of a copy becomes that never arrives.
-        level: Which of the plan's levels its packets are of, in and out.
-        full_weight: The weight of a STRATIFIED sum of which nothing is missing; 0: every source
-            and the own contribution count one.
     """
 
-    number: int
-    offset: int
-    length: int
-    sources: tuple[int, ...] = ()
-    dests: tuple[Edge, ...] = ()
-    combine: Combine = Combine.COPY
-    own: Own = Own.NONE
+    number: int  # What sources write into their packets; unique within the plan, 16 bits
+    offset: int  # First element of the range, in the buffer that ``target`` names
+    length: int  # Elements of the range; at least 1
+    sources: tuple[int, ...] = ()  # Ranks whose packets it waits for
+    dests: tuple[Edge, ...] = ()  # Streams that it feeds
+    combine: Combine = Combine.COPY  # How own and received elements become one value
+    own: Own = Own.NONE  # Where the rank's own contribution comes from
+    # First element of that: in the input buffer, or in the range of the slot that feeds
     own_offset: int = 0
-    feed: int = 0
-    finish: Finish = Finish.NONE
-    target: Target = Target.OUT
-    missing: Missing = Missing.KEEP
-    level: int = 0
+    feed: int = 0  # Number of the slot that feeds, with ``Own.SLOT``
+    finish: Finish = Finish.NONE  # What is done to a sum
+    target: Target = Target.OUT  # Where the value is stored
+    missing: Missing = Missing.KEEP  # What a packet of a copy becomes that never arrives
+    level: int = 0  # Which of the plan's levels its packets are of, in and out
+    # The weight of a STRATIFIED sum of which nothing is missing; 0: every source and the own
+    # contribution count one
     full_weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that one rank does in one collective.
+    """Everything that one rank does in one collective."""
 
-    Attributes:
-        collective: Its name.
-        algorithm: What the builder is registered as.
-        rank: Whose part it is.
-        world: Number of ranks.
-        elements_per_packet: Elements that one packet of level 0 carries. Its delivery is the
-            call's.
-        in_elements: Elements of the caller's input buffer.
-        out_elements: Elements of its output buffer. In place, one buffer is both.
-        scratch_elements: Elements of memory that slots with ``Target.SCRATCH`` need.
-        slots: The steps; those without sources are sent in this order.
-        signature: Equal on all ranks that mean the same collective. Peers compare it before data
-            flows.
-        levels: Those from level 1 on; all ranks have the same.
-    """
-
-    collective: str
-    algorithm: str
-    rank: int
-    world: int
+    collective: str  # Its name
+    algorithm: str  # What the builder is registered as
+    rank: int  # Whose part it is
+    world: int  # Number of ranks
+    # Elements that one packet of level 0 carries. Its delivery is the call's.
     elements_per_packet: int
-    in_elements: int
-    out_elements: int
-    scratch_elements: int
-    slots: tuple[Slot, ...]
+    in_elements: int  # Elements of the caller's input buffer
+    out_elements: int  # Elements of its output buffer. In place, one buffer is both.
+    scratch_elements: int  # Elements of memory that slots with ``Target.SCRATCH`` need
+    slots: tuple[Slot, ...]  # The steps; those without sources are sent in this order
+    # Equal on all ranks that mean the same collective. Peers compare it before data flows.
     signature: int
-    levels: tuple[Level, ...] = ()
+    levels: tuple[Level, ...] = ()  # Those from level 1 on; all ranks have the same
 
     @property
     def all_levels(self) -> tuple[Level, ...]:
@@ -232,3 +188,75 @@ class Plan:
 def packet_count(length: int, elements_per_packet: int) -> int:
     """The number of packets of a range."""
     return -(-length // elements_per_packet)
+
+
+SIGNATURE_VERSION: Final = 1
+"""Part of every signature: grows when the same arguments come to mean another plan."""
+
+
+def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> int:
+    """A 64-bit hash, equal on all ranks, processes, machines and Python versions.
+
+    ``fields``: integers, or sequences of them: all that must agree among ranks, in an order that
+    the algorithm fixes. The caller's own rank is never one of them.
+    """
+    parts = [f"{SIGNATURE_VERSION}/{collective}/{algorithm}"]
+    for field in fields:
+        # int() since an IntEnum's str() is another in Python 3.10.
+        if isinstance(field, int):
+            parts.append(str(int(field)))
+        else:
+            parts.append(",".join([str(int(value)) for value in field]))
+    return int.from_bytes(blake2b("/".join(parts).encode(), digest_size=8).digest(), "little")
+
+
+SLOT: Final = struct.Struct("<QQQIIIHBBBBBBHH")
+"""lc_slot_desc of native/lossycoll.h: 48 bytes. An lc_edge is two shorts."""
+
+
+def encode(plan: Plan) -> tuple[bytes, bytes]:
+    """The tables of a plan, little-endian, as all machines that are supported.
+
+    The edges of a slot lie together, its sources (whose slot field is 0) before its dests, and
+    slots follow in the plan's order.
+
+    Returns (slot table, edge table): 48 bytes per slot and 4 per edge.
+    """
+    slots = bytearray()
+    edges: list[int] = []
+    if len(plan.all_levels) > MAX_LEVELS:
+        raise ValueError(f"{len(plan.all_levels)} levels, wanted {MAX_LEVELS} at most")
+    highest = max([slot.number for slot in plan.slots], default=0)
+    if highest >= MOST_SLOTS:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: a slot has number "
+            f"{highest}, wanted {MOST_SLOTS - 1} at most"
+        )
+    try:
+        for slot in plan.slots:
+            slots += SLOT.pack(
+                slot.offset,
+                slot.length,
+                slot.own_offset,
+                len(edges) // 2,
+                len(slot.sources),
+                len(slot.dests),
+                slot.number,
+                slot.combine,
+                slot.own,
+                slot.finish,
+                slot.target,
+                slot.missing,
+                slot.level,
+                slot.feed,
+                slot.full_weight,
+            )
+            for source in slot.sources:
+                edges += (source, 0)
+            for dest in slot.dests:
+                edges += (dest.peer, dest.slot)
+        return bytes(slots), struct.pack(f"<{len(edges)}H", *edges)
+    except struct.error as error:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: {error}"
+        ) from None

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from .assembly import add, assemble, copy_own, receive, send_own
-from .model import Edge, Finish, Missing, Plan, Slot, packet_count
-from .signature import signature
+from .model import Edge, Finish, Missing, Plan, Slot, packet_count, signature
 from .validation import check_counts, check_world, others, starts
 
 

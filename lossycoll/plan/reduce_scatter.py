@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from .assembly import assemble, copy_own
 from .hierarchical import NAME, check_slots
-from .model import Combine, Edge, Finish, Own, Plan, Slot, Target
+from .model import Combine, Edge, Finish, Own, Plan, Slot, Target, signature
 from .registry import Algorithm, register
-from .signature import signature
 from .tiers import Tree, around, crossing, holder, number_outside, tree_of, within
 from .topology import Topology
 from .validation import check_counts, check_finish, check_topology, check_world, starts

@@ -43,7 +43,6 @@ COLLECTIVES: Final[Mapping[str, Arguments]] = {
     "all_to_all_uneven": Arguments(("send_counts", "receive_counts")),
     "gather": Arguments(("counts",), ("root",)),
     "scatter": Arguments(("counts",), ("root",)),
-    "point_to_point": Arguments(("elements",), ("sender", "receiver")),
 }
 
 

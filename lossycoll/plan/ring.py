@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .assembly import add, assemble, receive, send_own
-from .model import Edge, Finish, Missing, Plan, Slot, Target
+from .model import Edge, Finish, Missing, Plan, Slot, Target, signature
 from .order import segments
 from .registry import Algorithm, register
-from .signature import signature
 from .validation import check_count, check_finish, check_order, check_world
 
 

@@ -1,8 +1,6 @@
-"""Sets of packets in a stream, and the packets that parity brings back.
+"""Codes of parity: how many packets a set has, and how many parity packets protect it.
 
-The same as native/sets.c, in numpy; docs/parity.md has the reasons. A stream's packets are cut into
-parity windows. Packet i of a window with S sets is in set i mod S, at column i div S. A set has
-``rows`` parity packets, and any of them bring back as many of its packets.
+The same numbers as in native/sets.c; docs/parity.md has the reasons.
 """
 
 from __future__ import annotations
@@ -10,11 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 WINDOW: Final = 1024
 """Packets of a parity window at most."""
@@ -84,53 +78,3 @@ def code_of_share(share: float) -> Code:
 def rows_down(rows: int) -> int:
     """The most rows that a code can say, up to so many."""
     return ROWS[bisect.bisect_right(ROWS, rows) - 1]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sets of one stream; :func:`shape_of` makes it.
-
-    Attributes:
-        code: What its packets say.
-        window: Packets of a parity window; the last may have fewer.
-        of_data: Shape (n,): the set of each data packet, numbered through the stream.
-        of_parity: Shape (parity packets,): the set of each parity packet n + j.
-    """
-
-    code: Code
-    window: int
-    of_data: NDArray[np.int64]
-    of_parity: NDArray[np.int64]
-
-    def recover(
-        self, missing: NDArray[np.bool_], void: NDArray[np.bool_], came: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """The packets of ``missing``, bool (n,), that come back by the parity that ``came``.
-
-        ``void`` packets were never sent, since nobody had contributed to them: they count as zeros,
-        and nothing brings them.
-        """
-        n_sets = int(self.of_data.max(initial=-1)) + 1
-        if not len(self.of_parity):
-            return np.zeros_like(missing)
-        lacks = np.bincount(self.of_data, missing, n_sets)
-        has = np.bincount(self.of_parity, came, n_sets)
-        back: NDArray[np.bool_] = missing & ~void & (lacks <= has)[self.of_data]
-        return back
-
-
-@lru_cache(maxsize=256)
-def shape_of(code: Code, n: int) -> Shape:
-    """The sets of a stream of ``n`` packets."""
-    if not code.rows or not n:
-        none = np.zeros(0, np.int64)
-        return Shape(code, WINDOW, np.zeros(n, np.int64), none)
-    window = -(-n // -(-n // WINDOW))
-    of_data, of_parity, sets = [], [], 0
-    for first in range(0, n, window):
-        packets = min(window, n - first)
-        here = -(-packets // code.size)
-        of_data.append(sets + np.arange(packets) % here)
-        of_parity.append(sets + np.arange(here * code.rows) % here)
-        sets += here
-    return Shape(code, window, np.concatenate(of_data), np.concatenate(of_parity))

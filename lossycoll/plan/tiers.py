@@ -31,7 +31,6 @@ class Unit:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """Place of each rank in ``ranks``."""
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     @cached_property
@@ -61,7 +60,6 @@ class Tree:
 
     @property
     def root(self) -> Unit:
-        """All ranks."""
         return self.path[-1]
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lossycoll.backend import collectives as table
 from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
 from lossycoll.backend.description import CollectiveKind, Description, Splits
+from lossycoll.backend.dispatch import Route, choose, reliable_version
 from lossycoll.backend.reduction import resolve
-from lossycoll.backend.routes import Route, choose, reliable_version
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, within
 from lossycoll.runtime.engine.failures import Where

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan.codec import codec_of
+from tests.oracle.codec import codec_of
 from tests.support.harness import EXACT, init, run_good
 
 ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_MTU": "1500", "OMP_NUM_THREADS": "1", **EXACT}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.backend import sealing
-from lossycoll.backend.sealing import warn_of_clear
+from lossycoll.backend import group_steps
+from lossycoll.backend.group_steps import warn_of_clear
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.new_network import run_in_a_new_network
@@ -146,7 +146,7 @@ def test_a_part_of_a_sealed_group_is_sealed_though_the_variable_is_gone() -> Non
 def test_without_a_secret_rank_0_of_several_machines_warns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "_warned", [])
+    monkeypatch.setattr(group_steps, "_warned", [])
     here, there = ["10.0.0.1:5", "10.0.0.1:6"], ["10.0.0.1:5", "10.0.0.2:5", "10.0.0.2:6"]
     for rank, addresses in ((0, here), (1, there)):
         warn_of_clear(Where(rank, len(addresses)), addresses)

@@ -26,9 +26,11 @@ from benchmarks.theory.owners import chosen
 from benchmarks.theory.parity import left_by_engines, left_missing
 from benchmarks.theory.spread import between, ways
 from lossycoll.plan import Finish
-from lossycoll.plan.codec import Array
-from lossycoll.plan.faults import Inject, lost, parse
-from lossycoll.plan.sets import Code, shape_of
+from lossycoll.plan.faults import Inject, parse
+from lossycoll.plan.sets import Code
+from tests.oracle.codec import Array
+from tests.oracle.masks import lost
+from tests.oracle.parity import shape_of
 from tests.support.harness import run_good
 
 STANDARD_ERRORS = 4.0

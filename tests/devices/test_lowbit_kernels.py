@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lossycoll.plan.lowbit import GROUPS, LowBit
+from lossycoll.plan.codec import GROUPS, LowBit
 from tests.support.harness import run_good
 from tests.support.lowbit_packets import (
     DRAWS,

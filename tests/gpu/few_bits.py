@@ -18,9 +18,10 @@ from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
 from lossycoll.devices.layer import HostLowBits
 from lossycoll.devices.registry import layer_of
 from lossycoll.plan import codec
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.codec import LowBit
 from tests.gpu.checks import Rank, Table
 from tests.gpu.fresh_group import fresh_group
+from tests.oracle import lowbit
 from tests.support.surface_kit import Op
 
 TABLE = Table(init={"pg_options": {"link": "udp"}})
@@ -69,7 +70,9 @@ def _low(encoding: str, **how: int) -> tuple[LowBit, LowBit]:
 def _rounded(how: LowBit, x: np.ndarray) -> np.ndarray:
     """What packets make of a part."""
     pieces = [x[at : at + PACKET] for at in range(0, len(x), PACKET)]
-    return np.concatenate([how.decode(how.encode(one), len(one)) for one in pieces] or [x])
+    return np.concatenate(
+        [lowbit.decode(how, lowbit.encode(how, one), len(one)) for one in pieces] or [x]
+    )
 
 
 def _wanted(rows: list[Tensor], encoding: str, **how: int) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit
+from lossycoll.plan.codec import GROUPS, PLANES, LowBit
 from tests.gpu.checks import Check, Rank, Table
 from tests.support.lowbit_packets import (
     DRAWS,

@@ -307,7 +307,7 @@ CALLS = (
     ),
     mutation(
         "a backward pass in a forward counts as forward",
-        "lossycoll/backend/routes.py",
+        "lossycoll/backend/dispatch.py",
         "while frame is not None and frame.f_code is not BACKWARD:",
         "while frame is not None:",
         "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",

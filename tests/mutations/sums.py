@@ -179,14 +179,14 @@ SUMS = (
     ),
     mutation(
         "sizes are not in the signature",
-        "lossycoll/plan/signature.py",
+        "lossycoll/plan/model.py",
         "            parts.append(str(int(field)))",
         '            parts.append("0")',
         "tests/plan/test_builders.py::test_signature_differs_when_anything_differs",
     ),
     mutation(
         "the reference restores more of a set than rows have come",
-        "lossycoll/plan/sets.py",
+        "tests/oracle/parity.py",
         "(lacks <= has)[self.of_data]",
         "(lacks <= has + 1)[self.of_data]",
         "tests/plan/test_sets.py::test_any_rows_bring_back_as_many_packets",

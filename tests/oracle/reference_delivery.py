@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.plan.model import Level
-from lossycoll.plan.sets import NO_PARITY, Code, shape_of
+from lossycoll.plan.sets import NO_PARITY, Code
+from tests.oracle.parity import shape_of
 
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""

@@ -15,10 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.plan.codec import Array, Codec, WireType, codec_of, phases, wire_type
+from lossycoll.plan.codec import phases
 from lossycoll.plan.model import Combine, Finish, Missing, Own, Plan, Slot, Target, packet_count
 from lossycoll.plan.rng import key_of
 from lossycoll.plan.sets import NO_PARITY, Code
+from tests.oracle.codec import Array, Codec, WireType, codec_of, wire_type
 
 from .reference_delivery import Chosen, Delivery, Lost, Needed
 

@@ -33,7 +33,6 @@ from lossycoll.plan import (
     reduce_scatter,
     ring,
     segments,
-    tree,
 )
 from lossycoll.plan.model import MOST_SLOTS
 from tests.support import plan_checks
@@ -60,7 +59,7 @@ def test_a_ring_of_one_has_nothing_to_do() -> None:
 
 def spreads(case: Case) -> bool:
     """Whether every rank has something for every other one at once."""
-    rooted = case.algorithm.collective in ("gather", "scatter", "point_to_point")
+    rooted = case.algorithm.collective in ("gather", "scatter")
     if rooted or (case.tiers and case.algorithm.relays):
         return False
     return case.algorithm.direct or case.algorithm.name == "transpose"
@@ -109,14 +108,11 @@ def test_signature_differs_when_anything_differs() -> None:
         data_movement.gather(4, 0, 25, 7, root=1),
         data_movement.scatter(4, 0, 25, 7),
         data_movement.scatter(4, 0, 25, 7, root=1),
-        data_movement.point_to_point(4, 0, 25, 7, sender=1, receiver=2),
-        data_movement.point_to_point(4, 0, 25, 7, sender=2, receiver=1),
-        data_movement.point_to_point(4, 0, 26, 7, sender=1, receiver=2),
         copies.broadcast(4, 0, 100, 7),
         copies.broadcast(4, 0, 100, 7, root=1),
         copies.broadcast(4, 0, 101, 7),
-        tree.barrier(4, 0),
-        tree.barrier(5, 0),
+        copies.barrier(4, 0),
+        copies.barrier(5, 0),
     ]
     assert len({plan.signature for plan in plans}) == len(plans)
 
@@ -265,7 +261,7 @@ def declared() -> FFI:
 )
 def test_c_reads_what_was_encoded(slots: list[Slot]) -> None:
     ffi = declared()
-    plan = dataclasses.replace(tree.barrier(2, 0), slots=tuple(slots))
+    plan = dataclasses.replace(copies.barrier(2, 0), slots=tuple(slots))
     slot_bytes, edge_bytes = encode(plan)
     assert ffi.sizeof("lc_slot_desc") == 48
     assert len(slot_bytes) == 48 * len(slots)
@@ -336,14 +332,6 @@ def test_encode_refuses_what_does_not_fit() -> None:
         (lambda: data_movement.gather(3, 0, 1, 5, root=3), "root is 3, wanted 0 to 2"),
         (lambda: data_movement.scatter(3, 0, 1, 5, root=-1), "root is -1, wanted 0 to 2"),
         (lambda: copies.broadcast(3, 0, 1, 5, root=7), "root is 7, wanted 0 to 2"),
-        (
-            lambda: data_movement.point_to_point(3, 0, 1, 5, sender=1, receiver=1),
-            "receiver is 1, wanted another rank than the sender's 1",
-        ),
-        (
-            lambda: data_movement.point_to_point(3, 0, 1, 5, sender=3, receiver=1),
-            "sender is 3, wanted 0 to 2",
-        ),
         (
             lambda: data_movement.all_to_all_uneven(2, 1, (4, 4), (4, 5), 5),
             r"receive_counts\[1\] is 5, wanted 4",

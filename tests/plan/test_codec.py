@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
 
-from lossycoll.plan.codec import (
-    ENCODINGS,
-    LOW,
-    ROUNDINGS,
-    WIRE_TYPES,
-    Array,
-    Bytes,
-    Codec,
-    codec_of,
-    named,
-    number_of,
-)
-from lossycoll.plan.lowbit import GROUPS
+from lossycoll.plan.codec import ENCODINGS, GROUPS, LOW, ROUNDINGS, Bytes, named, number_of
+from tests.oracle.codec import WIRE_TYPES, Array, Codec, codec_of
 from tests.support.floats import floats
 from tests.support.network import DTYPES
 

@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossycoll.plan.faults import (
-    Inject,
-    LinkLoss,
-    draw,
-    duplicates,
-    losses,
-    lost,
-    parse,
-    reorders,
-    stream_key,
-)
+from lossycoll.plan.faults import Inject, LinkLoss, parse
 from lossycoll.plan.rng import mix, mix_array
+from tests.oracle.masks import draw, duplicates, losses, lost, reorders, stream_key
 
 U64 = 1 << 64
 

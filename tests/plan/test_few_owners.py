@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, Plan, Topology, draw_order, hierarchical, owner_count, ring
-from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.faults import Inject
 from lossycoll.plan.order import LONGER_MOST
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import execute
 from tests.plan.test_reference_executor import scores
 

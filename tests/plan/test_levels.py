@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lossycoll.plan import Combine, Delivery, Finish, Level, Missing, Own, Plan, Target, draw_order
-from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.faults import Inject
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import RankResult, execute
 from tests.support import two_levels
 from tests.support.two_levels import Hosts, Topology

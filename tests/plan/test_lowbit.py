@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from lossycoll.plan import hierarchical, ring
-from lossycoll.plan.codec import LOW, codec_of, named
-from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, draws, joined, split
+from lossycoll.plan.codec import GROUPS, LOW, PLANES, LowBit, named
 from lossycoll.plan.rng import mix
+from tests.oracle.codec import codec_of
+from tests.oracle.lowbit import decode, draws, encode, joined, split
 from tests.oracle.reference_executor import execute
 from tests.support.plan_checks import nothing
 from tests.support.sampling import pairs
@@ -42,7 +43,7 @@ def decibels(x: Floats, got: Floats) -> float:
 
 
 def there_and_back(x: Floats, how: LowBit) -> Floats:
-    return how.decode(how.encode(x), len(x))
+    return decode(how, encode(how, x), len(x))
 
 
 EXPECTED = {
@@ -112,7 +113,7 @@ def test_rounded_at_random_the_mean_is_the_element(bits: int, size: float) -> No
     """But for a unit, by which an end may lie off its grid, and draws too rare to be counted on."""
     how, times = LowBit(bits, 32, stochastic=True), 400
     x = (np.random.default_rng(7).uniform(-1, 1, 96) * size).astype(np.float32)
-    got = np.stack([how.decode(how.encode(x, mix(seed)), len(x)) for seed in range(times)])
+    got = np.stack([decode(how, encode(how, x, mix(seed)), len(x)) for seed in range(times)])
     off = got.astype(np.float64) - x
     error = np.sqrt((off**2).sum(axis=0)) / times
     rare = 10 * max(2 * size / how.levels, 2.0**-139) / times

@@ -27,8 +27,9 @@ from lossycoll.plan import (
     ring,
     segments,
 )
-from lossycoll.plan.codec import WIRE_TYPES
-from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.faults import Inject
+from tests.oracle.codec import WIRE_TYPES
+from tests.oracle.masks import lost
 from tests.oracle.reference_executor import Lost, RankResult, execute
 from tests.support.plan_cases import CASES, Case
 from tests.support.plan_checks import buffers, nothing, reference_checks

@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lossycoll.plan.sets import (
-    ROWS,
-    SIZES,
-    SYMBOLS_MOST,
-    Code,
-    code_of_share,
-    shape_of,
-)
+from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of_share
+from tests.oracle.parity import shape_of
 
 CODES = [Code(size, rows) for size in SIZES for rows in ROWS[1:] if size + rows <= SYMBOLS_MOST]
 

@@ -22,8 +22,8 @@ from lossycoll.plan import (
     reduce_scatter,
     rename,
 )
-from lossycoll.plan.codec import Array
 from tests.oracle import reference_executor
+from tests.oracle.codec import Array
 
 WORLD, PER_PACKET = 5, 4
 GROUPS = [

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.sets import Code, shape_of
+from lossycoll.plan.faults import Inject
+from lossycoll.plan.sets import Code
 from lossycoll.simulate.recovery import Ask, Means, choose, left
+from tests.oracle.masks import lost
+from tests.oracle.parity import shape_of
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.1, 0.2, 0.4])

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from lossycoll.plan import Plan, hierarchical, ring
-from lossycoll.plan.codec import Array
+from tests.oracle.codec import Array
 from tests.support.network import Network, elements
 
 F32 = 4

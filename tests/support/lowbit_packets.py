@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lossycoll.plan.codec import ROUNDINGS, named
-from lossycoll.plan.lowbit import GROUPS, PLANES, Bytes, Floats, LowBit
+from lossycoll.plan.codec import GROUPS, PLANES, ROUNDINGS, Bytes, Floats, LowBit, named
 from lossycoll.runtime.engine import codecs
+from tests.oracle import lowbit
 
 FORMATS = tuple(
     LowBit(bits, group, spikes, stochastic)
@@ -189,7 +189,7 @@ def wrongly_encoded(
         x = values[first : first + n]
         seed = KEY << 32 | ((COUNTER + first) & 0xFFFFFFFF)
         wanted[byte : byte + how.wire_bytes(n)] = in_c(how, x, seed)
-        if numpy and how.encode(x, seed).tobytes() != in_c(how, x, seed).tobytes():
+        if numpy and lowbit.encode(how, x, seed).tobytes() != in_c(how, x, seed).tobytes():
             wrong.append(f"{name_of(how)}: numpy encodes {n} elements otherwise")
     got = torch.full((layout.nbytes,), UNTOUCHED, dtype=torch.uint8, device=device)
     count = lowbit_kernels.encode(
@@ -229,7 +229,7 @@ def wrongly_decoded(
     for (first, n, byte), (_, each) in zip(layout.rows, packets, strict=True):
         data[byte : byte + len(each)] = each
         wanted[first : first + n] = back_in_c(how, each, n)
-        if numpy and how.decode(each, n).tobytes() != wanted[first : first + n].tobytes():
+        if numpy and lowbit.decode(how, each, n).tobytes() != wanted[first : first + n].tobytes():
             wrong.append(f"{name_of(how)}: numpy decodes {n} elements otherwise")
     lowbit_kernels.decode(
         *(torch.from_numpy(data).to(device), layout.packets(device), got, how),

@@ -13,11 +13,11 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, sets
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
+from tests.oracle.codec import Array
 
 GROUP = 3
 SESSION = 0x5EED5EED

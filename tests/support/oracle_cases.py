@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from lossycoll.plan import Algorithm, Finish, Missing, Plan, algorithms
-from lossycoll.plan.codec import Array
 from lossycoll.plan.order import draw_order
+from tests.oracle.codec import Array
 from tests.support.network import elements
 from tests.support.plan_cases import Arguments
 
@@ -132,15 +132,6 @@ WAYS = {
     "all_to_all_uneven": [Way("", _exchange)],
     "gather": [Way("", _rooted())],
     "scatter": [Way("", _rooted())],
-    "point_to_point": [
-        Way(
-            "",
-            lambda world, rank, count, op: (
-                (count,),
-                {"sender": op % world, "receiver": (op + 1) % world},
-            ),
-        )
-    ],
     "barrier": [Way("", lambda world, rank, count, op: ((), {"fanout": 2}))],
 }
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from lossycoll.plan import Plan, faults
-from lossycoll.plan.codec import Array, elements_of, phases, wire_type
+from lossycoll.plan.codec import elements_of, phases
 from lossycoll.plan.sets import NO_PARITY
-from tests.oracle import reference_executor
+from tests.oracle import masks, reference_executor
+from tests.oracle.codec import Array, wire_type
 from tests.oracle.reference_executor import RankResult
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_cases import Case, buffers
@@ -101,7 +102,7 @@ def check(
     inputs, outputs = buffers(case, plans, dtype, rng, draw)
     want_in = [x.copy() for x in inputs]
     want_out = want_in if case.in_place else [x.copy() for x in outputs]
-    lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+    lost = partial(masks.lost, faults.parse(loss), GROUP, network.op)
     scale = float(network.world)
     rounds = None if how.get("reliable") else how.get("repair", 0)
     # Exact in every type, so that rounding doesn't depend on who multiplies.

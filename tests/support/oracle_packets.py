@@ -12,7 +12,7 @@ import numpy as np
 from lossycoll.plan import Finish, copies, faults, packet_count, reduce_scatter
 from lossycoll.plan.sets import NO_PARITY, Code
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from tests.oracle import reference_executor
+from tests.oracle import masks, reference_executor
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_checks import assert_close
 
@@ -26,7 +26,7 @@ def check_needed(
     """
     world, per_packet = network.world, network.payload_bytes
     rng = np.random.default_rng(network.op)
-    lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+    lost = partial(masks.lost, faults.parse(loss), GROUP, network.op)
     network.op += 1
     plans = [copies.all_gather(world, r, count, per_packet) for r in range(world)]
     packets = packet_count(count, per_packet)
@@ -82,7 +82,7 @@ def check_reported_loss(
     """
     world, per_packet = network.world, network.payload_bytes // 4
     rng = np.random.default_rng(network.op)
-    lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+    lost = partial(masks.lost, faults.parse(loss), GROUP, network.op)
     network.op += 1
     plans = [
         reduce_scatter.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)

@@ -218,13 +218,6 @@ WAYS = {
         Way("from 0", _from_root(False, _one), _scattered(0, _even)),
         Way("from the last, uneven", _from_root(True, uneven), _scattered(-1, uneven)),
     ],
-    "point_to_point": [
-        Way(
-            "",
-            lambda world, rank, count: ((count,), {"sender": world - 1, "receiver": 0}),
-            lambda inputs: [inputs[-1]] + [inputs[-1][:0]] * (len(inputs) - 1),
-        )
-    ],
     "broadcast": [
         Way(
             "from 0",

@@ -21,7 +21,6 @@ from lossycoll._native import ffi, lib
 from lossycoll.errors import LinkError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import (
     DType,
     Encoded,
@@ -31,6 +30,7 @@ from lossycoll.runtime.engine.binding import (
 )
 from lossycoll.runtime.engine.failures import Code, Where, error_of
 from lossycoll.runtime.engine.host import Host
+from tests.oracle.codec import Array
 from tests.support.network import GROUP, SESSION, Network
 
 PAYLOAD = 1408

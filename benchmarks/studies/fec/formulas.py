@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan.sets import Code, shape_of
+from lossycoll.plan.sets import Code
 from lossycoll.simulate import recovery
+from tests.oracle.parity import shape_of
 
 from .cells import STREAM, VARIANTS
 

@@ -29,8 +29,10 @@ from lossycoll.plan import (
     packet_count,
     reduce_scatter,
 )
-from lossycoll.plan.faults import Inject, lost
-from lossycoll.plan.sets import NO_PARITY, Code, shape_of
+from lossycoll.plan.faults import Inject
+from lossycoll.plan.sets import NO_PARITY, Code
+from tests.oracle.masks import lost
+from tests.oracle.parity import shape_of
 from tests.oracle.reference_delivery import Delivery
 
 GROUP: Final = 1

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from lossycoll.errors import PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, packet_count
+from lossycoll.plan.copies import BARRIER_FANOUT
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
-from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
@@ -34,12 +34,17 @@ STEADY: Final = 256
 
 
 class CollectiveEndpoint:
-    """One method for each collective. Buffers are addresses, and the calls have been issued.
+    """One method for each collective, which returns the operation, submitted.
 
-    The caller keeps the buffers alive until the operation is done (``CallOptions.keep``). Each
-    method raises ClosedError once the group is over, or the group's failure if it has one. Calls
-    that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for sizes
-    that it can't serve, pass through.
+    ``call`` has been issued; ``call_options`` are its options. ``buffers`` are the addresses of
+    input and output, ``address`` is that of a buffer that is both. The caller keeps them alive
+    until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and ``nbytes``
+    are each rank's: the same for all, or one number per rank. ``root`` is the rank that has what is
+    sent, or gets what is collected. What has a part of each rank is in the order of ranks.
+
+    Each method raises ClosedError once the group is over, or the group's failure if it has one.
+    Calls that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for
+    sizes that it can't serve, pass through.
 
     Args:
         context: The rank's context of the group.
@@ -77,18 +82,7 @@ class CollectiveEndpoint:
     def all_reduce(
         self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
     ) -> Operation:
-        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``.
-
-        Args:
-            call: The call, which has been issued.
-            address: Address of the elements, which the result replaces.
-            elements: Number of elements.
-            dtype: Type of the elements.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
         options = call_options.options
         with self._submitting():
             members = self._sequencer.members()
@@ -133,19 +127,7 @@ class CollectiveEndpoint:
         dtype: DType,
         call_options: CallOptions,
     ) -> Operation:
-        """The sum (or mean) of all ranks' chunk number ``rank``.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: Addresses of the input (a chunk for each rank, in rank order) and of the output
-                (one chunk).
-            elements: Elements of each chunk; the same for all, or one number per rank.
-            dtype: Type of the elements.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """The sum (or mean) of all ranks' chunk number ``rank``."""
         with self._submitting():
             members = self._sequencer.members()
             means = self._estimators.means(call_options.options, members)
@@ -166,16 +148,6 @@ class CollectiveEndpoint:
 
         Lost blocks (packets) count as zero, for whoever sends them again. They are the operation's
         ``blocks``.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: As in :meth:`reduce_scatter`.
-            elements: Elements of each chunk.
-            dtype: Type of the elements.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
         """
         with self._submitting():
             members = self._sequencer.members()
@@ -207,18 +179,7 @@ class CollectiveEndpoint:
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
     ) -> Operation:
-        """In place: ``root``'s bytes on all ranks.
-
-        Args:
-            call: The call, which has been issued.
-            address: Address of the bytes.
-            nbytes: Number of bytes.
-            root: The rank that has them.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """In place: ``root``'s bytes on all ranks."""
         return self._copy(
             *("broadcast", call, (address, address), call_options, nbytes),
             root=root,
@@ -232,17 +193,7 @@ class CollectiveEndpoint:
         nbytes: int | tuple[int, ...],
         call_options: CallOptions,
     ) -> Operation:
-        """Every rank's bytes, one after another.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: Addresses of this rank's bytes, and of room for those of all.
-            nbytes: Bytes of each rank; the same for all, or one number per rank.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """Every rank's bytes, one after another."""
         return self._copy("all_gather", call, buffers, call_options, nbytes, of_all=True)
 
     def all_gather_blocks(
@@ -258,15 +209,8 @@ class CollectiveEndpoint:
         They are the operation's ``blocks``.
 
         Args:
-            call: The call, which has been issued.
-            buffers: As in :meth:`all_gather`.
-            nbytes: Bytes of each chunk.
             needed: bool (world, packets), by owner: those that are asked for until they come. None:
                 none.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
         """
         with self._submitting():
             members = self._sequencer.members()
@@ -280,17 +224,7 @@ class CollectiveEndpoint:
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
     ) -> Operation:
-        """The same number of bytes to each rank and from each rank.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: Addresses of input and output, both in rank order.
-            nbytes: To each rank.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """The same number of bytes to each rank and from each rank."""
         return self._copy("all_to_all", call, buffers, call_options, nbytes, of_all=True)
 
     def exchange(
@@ -306,14 +240,8 @@ class CollectiveEndpoint:
         Whether both ends agree is unchecked.
 
         Args:
-            call: The call, which has been issued.
-            buffers: Addresses of input and output, both in rank order.
             send: Bytes to each rank.
             receive: Bytes from each rank.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
         """
         sizes = tuple(send), tuple(receive)
         return self._copy("all_to_all_uneven", call, buffers, call_options, *sizes, of_all=True)
@@ -326,18 +254,7 @@ class CollectiveEndpoint:
         root: int,
         call_options: CallOptions,
     ) -> Operation:
-        """Every rank's bytes at ``root``, one after another.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: Addresses of this rank's bytes and, at the root, of room for those of all.
-            nbytes: Bytes of each rank.
-            root: The rank that gets them.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """Every rank's bytes at ``root``, one after another."""
         return self._copy("gather", call, buffers, call_options, nbytes, of_all=True, root=root)
 
     def scatter(
@@ -348,30 +265,11 @@ class CollectiveEndpoint:
         root: int,
         call_options: CallOptions,
     ) -> Operation:
-        """``root``'s chunk number r at rank r.
-
-        Args:
-            call: The call, which has been issued.
-            buffers: Addresses of the chunks of all ranks, at the root, and of room for one.
-            nbytes: Bytes of each chunk.
-            root: The rank that has them.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """``root``'s chunk number r at rank r."""
         return self._copy("scatter", call, buffers, call_options, nbytes, root=root)
 
     def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
-        """Done on no rank before all have begun it.
-
-        Args:
-            call: The call, which has been issued.
-            call_options: Options of this call.
-
-        Returns:
-            The operation, submitted.
-        """
+        """Done on no rank before all have begun it."""
         with self._submitting():
             members = self._sequencer.members()
             choice = self._algorithm("barrier", members, call_options)

@@ -14,23 +14,15 @@ from lossycoll.runtime.world.membership import Membership
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """Context of one group at one rank.
+    """Context of one group at one rank."""
 
-    Attributes:
-        health: Which calls were issued, and what has failed; the control plane's listener.
-        options: The group's.
-        number: The group's number on the wire.
-        engine: The group on the engine; None in a world of one, where data is copied.
-        control: The group on the control plane; None in a world of one.
-        topology: Which ranks share a host and a site; flat where nothing is shared.
-    """
-
-    health: Health
-    options: Options
-    number: int
+    health: Health  # Which calls were issued, and what has failed; the control plane's listener
+    options: Options  # The group's
+    number: int  # The group's number on the wire
+    # The group on the engine; None in a world of one, where data is copied
     engine: EngineGroup | None
-    control: Membership | None
-    topology: Topology
+    control: Membership | None  # The group on the control plane; None in a world of one
+    topology: Topology  # Which ranks share a host and a site; flat where nothing is shared
 
     def check_sound(self) -> None:
         """Returns if the group neither failed nor was destroyed."""

@@ -280,17 +280,11 @@ OF_A_PEER: Final = (
 
 
 class Counted(NamedTuple):
-    """Stats of one group.
+    """Stats of one group."""
 
-    Attributes:
-        stats: The figures.
-        ranks: The numbers that the group's ranks have in the job.
-        socket: The same object for groups that send by one socket.
-    """
-
-    stats: Stats
-    ranks: Sequence[int]
-    socket: object
+    stats: Stats  # The figures
+    ranks: Sequence[int]  # The numbers that the group's ranks have in the job
+    socket: object  # The same object for groups that send by one socket
 
 
 def total(counted: Sequence[Counted], rank: int, world: int) -> Stats:

@@ -1,4 +1,7 @@
-"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed.
+
+A call as the engine takes it (``EngineCall``) is kept for calls that come again.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.options.fields import Options
+from lossycoll.plan import Delivery, signature
+from lossycoll.plan.codec import number_of, phases
+from lossycoll.runtime.core.call import CallKey, CallOptions, Collective, Operation, text_of
 from lossycoll.runtime.core.logfmt import event, log
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup, Ready
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.world.messages import View
 
-from . import engine_call
 from .estimators import BY_COUNT, Means
 from .group_context import GroupContext, Members
 
@@ -58,7 +66,6 @@ class Sequencer:
         return self.at(self.next)
 
     def at(self, number: int) -> Members:
-        """Members of operation ``number``."""
         views = self._views
         if number >= views[-1][0]:  # nearly always, and this is asked for each operation
             return views[-1][1]
@@ -85,6 +92,77 @@ class Sequencer:
             ]
             if agreed:
                 self._stopped = False
+
+
+RELIABLE: Final = Delivery(reliable=True)
+
+
+@lru_cache(maxsize=64)
+def lossy_delivery(options: Options) -> Delivery:
+    code, most_parity, missing = options.parity
+    chooses = options.chooses_rounds
+    return Delivery(False, 0 if chooses else options.repair, code, most_parity, chooses, missing)
+
+
+Key = tuple[Encoded, CallKey, str, Options, DType, float, float, str, bool, bool]
+"""All that tells engine calls without data apart: plan, call, estimator, options, dtype, scale,
+timeout in seconds, encoding, notify, waits. Ranks compare the call and the estimator."""
+
+
+def call_of(key: Key) -> EngineCall:
+    """Parameters for the engine besides a plan, without buffers."""
+    encoded, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
+    reliable = options.delivery == "reliable"
+    how, text = RELIABLE if reliable else lossy_delivery(options), text_of(call)
+    return EngineCall(
+        *(0, 0, dtype, scale),
+        _signature(
+            *(text, estimator, encoded.plan.signature, how.reliable, how.repair),
+            *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
+            *map(number_of, phases(encoding)),
+        ),
+        timeout,
+        how,
+        encoding=encoding,
+        notify=notify,
+        waits=waits,
+        lingers=True,
+        deterministic=bool(options.deterministic),
+        text=text,
+    )
+
+
+def with_data(
+    key: Key, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
+) -> EngineCall:
+    """For one operation only, whose buffers, weights or packets are like no other's."""
+    return replace(
+        call_of(key),
+        input=buffers[0],
+        output=buffers[1],
+        weights=means.weights,
+        divisor=means.divisor,
+        selective=blocks is not None and blocks.selective,
+        feedback=blocks is not None and blocks.feedback,
+        needed=b"" if blocks is None else blocks.encoded(),
+    )
+
+
+@lru_cache(maxsize=256)
+def ready_call(key: Key) -> Ready:
+    """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
+    return Ready.of(key[0], call_of(key))
+
+
+def _bits(value: float) -> int:
+    """All of a number that engines are told, as one that can be compared."""
+    return int(np.float32(value).view(np.uint32))
+
+
+@lru_cache(maxsize=256)
+def _signature(call: str, estimator: str, *fields: int) -> int:
+    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
+    return signature(call, estimator, *fields)
 
 
 VERDICT_SECONDS: Final = 5.0
@@ -155,10 +233,10 @@ class Operations:
                 call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                ready = engine_call.ready(key)
+                ready = ready_call(key)
                 self._engine.submit_ready(ready, *buffers, operation, call_options.gate, call.seq)
             else:
-                once = engine_call.with_data(key, buffers, means or BY_COUNT, blocks)
+                once = with_data(key, buffers, means or BY_COUNT, blocks)
                 self._engine.submit(encoded, once, operation, call_options.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
@@ -222,7 +300,6 @@ class Operations:
         return code
 
     def take(self, operation: Operation) -> LossyError | None:
-        """A finished operation's error, if it has one."""
         if self._engine is None:
             return None
         self.any_ended = True

@@ -21,8 +21,7 @@ from lossycoll.plan import (
     packet_count,
     rename,
 )
-from lossycoll.plan.codec import ENCODED, elements_of
-from lossycoll.plan.lowbit import GROUPS
+from lossycoll.plan.codec import ENCODED, GROUPS, elements_of
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
 from lossycoll.runtime.engine.binding import DType, Encoded
 
@@ -106,15 +105,10 @@ def finer(
 
 
 class ElementLayout(NamedTuple):
-    """The elements of a plan.
+    """The elements of a plan."""
 
-    Attributes:
-        dtype: Their type.
-        per_packet: How many of them a packet carries.
-    """
-
-    dtype: DType
-    per_packet: int
+    dtype: DType  # Their type
+    per_packet: int  # How many of them a packet carries
 
     def elements(self, nbytes: int | tuple[int, ...]) -> int | tuple[int, ...]:
         """Elements in so many bytes of a buffer, or of each of several."""

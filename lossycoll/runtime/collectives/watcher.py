@@ -16,7 +16,7 @@ from typing import Final
 
 from lossycoll.errors import ClosedError, EngineError
 from lossycoll.runtime.core.call import Operation
-from lossycoll.runtime.engine.completions import Completions, completions
+from lossycoll.runtime.engine.binding import Completions, completions
 
 from .group_context import GroupContext
 from .operations import Operations

@@ -1,5 +1,5 @@
-"""A group of the native engine from Python. Only this file, host.py and completions.py know the
-engine's library.
+"""A group of the native engine from Python. Only this file and host.py know the engine's
+library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
 
@@ -8,6 +8,8 @@ Long because what a call of the engine takes is in one place.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -21,7 +23,6 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, encode, faults
 from lossycoll.plan.codec import number_of, phases
 
-from .completions import completions
 from .failures import Code, Failure, Where, error_of
 from .gates import Wakers
 from .host import Host, data_of, failure_of
@@ -31,6 +32,9 @@ from .users import Users
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
+
+NEXT_SECONDS: Final = 0.1
+"""Longest stay in C."""
 
 _SOUND: Final = Failure(0)
 
@@ -182,6 +186,41 @@ class Message:
     zero: bool = False
 
 
+class Completions:
+    """Tickets, in the order in which their operations ended. Never freed: groups name it."""
+
+    def __init__(self) -> None:
+        self.handle: Final[Any] = lib.lc_completions_open()
+        if self.handle == ffi.NULL:
+            raise MemoryError
+        self._owners = itertools.count(1)
+
+    def new_owner(self) -> int:
+        """A number for a group, which no other one has had."""
+        return next(self._owners)
+
+    def next(self) -> tuple[int, int]:
+        """Waits for a ticket; returns it and its group's owner. The ticket is 0 where none came for
+        a while, and negative when it is stopped."""
+        owner = ffi.new("uint64_t *")
+        ticket = lib.lc_completions_next(self.handle, int(NEXT_SECONDS * 1e9), owner)
+        return int(ticket), int(owner[0])
+
+    def stop(self, stopped: bool) -> None:
+        """Makes :meth:`next` return at once, or wait again."""
+        lib.lc_completions_stop(self.handle, stopped)
+
+
+_of_process: Final[dict[int, Completions]] = {}
+"""Completions of each process: a forked child has its own."""
+
+
+def completions() -> Completions:
+    """This process's."""
+    found = _of_process.get(os.getpid())
+    return found or _of_process.setdefault(os.getpid(), Completions())
+
+
 class EngineGroup:
     """Operations of one group at this rank, on the host of its process.
 
@@ -284,11 +323,16 @@ class EngineGroup:
         if call.weights:
             weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
-        c.seq = seq
-        return self._submit(c, call.input, call.output, owner, gate)
+        return self.submit_ready(ready, call.input, call.output, owner, gate, seq)
 
     def submit_ready(
-        self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0, seq: int = -1
+        self,
+        ready: Ready,
+        input: int,
+        output: int,
+        owner: Ticketed | None,
+        gate: int = 0,
+        seq: int = -1,
     ) -> int:
         """Submits what was prepared, with the addresses of the buffers; see :meth:`submit`."""
         own = ffi.new("lc_call_case *", (input, output, gate, seq))
@@ -296,22 +340,8 @@ class EngineGroup:
             with self._use:
                 ticket = int(lib.lc_group_submit_case(self._handle, ready.call, own))
         finally:
-            owner.ticket = own.ticket
-        if ticket < 0:
-            raise error_of(Failure(ticket), self._where)
-        return ticket
-
-    def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None, gate: int) -> int:
-        if gate:
-            c.gate = ffi.cast("lc_gate *", gate)
-        setattr(c, "in", ffi.cast("void *", input))
-        c.out = ffi.cast("void *", output)
-        try:
-            with self._use:
-                ticket = int(lib.lc_group_submit(self._handle, c))
-        finally:
             if owner is not None:
-                owner.ticket = c.ticket
+                owner.ticket = own.ticket
         if ticket < 0:
             raise error_of(Failure(ticket), self._where)
         return ticket

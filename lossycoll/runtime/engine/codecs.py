@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from lossycoll._native import ffi, lib
-from lossycoll.plan.codec import ENCODED, ROUNDINGS, codec_of, named, number_of
-from lossycoll.plan.lowbit import GROUPS, Bytes, Floats, LowBit
+from lossycoll.plan.codec import (
+    ENCODED,
+    GROUPS,
+    ROUNDINGS,
+    Bytes,
+    Floats,
+    LowBit,
+    codec_of,
+    named,
+    number_of,
+)
 
 
 def rounded(
@@ -37,8 +46,7 @@ def rounded(
 
 
 def encode(how: LowBit, x: Floats, out: Bytes, seed: int = 0) -> None:
-    """Writes one packet's elements, as :meth:`~lossycoll.plan.lowbit.LowBit.encode` does. ``seed``:
-    of what is drawn, rounding at random: 64 bits."""
+    """Writes one packet's elements. ``seed``: of what is drawn, rounding at random: 64 bits."""
     code = lib.lc_encode(_number(how), lib.LC_F32, 1, _address(out), _address(x), len(x), seed)
     if code != lib.LC_OK:
         raise ValueError(f"{how} is no encoding of float32")

@@ -395,17 +395,14 @@ def host_options(options: Options) -> tuple[object, ...]:
 
 
 def fast_path_bits(names: Sequence[str]) -> int:
-    """The lc_fast_path bits of names."""
     return sum(1 << FAST_PATHS.index(name) for name in names if name in FAST_PATHS)
 
 
 def fast_path_names(bits: int) -> tuple[str, ...]:
-    """The names of lc_fast_path bits."""
     return tuple(name for i, name in enumerate(FAST_PATHS) if bits >> i & 1)
 
 
 def failure_of(c: Any) -> Failure:
-    """An lc_failure as data."""
     return Failure(
         code=c.code,
         errno=c.sys_errno,

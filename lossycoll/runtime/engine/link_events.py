@@ -43,27 +43,16 @@ class LinkEventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """One lc_event.
+    """One lc_event."""
 
-    Attributes:
-        kind: What happened.
-        errno: The system's reason.
-        peer: The rank that packets could not be sent to; -1: all.
-        fast_path: The name of the fast path that was refused, or "".
-        waited: Seconds for which nothing could be sent, for WORKS.
-        link: The number of the host's link that it happened to.
-        bytes: Of the largest datagram that the path carries, for SIZE.
-        wanted: Of the group's largest packet, for SIZE.
-    """
-
-    kind: LinkEventKind
-    errno: int
-    peer: int = -1
-    fast_path: str = ""
-    waited: float = 0.0
-    link: int = 0
-    bytes: int = 0
-    wanted: int = 0
+    kind: LinkEventKind  # What happened
+    errno: int  # The system's reason
+    peer: int = -1  # The rank that packets could not be sent to; -1: all
+    fast_path: str = ""  # The name of the fast path that was refused, or ""
+    waited: float = 0.0  # Seconds for which nothing could be sent, for WORKS
+    link: int = 0  # The number of the host's link that it happened to
+    bytes: int = 0  # Of the largest datagram that the path carries, for SIZE
+    wanted: int = 0  # Of the group's largest packet, for SIZE
 
 
 _LOST_REMEDIES: Final = {

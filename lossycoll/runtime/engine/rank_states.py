@@ -73,7 +73,6 @@ class RankStates:
         return self[rank] in LOST_STATES
 
     def ranks(self, states: Iterable[RankState]) -> set[int]:
-        """The ranks in one of ``states``."""
         wanted = {*states}
         some = range(self._world) if RankState.PRESENT in wanted else self._others
         return {rank for rank in some if self[rank] in wanted}

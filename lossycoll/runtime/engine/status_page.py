@@ -84,7 +84,6 @@ def folder() -> Path:
 
 
 def make_folder() -> Path:
-    """Makes the folder, unless it is there."""
     path = folder()
     try:
         path.mkdir(0o700)
@@ -127,21 +126,13 @@ CLOSED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job that a page's process belongs to.
+    """Job that a page's process belongs to."""
 
-    Attributes:
-        session: The job's, 64 bits.
-        ranks: torch's global rank of each process.
-        liveness: Seconds within which a silent rank is named.
-        control: Where this process's control plane listens, as ADDRESS:PORT.
-        sealed: Whether what leaves the machine is sealed.
-    """
-
-    session: int
-    ranks: Sequence[int]
-    liveness: float
-    control: str
-    sealed: bool
+    session: int  # The job's, 64 bits
+    ranks: Sequence[int]  # torch's global rank of each process
+    liveness: float  # Seconds within which a silent rank is named
+    control: str  # Where this process's control plane listens, as ADDRESS:PORT
+    sealed: bool  # Whether what leaves the machine is sealed
 
 
 class StatusPage:

@@ -16,141 +16,79 @@ MOST_ENTRIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call, a send or a receive.
+    """A call, a send or a receive."""
 
-    Attributes:
-        op: Number of its operation in the group and one: equal on all ranks.
-        seq: Number of the call, as errors name it; -1: of a message.
-        text: The call, as errors name it.
-        bytes: Of its result.
-        peer: Of a message, the other rank in the group; -1: any, or it is a call.
-        began: When it began.
-        ended: When it ended; -1: it is waited for.
-        failed: It ended by an error.
-    """
-
-    op: int
-    seq: int
-    text: str
-    bytes: int
-    peer: int
-    began: float
-    ended: float
-    failed: bool
+    op: int  # Number of its operation in the group and one: equal on all ranks
+    seq: int  # Number of the call, as errors name it; -1: of a message
+    text: str  # The call, as errors name it
+    bytes: int  # Of its result
+    peer: int  # Of a message, the other rank in the group; -1: any, or it is a call
+    began: float  # When it began
+    ended: float  # When it ended; -1: it is waited for
+    failed: bool  # It ended by an error
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group at one rank.
+    """A group at one rank."""
 
-    Attributes:
-        number: On the wire: equal on all ranks.
-        name: torch's.
-        rank: Of the process, in the group.
-        members: Processes by rank.
-        submitted: Operations so far.
-        failed: The engine's code of what ended the group; 0: it is sound.
-        usual: Seconds that a call took on average, of the latest ones.
-        waiting: The oldest call that isn't over.
-        pending: How many aren't.
-        last: The latest call.
-        messages: Sends and receives that aren't over.
-        absent_of: ``op`` of the operation that ``absent`` is of; 0: of none.
-        absent: Ranks of the group whose call the engine hasn't heard of.
-        step_seconds: Seconds between repetitions of the same calls; -1: none are repeated.
-        calls: The latest calls, the oldest first, where they were asked for.
-    """
-
-    number: int
-    name: str
-    rank: int
-    members: tuple[int, ...]
-    submitted: int
-    failed: int
-    usual: float
-    waiting: CallRecord | None
-    pending: int
-    last: CallRecord | None
-    messages: tuple[CallRecord, ...]
-    absent_of: int
-    absent: tuple[int, ...]
-    step_seconds: float
+    number: int  # On the wire: equal on all ranks
+    name: str  # torch's
+    rank: int  # Of the process, in the group
+    members: tuple[int, ...]  # Processes by rank
+    submitted: int  # Operations so far
+    failed: int  # The engine's code of what ended the group; 0: it is sound
+    usual: float  # Seconds that a call took on average, of the latest ones
+    waiting: CallRecord | None  # The oldest call that isn't over
+    pending: int  # How many aren't
+    last: CallRecord | None  # The latest call
+    messages: tuple[CallRecord, ...]  # Sends and receives that aren't over
+    absent_of: int  # ``op`` of the operation that ``absent`` is of; 0: of none
+    absent: tuple[int, ...]  # Ranks of the group whose call the engine hasn't heard of
+    step_seconds: float  # Seconds between repetitions of the same calls; -1: none are repeated
+    # The latest calls, the oldest first, where they were asked for
     calls: tuple[CallRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """State of another process, as packets and the control plane tell it.
+    """State of another process, as packets and the control plane tell it."""
 
-    Attributes:
-        rank: torch's global rank.
-        heard: When it was last heard.
-        state: A RankState.
-        silence: Which direction of the link is dead (lc_silence); 0: neither.
-        link: 0: UDP, 1: shared memory, 2: RDMA.
-        packets_sent: Packets that went there.
-        packets_received: Packets that came from there.
-        packets_missing: Packets from there that were given up.
-        rtt: Round trip, in seconds.
-        queue: How long packets wait in queues on the way, in seconds.
-        rate: What may be sent, in bytes/s.
-        loss: Share of packets there that the link loses, before anything is brought back.
-        burst: Mean length of its losses.
-    """
-
-    rank: int
-    heard: float
-    state: int
-    silence: int
-    link: int
-    packets_sent: int
-    packets_received: int
-    packets_missing: int
-    rtt: float
-    queue: float
-    rate: float
-    loss: float
-    burst: float
+    rank: int  # torch's global rank
+    heard: float  # When it was last heard
+    state: int  # A RankState
+    silence: int  # Which direction of the link is dead (lc_silence); 0: neither
+    link: int  # 0: UDP, 1: shared memory, 2: RDMA
+    packets_sent: int  # Packets that went there
+    packets_received: int  # Packets that came from there
+    packets_missing: int  # Packets from there that were given up
+    rtt: float  # Round trip, in seconds
+    queue: float  # How long packets wait in queues on the way, in seconds
+    rate: float  # What may be sent, in bytes/s
+    loss: float  # Share of packets there that the link loses, before anything is brought back
+    burst: float  # Mean length of its losses
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A process of a job.
+    """A process of a job."""
 
-    Attributes:
-        session: The job's, 16 hex digits.
-        world: Processes of the job.
-        process: Its number among them.
-        rank: torch's global rank.
-        pid: Its number on its machine.
-        host: The machine's name.
-        control: Where its control plane listens.
-        sealed: Whether what leaves the machine is sealed.
-        liveness: Seconds within which a silent rank is named.
-        state: Of the process, as the kernel of its machine says (``state_of`` in status_page.py).
-        written: When the engine last wrote its figures.
-        groups: Its groups.
-        peers: By process.
-        stats: The engine's counters, of all groups.
-    """
-
-    session: str
-    world: int
-    process: int
-    rank: int
-    pid: int
-    host: str
-    control: str
-    sealed: bool
-    liveness: float
-    state: str
-    written: float
-    groups: tuple[GroupRecord, ...]
-    peers: tuple[PeerRecord, ...]
-    stats: Mapping[str, int]
+    session: str  # The job's, 16 hex digits
+    world: int  # Processes of the job
+    process: int  # Its number among them
+    rank: int  # torch's global rank
+    pid: int  # Its number on its machine
+    host: str  # The machine's name
+    control: str  # Where its control plane listens
+    sealed: bool  # Whether what leaves the machine is sealed
+    liveness: float  # Seconds within which a silent rank is named
+    state: str  # Of the process, as the kernel of its machine says (``state_of`` in status_page.py)
+    written: float  # When the engine last wrote its figures
+    groups: tuple[GroupRecord, ...]  # Its groups
+    peers: tuple[PeerRecord, ...]  # By process
+    stats: Mapping[str, int]  # The engine's counters, of all groups
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON can carry it."""
         return asdict(self)
 
     @classmethod

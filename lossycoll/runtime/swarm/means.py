@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from lossycoll.errors import EngineError
 from lossycoll.plan import Plan, owners, packet_count
-from lossycoll.plan.codec import STOCHASTIC, codec_of, elements_of, number_of, phases
-from lossycoll.plan.lowbit import Floats
+from lossycoll.plan.codec import STOCHASTIC, Floats, codec_of, elements_of, number_of, phases
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.codecs import rounded
 

@@ -25,7 +25,7 @@ from lossycoll.errors import (
 )
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
-from lossycoll.runtime.collectives.engine_call import lossy_delivery
+from lossycoll.runtime.collectives.operations import lossy_delivery
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where, place_text

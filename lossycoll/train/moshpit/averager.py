@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from lossycoll.errors import OperationTimeout, OptionError, UnsupportedError
 from lossycoll.options.fields import Options
+from lossycoll.plan.codec import Floats
 from lossycoll.plan.grid import Grid
-from lossycoll.plan.lowbit import Floats
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE, TENSORS, digest_of, text_of

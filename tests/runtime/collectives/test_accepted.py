@@ -15,7 +15,7 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, Topology, packet_count
 from lossycoll.plan.model import MOST_SLOTS
-from lossycoll.runtime.collectives import engine_call, plan_cache
+from lossycoll.runtime.collectives import operations, plan_cache
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
 from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import layout_of
@@ -102,7 +102,7 @@ def submit_one(draw: random.Random, network: SharedNetwork, rank: int, memory: A
     means = draw.choice([BY_COUNT, weighted])
     into = memory[draw.randrange(2)]  # in place, or not
     buffers = memory[0].ctypes.data, into.ctypes.data
-    network.engines[rank].submit(encoded, engine_call.with_data(key, buffers, means, None))
+    network.engines[rank].submit(encoded, operations.with_data(key, buffers, means, None))
 
 
 MORE = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 9)]

@@ -33,7 +33,7 @@ def arguments(collective: str) -> tuple[object, ...]:
 
 
 def test_each_collective_has_its_row() -> None:
-    assert set(KEPT) == set(COLLECTIVES) - {"point_to_point"}
+    assert set(KEPT) == set(COLLECTIVES)
 
 
 @pytest.mark.parametrize("collective", KEPT)

@@ -18,7 +18,7 @@ from lossycoll.plan import (
     register,
     unregister,
 )
-from lossycoll.plan.codec import wire_type
+from tests.oracle.codec import wire_type
 from tests.support import pages, plan_cases, plan_checks
 from tests.support.harness import EXACT, init, run_good, run_ranks, warm_python
 from tests.support.network import Network

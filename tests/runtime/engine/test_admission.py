@@ -10,11 +10,11 @@ import pytest
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import KEY_BYTES, Secret
+from tests.oracle.codec import Array
 from tests.support.network import DTYPES
 from tests.support.waiting import until
 

@@ -62,10 +62,7 @@ def test_credit_comes_back_after_an_outage() -> None:
     with RelayedNetwork(2, Faults(), socket_buffer=BUFFER, deadline_min=60, deadline_max=60) as net:
         assert_sums(net, 3000, 4)
         count = 2 * PACKETS * PER_PACKET
-        way = [
-            data_movement.point_to_point(2, rank, count, PER_PACKET, sender=0, receiver=1)
-            for rank in range(2)
-        ]
+        way = [data_movement.gather(2, rank, (count, 0), PER_PACKET, root=1) for rank in range(2)]
         nothing, sent, got = (
             np.zeros(0, np.float32),
             np.ones(count, np.float32),

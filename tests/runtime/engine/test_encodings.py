@@ -13,8 +13,9 @@ import torch
 
 from lossycoll.errors import LossyError
 from lossycoll.plan import copies, hierarchical, ring
-from lossycoll.plan.codec import LOW, Array, Codec, codec_of, elements_of, named
+from lossycoll.plan.codec import LOW, elements_of, named
 from lossycoll.plan.sets import Code
+from tests.oracle.codec import Array, Codec, codec_of
 from tests.support.floats import floats
 from tests.support.network import Network
 from tests.support.oracle_cases import CASES, PAYLOAD, lossy_cases, sizes

@@ -10,10 +10,10 @@ import pytest
 
 from lossycoll.errors import AbortedError, LossyError, MismatchError
 from lossycoll.plan import hierarchical, ring
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause, Stream
+from tests.oracle.codec import Array
 from tests.support.engine_sums import (
     all_reduce,
     inputs_of,

@@ -17,7 +17,7 @@ READ_AS = {"ports": "port_range", "disabled": "disable"}
 """Options that are read by way of a property."""
 READERS = {
     Enters.GROUP: ["engine/binding.py"],
-    Enters.CALL: ["collectives/engine_call.py"],
+    Enters.CALL: ["collectives/operations.py"],
     Enters.PLAN: ["collectives/plan_cache.py"],
 }
 ALSO_READ = {"delivery", "estimator"}

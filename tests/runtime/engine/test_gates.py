@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Delivery, hierarchical
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 from lossycoll.runtime.engine.failures import Code
+from tests.oracle.codec import Array
 from tests.support.network import Network
 from tests.support.waiting import until
 

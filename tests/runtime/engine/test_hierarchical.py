@@ -20,9 +20,10 @@ from lossycoll.plan import (
     faults,
     hierarchical,
 )
-from lossycoll.plan.codec import codec_of, wire_type
 from lossycoll.plan.sets import Code
 from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.oracle import masks
+from tests.oracle.codec import codec_of, wire_type
 from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, Case, cases_of
@@ -111,7 +112,7 @@ def test_sums_within_a_host_travel_as_they_are(shape: str, encoding: str) -> Non
         with Network(world, 2048, inject=inject) as network:
             outputs, want = ([row.copy() for row in large] for _ in range(2))
             name = (GROUP, network.op)
-            lost = partial(faults.lost, faults.parse(loss), *name)
+            lost = partial(masks.lost, faults.parse(loss), *name)
             ended = network.run(plans, outputs, outputs, "f32", 1.0, encoding=encoding)
             execute(
                 *(plans, want, want, "f32", 1.0), lost if inject else nothing, 0,
@@ -175,7 +176,7 @@ def test_ranks_know_what_arrived_and_get_what_their_host_needs(shape: str) -> No
     count = packets * each - 3
     unit = topology.sites if topology.has_sites else topology.hosts
     with Network(world, PAYLOAD, inject=loss) as network:
-        lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+        lost = partial(masks.lost, faults.parse(loss), GROUP, network.op)
         build = by_tiers("all_gather", topology).build
         plans = [build(world, rank, count, PAYLOAD) for rank in range(world)]
         of_unit = rng.random((world, world, packets)) < 0.3

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, copies, hierarchical, reduce_scatter
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from tests.oracle.codec import Array
 from tests.support.network import GROUP, Network
 from tests.support.relay import (
     CONTROL,

@@ -11,10 +11,10 @@ import pytest
 
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import copies, data_movement, reduce_scatter
-from lossycoll.plan.codec import Array
 from lossycoll.plan.order import draw_order
 from lossycoll.runtime.engine.reports import Cause
 from lossycoll.runtime.net.buffers import fitting_payload
+from tests.oracle.codec import Array
 from tests.support.engine_sums import (
     PATIENT,
     all_reduce,
@@ -240,10 +240,8 @@ def test_an_old_operation_survives_many_newer_ones() -> None:
     beside it: it must neither be forgotten nor mixed up with a newer one."""
     many, room = 600, 256  # LC_OPS in native/state.h
     with Network(3, 1408) as network:
-        first = [
-            data_movement.point_to_point(3, r, 1000, 352, sender=1, receiver=0) for r in range(3)
-        ]
-        rest = [data_movement.point_to_point(3, r, 10, 352, sender=2, receiver=0) for r in range(3)]
+        first = [data_movement.gather(3, r, (0, 1000, 0), 352) for r in range(3)]
+        rest = [data_movement.gather(3, r, (0, 0, 10), 352) for r in range(3)]
         sent = np.arange(1000, dtype=np.float32)
         got = np.zeros(1000, np.float32)
         small = np.arange(10, dtype=np.float32)

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import copies, faults, owners
-from lossycoll.plan.codec import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
+from tests.oracle import masks
+from tests.oracle.codec import wire_type
 from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 from tests.support.oracle_cases import CASES, PAYLOAD, Case, lossy_cases, sizes
@@ -160,7 +161,7 @@ def test_engines_collect_and_spread_what_the_executor_does(loss: str) -> None:
             values = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
             outputs = [np.full(plan.out_elements, -1, np.float32) for plan in plans]
             wanted = [output.copy() for output in outputs]
-            lost = partial(faults.lost, inject, GROUP, network.op)
+            lost = partial(masks.lost, inject, GROUP, network.op)
             ended = network.run(plans, values, outputs, "f32")
             results = execute(plans, values, wanted, "f32", 1.0, lost, 0)
             for one, result, got, want in zip(ended, results, outputs, wanted, strict=True):

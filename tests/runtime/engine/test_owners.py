@@ -12,6 +12,7 @@ import pytest
 from lossycoll.errors import LossyError
 from lossycoll.plan import Finish, Plan, faults, owners, ring
 from lossycoll.plan.codec import elements_of, named
+from tests.oracle import masks
 from tests.oracle.reference_executor import execute
 from tests.support.network import GROUP, Network
 from tests.support.oracle_cases import PAYLOAD
@@ -49,7 +50,7 @@ def test_engine_equals_reference(world: int, loss: str) -> None:
             how: dict[str, Any] = {"weights": weights, "divisor": 0.0, "encoding": encoding}
             how["keeps_sums"] = keeps
             ended = network.run(plans, got, got, "f32", **how)
-            lost = partial(faults.lost, faults.parse(loss), GROUP, network.op - 1)
+            lost = partial(masks.lost, faults.parse(loss), GROUP, network.op - 1)
             name = (GROUP, network.op - 1)
             said = execute(plans, want, want, "f32", 1.0, lost, 0, name=name, **how)
             for rank in range(world):

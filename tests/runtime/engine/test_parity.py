@@ -16,7 +16,7 @@ from lossycoll.plan import copies, draw_order, faults, hierarchical, packet_coun
 from lossycoll.plan.sets import NO_PARITY, Code, code_of
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.payload import payload_bytes
-from tests.oracle import reference_executor
+from tests.oracle import masks, reference_executor
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, lossy_cases
@@ -157,7 +157,7 @@ def test_what_is_chosen_brings_back_what_the_reference_says(
                 want_out,
                 "f32",
                 3.0,
-                partial(faults.lost, faults.parse(loss), GROUP, op),
+                partial(masks.lost, faults.parse(loss), GROUP, op),
                 0,
                 chosen=lambda sender, receiver, slot, means=means: means[sender, receiver, slot],
             )
@@ -267,7 +267,7 @@ def test_few_owners_equal_the_reference_too(owners: int) -> None:
             got = [elements("f32", count, np.random.default_rng(rank)) for rank in range(world)]
             want = [array.copy() for array in got]
             ended = network.run(plans, got, got, "f32", code=code)
-            lost = partial(faults.lost, faults.parse(loss), GROUP, op)
+            lost = partial(masks.lost, faults.parse(loss), GROUP, op)
             said = reference_executor.execute(plans, want, want, "f32", 1.0, lost, 0, code=code)
             for rank in range(world):
                 name = f"op={op} rank={rank} owners={order}"

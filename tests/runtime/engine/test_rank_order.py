@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import faults
-from lossycoll.plan.codec import codec_of
 from lossycoll.plan.sets import Code
+from tests.oracle import masks
+from tests.oracle.codec import codec_of
 from tests.oracle.reference_executor import execute
 from tests.runtime.engine.test_hierarchical import SHAPES, by_tiers
 from tests.support.fake_rdma import VerbsNetwork
@@ -101,7 +102,7 @@ def sums(network: Network, loss: str, count: int, **how: Any) -> tuple[list[Any]
     rng = np.random.default_rng(1)
     rows = [rough_elements("f32", count, rng) for _ in range(network.world)]
     want = [row.copy() for row in rows]
-    lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+    lost = partial(masks.lost, faults.parse(loss), GROUP, network.op)
     network.submitting = range(network.world)[::-1]
     ended = network.run(plans, rows, rows, "f32", 1.0, **how)
     execute(plans, want, want, "f32", 1.0, lost, 0, deterministic=True)

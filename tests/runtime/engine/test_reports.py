@@ -17,7 +17,7 @@ from lossycoll.plan import (
 )
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.reports import Cause, PeerStats
-from tests.oracle import reference_executor
+from tests.oracle import masks, reference_executor
 from tests.support.engine_sums import (
     all_reduce,
     inputs_of,
@@ -32,9 +32,7 @@ def test_a_fixed_rate_is_kept() -> None:
     """Bytes over a second stay below rate and burst, and near the rate; nothing is lost."""
     rate, count = 5e6, 2_500_000
     with Network(2, 1408, pace=rate) as network:
-        plans = [
-            data_movement.point_to_point(2, r, count, 352, sender=0, receiver=1) for r in range(2)
-        ]
+        plans = [data_movement.gather(2, r, (count, 0), 352, root=1) for r in range(2)]
         sent = elements("f32", count, np.random.default_rng(1))
         got = np.zeros(count, np.float32)
         nothing = np.zeros(0, np.float32)
@@ -132,7 +130,7 @@ def test_what_a_link_loses_and_in_what_runs_is_known_without_resending() -> None
 
 
 def _lost(inject: str, op: int) -> reference_executor.Lost:
-    return partial(faults.lost, faults.parse(inject), GROUP, op)
+    return partial(masks.lost, faults.parse(inject), GROUP, op)
 
 
 def test_the_deadline_is_learnt() -> None:

@@ -18,12 +18,12 @@ import pytest
 from lossycoll._native import lib
 
 from lossycoll.errors import ClosedError, LossyError
-from lossycoll.plan.codec import Array
 from lossycoll.runtime.engine.binding import Message
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import EngineStats
 from lossycoll.runtime.keys import aead
 from lossycoll.runtime.keys.secret import KEY_BYTES, transcript
+from tests.oracle.codec import Array
 from tests.support.network import Network
 from tests.support.relay import (
     HEADER,

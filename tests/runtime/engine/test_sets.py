@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
 
-from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of, shape_of
+from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of
 from tests.oracle import galois
+from tests.oracle.parity import shape_of
 
 NONE = 0xFFFFFFFF
 CODES = [Code(size, rows) for size in SIZES for rows in ROWS[1:] if size + rows <= SYMBOLS_MOST]

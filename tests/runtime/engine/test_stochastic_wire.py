@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, hierarchical
-from lossycoll.plan.codec import Array, codec_of, named
+from lossycoll.plan.codec import named
 from lossycoll.plan.order import draw_order
+from tests.oracle.codec import Array, codec_of
 from tests.support.network import GROUP, Network
 
 WORLD = 3

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, Missing, Plan, hierarchical, reduce_scatter, ring
-from lossycoll.plan.codec import Array
 from lossycoll.plan.faults import parse
 from lossycoll.plan.order import draw_order, segments
+from tests.oracle.codec import Array
 from tests.support.network import GROUP, Network
 
 WORLD = 4

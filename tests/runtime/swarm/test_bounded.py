@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import OptionError
-from lossycoll.plan.lowbit import Floats
+from lossycoll.plan.codec import Floats
 from lossycoll.runtime.swarm.means import BoundedRound
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together

@@ -13,8 +13,7 @@ import pytest
 from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import owners
-from lossycoll.plan.codec import elements_of, named
-from lossycoll.plan.lowbit import Floats
+from lossycoll.plan.codec import Floats, elements_of, named
 from lossycoll.runtime.swarm.means import MeanEncoding, rates, shares
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member

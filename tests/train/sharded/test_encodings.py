@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan.codec import codec_of
+from tests.oracle.codec import codec_of
 from tests.support.harness import EXACT, init, run_good
 from tests.support.sharded_cases import (
     batch,

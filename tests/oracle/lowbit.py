@@ -12,14 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from lossycoll.plan.codec import PLANES, Bytes, Floats, LowBit
 
-PLANES: Final = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
-"""Widths that an index is split into, low bits first, by its bits."""
-GROUPS: Final = (128, 32)
-"""Numbers of elements that may share a grid."""
 CONSTANT: Final = 255
 """In place of an exponent: all elements of the group are one float."""
 MOST: Final = 32767
@@ -31,71 +25,36 @@ NO_PLACE: Final = 255
 NAN: Final = np.uint32(0x7FC00000).view(np.float32)
 
 
-@dataclass(frozen=True)
-class LowBit:
-    """Encoding of float32 in indices of a few bits."""
+def encode(how: LowBit, x: Floats, seed: int = 0) -> Bytes:
+    """The bytes of one packet's elements, shape (n,). ``seed``: 64 bits, of what is drawn."""
+    n, rows = len(x), _rows(x, how.group)
+    taken = Spikes.of(rows) if how.spikes else None
+    rest = taken.rest(rows, n) if taken else rows
+    ends = _Ends.of(rest)
+    grid, coarse = _grids(ends, how.levels, how.bits)
+    place = _places(rest, grid, how.levels, how.bits)
+    if how.stochastic:  # ends stay ends: then what a group is decoded to has the same grid
+        drawn = np.where(rest == ends.far[:, None], np.float32(0), place)
+        drawn = np.where(rest == ends.other[:, None], np.float32(how.levels), drawn)
+        place = np.where(coarse[:, None], place, drawn + draws(seed, rest.shape))
+    constant = (grid.exponent == CONSTANT)[:, None]
+    indices = np.where(constant, 0, np.rint(place)).astype(np.uint8)
+    if taken:
+        indices[taken.marks(how.group)] = 0
+    planes = split(indices.reshape(-1)[:n], how.bits)
+    return np.concatenate([*planes, grid.bytes(), *(taken.parts() if taken else ())])
 
-    bits: int  # of an index
-    group: int  # elements that share a grid
-    spikes: bool = False  # whether the least and the greatest of a group travel as floats
-    # whether indices are rounded up or down at random, such that their mean is the element; else to
-    # the nearest
-    stochastic: bool = False
 
-    @property
-    def levels(self) -> int:
-        """The largest index."""
-        return (1 << self.bits) - 1
-
-    def groups(self, n: int) -> int:
-        """Number of groups that ``n`` elements make; the last may be short."""
-        return -(-n // self.group)
-
-    def wire_bytes(self, n: int) -> int:
-        """Bytes of ``n`` elements in one packet."""
-        planes = sum(-(-n * width // 8) for width in PLANES[self.bits])
-        return planes + (5 + 8 if self.spikes else 5) * self.groups(n)
-
-    def elements(self, payload_bytes: int) -> int:
-        """The most elements that fit, in whole groups where one fits."""
-        fit, beyond = 0, 8 * payload_bytes + 1
-        while beyond - fit > 1:
-            middle = (fit + beyond) // 2
-            if self.wire_bytes(middle) <= payload_bytes:
-                fit = middle
-            else:
-                beyond = middle
-        return fit - fit % self.group if fit > self.group else fit
-
-    def encode(self, x: Floats, seed: int = 0) -> Bytes:
-        """The bytes of one packet's elements, shape (n,). ``seed``: 64 bits, of what is drawn."""
-        n, rows = len(x), _rows(x, self.group)
-        taken = Spikes.of(rows) if self.spikes else None
-        rest = taken.rest(rows, n) if taken else rows
-        ends = _Ends.of(rest)
-        grid, coarse = _grids(ends, self.levels, self.bits)
-        place = _places(rest, grid, self.levels, self.bits)
-        if self.stochastic:  # ends stay ends: then what a group is decoded to has the same grid
-            drawn = np.where(rest == ends.far[:, None], np.float32(0), place)
-            drawn = np.where(rest == ends.other[:, None], np.float32(self.levels), drawn)
-            place = np.where(coarse[:, None], place, drawn + draws(seed, rest.shape))
-        constant = (grid.exponent == CONSTANT)[:, None]
-        indices = np.where(constant, 0, np.rint(place)).astype(np.uint8)
-        if taken:
-            indices[taken.marks(self.group)] = 0
-        planes = split(indices.reshape(-1)[:n], self.bits)
-        return np.concatenate([*planes, grid.bytes(), *(taken.parts() if taken else ())])
-
-    def decode(self, data: Bytes, n: int) -> Floats:
-        """The ``n`` elements that :meth:`encode`'s bytes stand for."""
-        indices, at = joined(data, self.bits, n)
-        grid = Grids.of(data[at:], self.groups(n))
-        padded = np.zeros(self.groups(n) * self.group, np.float32)
-        padded[:n] = indices
-        rows = grid.values(padded.reshape(-1, self.group), self.bits)
-        if self.spikes:
-            rows = Spikes.from_bytes(data[at + 5 * len(rows) :], len(rows)).put(rows)
-        return rows.reshape(-1)[:n]
+def decode(how: LowBit, data: Bytes, n: int) -> Floats:
+    """The ``n`` elements that :meth:`encode`'s bytes stand for."""
+    indices, at = joined(data, how.bits, n)
+    grid = Grids.of(data[at:], how.groups(n))
+    padded = np.zeros(how.groups(n) * how.group, np.float32)
+    padded[:n] = indices
+    rows = grid.values(padded.reshape(-1, how.group), how.bits)
+    if how.spikes:
+        rows = Spikes.from_bytes(data[at + 5 * len(rows) :], len(rows)).put(rows)
+    return rows.reshape(-1)[:n]
 
 
 @dataclass(frozen=True)

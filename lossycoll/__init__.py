@@ -9,6 +9,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from .errors import (
+    AbortedError,
+    CheckpointError,
+    ClosedError,
+    EngineError,
+    InterfaceError,
+    LinkError,
+    LossyError,
+    MismatchError,
+    NonFiniteError,
+    OperationTimeout,
+    OptionError,
+    PeerLostError,
+    RendezvousError,
+    TrainingError,
+    UnsupportedError,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,23 +35,6 @@ if TYPE_CHECKING:
     from .backend.replacement import stop_replacing
     from .backend.spans import export_chrome_trace
     from .backend.wire_all_reduce import wire_allreduce_
-    from .errors import (
-        AbortedError,
-        CheckpointError,
-        ClosedError,
-        EngineError,
-        InterfaceError,
-        LinkError,
-        LossyError,
-        MismatchError,
-        NonFiniteError,
-        OperationTimeout,
-        OptionError,
-        PeerLostError,
-        RendezvousError,
-        TrainingError,
-        UnsupportedError,
-    )
     from .options.fields import Options
     from .options.scopes import lossy, reliable
     from .plan.topology import Topology
@@ -59,26 +60,6 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOME: Final = {
-    **dict.fromkeys(
-        (
-            "AbortedError",
-            "CheckpointError",
-            "ClosedError",
-            "EngineError",
-            "InterfaceError",
-            "LinkError",
-            "LossyError",
-            "MismatchError",
-            "NonFiniteError",
-            "OperationTimeout",
-            "OptionError",
-            "PeerLostError",
-            "RendezvousError",
-            "TrainingError",
-            "UnsupportedError",
-        ),
-        "errors",
-    ),
     "Options": "options.fields",
     **dict.fromkeys(("lossy", "reliable"), "options.scopes"),
     "Topology": "plan.topology",
@@ -273,8 +254,6 @@ def debug_handlers() -> list[Any]:
     Raises:
         UnsupportedError: This torch has no such server, or a package that it needs is missing.
     """
-    from .errors import UnsupportedError
-
     try:
         from .cli.debug_server import handlers
     except ImportError as error:

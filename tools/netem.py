@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from lossycoll.cli.lab_args import add_numbers, given
+from lossycoll.cli.lab import add_numbers, given
 from lossycoll.errors import LabError, LabPermissionError, LossyError
 from lossycoll.lab import Link
 from lossycoll.lab.netem import link_arguments

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.netem import FIRST_CLASS, LINKS, Netem
-from lossycoll.lab.switch_memory import address_of
+from lossycoll.lab.network import address_of
 from lossycoll.lab.verify import SIGMAS, UDP_BYTES, Flow, LinkCheck
 
 ROOT: Final = Path(__file__).resolve().parents[1]

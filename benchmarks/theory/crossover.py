@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.common.report import fill, markdown, plt, save
-from lossycoll.simulate.recovery import NO_PARITY, Ask, Means, choose
+from tests.oracle.recovery import NO_PARITY, Ask, Means, choose
 
 LOSSES: Final = (0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4)
 BURSTS: Final = (1.0, 8.0)

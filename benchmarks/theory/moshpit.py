@@ -12,9 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import ROOT, source
-from lossycoll.cli.simulate.moshpit_plot import draw
+from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.simulate.command import draw_moshpit
 from lossycoll.plan.grid import Grid
 from lossycoll.simulate.averaging import METHODS, rounds_to
 from tests.support.moshpit_published import COLUMNS, published
@@ -100,7 +103,7 @@ def _equal(found: dict[str, Any]) -> str:
 def report(found: dict[str, Any], folder: Path) -> None:
     """The tables between the marks of moshpit.md, and the picture."""
     fill(folder / "moshpit.md", tables(found))
-    draw(768, GRID, 0.005, folder / "moshpit.png")
+    draw_moshpit(pyplot(Console(stderr=True)), 768, GRID, 0.005, folder / "moshpit.png")
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lossycoll.plan.sets import NO_PARITY
-from lossycoll.simulate.recovery import Ask, Means, choose
 from tests.oracle.parity import shape_of
+from tests.oracle.recovery import Ask, Means, choose
 
 from .parity import left_missing
 

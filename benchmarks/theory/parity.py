@@ -10,9 +10,9 @@ import numpy as np
 from lossycoll.plan import copies
 from lossycoll.plan.faults import Inject
 from lossycoll.plan.sets import Code
-from lossycoll.simulate.recovery import left
 from tests.oracle.masks import lost
 from tests.oracle.parity import shape_of
+from tests.oracle.recovery import left
 from tests.support.network import Network
 
 CODES = {0.05: Code(64, 6), 0.2: Code(64, 25), 0.4: Code(64, 64)}

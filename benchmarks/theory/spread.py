@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lossycoll.plan.order import LONGER_MOST, STREAM_PACKETS
-from lossycoll.simulate.recovery import left
+from tests.oracle.recovery import left
 
 from .owners import MAX_MISSING, chosen, parity_of
 

@@ -19,7 +19,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import flight_recorder, job_status
 
-from .status_text import as_text
+from .status import as_text
 
 _c10d: Any = _distributed_c10d
 theirs: Any = _debug_handlers
@@ -50,15 +50,12 @@ class StatusHandler(_frontend.DebugHandler):
     """Page of what each rank does, and for whom it waits."""
 
     def routes(self) -> list[Any]:
-        """Its page."""
         return [frontend.Route("/lossycoll", self._handle)]
 
     def nav_links(self) -> list[Any]:
-        """Its place in the bar."""
         return [frontend.NavLink("/lossycoll", "lossycoll")]
 
     def templates(self) -> dict[str, str]:
-        """Template of its page."""
         return {"lossycoll.html": STATUS_TEMPLATE}
 
     def dump(self) -> str | None:
@@ -67,7 +64,6 @@ class StatusHandler(_frontend.DebugHandler):
         return f"{summary}\n\n{text}" if summary else text
 
     def dump_filename(self) -> str:
-        """The file's name."""
         return "lossycoll"
 
     def _text(self) -> tuple[str | None, str]:
@@ -86,11 +82,9 @@ class CallsHandler(_frontend.DebugHandler):
     """The latest calls of all ranks, as torch's flight recorder compares them."""
 
     def routes(self) -> list[Any]:
-        """Its page."""
         return [frontend.Route("/lossycoll_fr_trace", self._handle)]
 
     def nav_links(self) -> list[Any]:
-        """Its place in the bar."""
         return [frontend.NavLink("/lossycoll_fr_trace", "FlightRecorder lossycoll")]
 
     def templates(self) -> dict[str, str]:
@@ -113,7 +107,6 @@ class CallsHandler(_frontend.DebugHandler):
 
 
 def fetched(timeout: float) -> tuple[str | None, list[Record]]:
-    """Asks all ranks."""
     places, answers = frontend.fetch_all(ENDPOINT, timeout=timeout)
     told = [json.loads(one.text) for one in answers if one.status_code == 200]
     found = [Record.from_json(record) for records in told for record in records]

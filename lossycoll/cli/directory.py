@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit status."""
     from lossycoll.errors import OptionError, RendezvousError
     from lossycoll.runtime.engine.failures import place_text
     from lossycoll.runtime.swarm.server import DirectoryServer

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,24 +26,37 @@ from lossycoll.errors import OptionError
 from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
 from lossycoll.lab.backends import BACKENDS
 from lossycoll.lab.counters import Counters
-from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
+from lossycoll.lab.job import GRACE_SECONDS, prefixed
 from lossycoll.lab.laboratory import Lab
-from lossycoll.lab.network import Network
-from lossycoll.lab.profiles import PROFILES
+from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
+from lossycoll.lab.profiles import PROFILES, profile
 
-from . import lab_args
 from .argtypes import real
 from .launcher import Interrupted, must_be_writable
 
-ACTIONS: Final = {
-    "run": "the command after --, as the ranks of one job on all hosts",
-    "verify": "measure the links, and set them beside what was asked",
-    "check": "what this machine offers, and what it lacks",
-    "clean": "end what a killed laboratory left behind",
-    "profiles": "the networks that have names",
+NUMBERS: Final = {
+    "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
+    "burst": "mean number of packets lost in a row",
+    "delay_ms": "one way; a round trip has two",
+    "jitter_ms": "by which the delay wanders to both sides; order is kept",
+    "spread_ms": "up to which each packet is later, each by itself; packets overtake each other",
+    "reorder": "share of packets held back behind others",
+    "hold_ms": "by how much",
+    "duplicate": "share of packets that arrive twice",
+    "rate_mbit": "of every link by itself",
+    "up_mbit": "of every host's port, to the network",
+    "down_mbit": "of every host's port, from the network",
+    "queue_ms": f"length of the queues before ports, in time ({report.DEFAULT_QUEUE})",
+    "policer_ms": "no queues at ports: a token bucket of N ms of the rate each way, and what finds "
+    "it empty is dropped",
 }
-
-
+WHOLE: Final = {
+    "sites": "1 by default",
+    "hosts": "of each site; 2 to 64 in all",
+    "mtu": "in bytes",
+    "seed": "of everything drawn",
+    "queue_packets": "length of the queues before ports, in packets, instead of --queue-ms",
+}
 HEADINGS: Final = (
     *("link", "sent as", "loss asked", "got", "burst asked", "got"),
     *("RTT asked, ms", "got", "Mbit/s", ""),
@@ -51,12 +65,12 @@ WIDTH: Final = 110
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    actions = "; ".join(f"{name}: {meaning}" for name, meaning in ACTIONS.items())
+    actions = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in ACTIONS.items())
     command.add_argument(
         "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions
     )
-    lab_args.add_arguments(command)
-    lab_args.add_events(command)
+    _add_network(command)
+    _add_events(command)
     parser = command.add_argument_group("the laboratory")
     parser.add_argument(
         "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
@@ -98,21 +112,15 @@ def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
     if chosen.action != "run" and (chosen.at or chosen.tcp):
         raise OptionError("--at and --tcp are of a job; they take a command after --")
-    return {
-        "run": _run,
-        "verify": _verify,
-        "check": _check,
-        "clean": _clean,
-        "profiles": _profiles,
-    }[chosen.action](chosen)
+    return ACTIONS[chosen.action][0](chosen)
 
 
 def _run(chosen: argparse.Namespace) -> int:
     if not chosen.words:
         print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
         return 2
-    network = lab_args.network_of(chosen)
-    steps = lab_args.steps_of(chosen.at, network)
+    network = network_of(chosen)
+    steps = steps_of(chosen.at, network)
     tcp.placed(chosen.tcp, network)
     if chosen.counters:
         must_be_writable(Path(chosen.counters))
@@ -143,15 +151,13 @@ def _run(chosen: argparse.Namespace) -> int:
     _say(_traffic(counters) if network.shape.has_levels else ())
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
-    unasked = sum(host.unasked for host in counters.hosts)
-    if unasked:
-        _say(
-            [
-                f"{unasked} packets were lost that nobody asked for: the job sent more than this "
-                f"machine carries"
-            ]
+    if unasked := sum(host.unasked for host in counters.hosts):
+        text = (
+            "packets were lost that nobody asked for: the job sent more than this machine carries"
         )
-    return _worst(ended)
+        _say([f"{unasked} {text}"])
+    _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
+    return max(one.status for one in ended)
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:
@@ -187,13 +193,6 @@ def _traffic(counters: Counters) -> list[str]:
     ]
 
 
-def _worst(ended: Sequence[Ended]) -> int:
-    for one in ended:
-        if one.code:
-            _say([f"rank {one.rank} ended with status {one.status}"])
-    return max(one.status for one in ended)
-
-
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """SIGTERM and SIGHUP end the laboratory as Ctrl-C does: in order."""
@@ -215,7 +214,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    network = lab_args.network_of(chosen)
+    network = network_of(chosen)
     rows = []
     table = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
@@ -304,3 +303,193 @@ def _profiles(chosen: argparse.Namespace) -> int:
             print(f"  between sites: {one.network.wan}\n  {one.network.gateway}")
         print(f"  source: {one.source}\n  assumed: {one.assumed}")
     return 0
+
+
+def _add_network(command: argparse.ArgumentParser) -> None:
+    parser = command.add_argument_group("the network")
+    known = ", ".join(PROFILES)
+    parser.add_argument("--profile", default="clean", metavar="NAME", help=f"one of {known}")
+    parser.add_argument("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
+    for name, meaning in WHOLE.items():
+        parser.add_argument(_flag(name), type=int, metavar="N", dest=name, help=meaning)
+    parser.add_argument(
+        "--ranks",
+        type=_ranks,
+        metavar="N[,N...]",
+        help="of a job on each host: one number, or one for each host",
+    )
+    add_numbers(parser, NUMBERS)
+    parser.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP's congestion control on all hosts: cubic, bbr, reno or what the kernel has "
+        "(the machine's)",
+    )
+    parser.add_argument(
+        "--wan",
+        metavar="[PROFILE,]NAME=N,...",
+        help="between sites: rate=1g,delay=20ms,loss=1%% is a rate per site, shared by its hosts, "
+        "and a one-way delay and loss of each pair of hosts; a profile's name stands for its link "
+        "and its port",
+    )
+    parser.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="A-B:NAME=N,...",
+        help="one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
+        "host 1, and 1-0 is the way back; may be repeated",
+    )
+    parser.add_argument(
+        "--port",
+        action="append",
+        default=[],
+        metavar="HOST:NAME=N,...",
+        help="one host's port that differs, as in 2:up_mbit=10",
+    )
+
+
+def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
+    """An option for each field of links or ports in ``table``, which has what it means."""
+    for name, meaning in table.items():
+        kind = partial(_number, name)
+        parser.add_argument(_flag(name), type=kind, metavar="N", dest=name, help=meaning)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _number(name: str, text: str) -> float:
+    """``1%``, ``20ms``, ``1g``, or the same as plain numbers."""
+    try:
+        found = network_io.quantity(name, name, text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number")
+    return found
+
+
+def _add_events(command: argparse.ArgumentParser) -> None:
+    """The options that say what happens while a job runs."""
+    parser = command.add_argument_group("while a job runs")
+    parser.add_argument(
+        "--at",
+        action="append",
+        default=[],
+        metavar="S:[WHERE:]NAME=N,...",
+        help="what changes S seconds after the ranks were started, as in 5:rate=10 (all ports), "
+        "5:delay=200, 8:loss=1%% (all links within sites), 5:policer=10; WHERE is 0-1 for a link, "
+        "2 for a host's port, wan for what is between sites; may be repeated",
+    )
+    parser.add_argument(
+        "--tcp",
+        action="append",
+        default=[],
+        type=_flows,
+        metavar="NAME[:COUNT[:A-B]][@SHARE]",
+        help="flows of TCP with that congestion control that send while the job runs, from host A "
+        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
+        "which makes a tail of round trips; both are said at the end; may be repeated",
+    )
+
+
+def steps_of(texts: Iterable[str], network: Network) -> list[tuple[float, str, Network]]:
+    """When --at changes what, and the network from then on. OptionError for what can't be."""
+    out = []
+    for seconds, text in sorted((_time_of(text) for text in texts), key=lambda one: one[0]):
+        network = _changed(network, text)
+        out.append((seconds, text, network))
+    return out
+
+
+def _time_of(text: str) -> tuple[float, str]:
+    seconds, colon, rest = text.partition(":")
+    try:
+        found = float(seconds)
+    except ValueError:
+        found = math.nan
+    if not (colon and 0 <= found < math.inf):
+        raise OptionError(f"--at {text!r} isn't SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10")
+    return found, rest
+
+
+def _changed(network: Network, text: str) -> Network:
+    where, colon, values = text.rpartition(":")
+    if where == "wan":
+        return network_io.wan(network, values)
+    if "-" in where:
+        return network.with_link(network_io.pair(where), **network_io.values(values))
+    changes = network_io.values(values, network_io.PORT_RATE)
+    if colon:
+        return network.with_port(network_io.host(where), **changes)
+    for name in changes:
+        if name not in LINK_FIELDS | PORT_FIELDS:
+            raise OptionError(f"--at {text!r}: neither links nor ports have a {name}")
+    return network.with_parts(**changes)
+
+
+def _flows(text: str) -> tcp.Flows:
+    """``cubic``, ``cubic:2``, ``cubic:2:0-1``, each with ``@20%`` behind it or not."""
+    before, at, behind = text.partition("@")
+    share = _number("share", behind) if at else 1.0
+    name, _, rest = before.partition(":")
+    count, _, pair = rest.partition(":")
+    if count and not count.isdecimal():
+        wanted = "NAME[:COUNT[:A-B]][@SHARE], as in cubic:2"
+        raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}")
+    try:
+        return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    """A profile or a file, changed by what else is written. OptionError for what can't be."""
+    network = network_io.load(options.file) if options.file else profile(options.profile)
+    network = network.with_parts(**given(options, (*WHOLE, "ranks", "congestion", *NUMBERS)))
+    if options.wan is not None:
+        if network.sites == 1:
+            raise OptionError("--wan is what is between sites, and there is one; set --sites")
+        network = network_io.wan(network, options.wan)
+    for text in options.link:
+        where, values = _split(text)
+        changes = network_io.values(values)
+        network = network.with_link(network_io.pair(where), **changes)
+    for text in options.port:
+        where, values = _split(text)
+        changes = network_io.values(values, network_io.PORT_RATE)
+        network = network.with_port(network_io.host(where), **changes)
+    return network
+
+
+def _ranks(text: str) -> int | tuple[int, ...]:
+    """``2``, or ``3,2`` for a host of three and a host of two."""
+    try:
+        numbers = tuple(map(int, text.split(",")))
+    except ValueError:
+        wanted = "a whole number, or one for each host, as in 3,2"
+        raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}") from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _split(text: str) -> tuple[str, str]:
+    where, colon, values = text.partition(":")
+    if not colon:
+        raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
+    return where, values
+
+
+ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], str]]] = {
+    "run": (_run, "the command after --, as the ranks of one job on all hosts"),
+    "verify": (_verify, "measure the links, and set them beside what was asked"),
+    "check": (_check, "what this machine offers, and what it lacks"),
+    "clean": (_clean, "end what a killed laboratory left behind"),
+    "profiles": (_profiles, "the networks that have names"),
+}

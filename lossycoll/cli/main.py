@@ -14,14 +14,13 @@ from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from . import directory, keygen, lab, rekey, report, status, top, trial
+from . import directory, keygen, lab, plan_threshold, rekey, report, status, top, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
 from .doctor import command as doctor
 from .launcher import EXIT_FAILED, Interrupted, LaunchError, Unwritable
 from .simulate import command as simulate
-from .threshold import command as plan_threshold
 
 EXIT_USAGE = 2  # as argparse's
 COMMANDS = {
@@ -67,14 +66,12 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program."""
         found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
         if found is not None:
             message += _did_you_mean(found[1], re.findall(r"[^', ]+", found[2]))
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n'{self.prog} --help' lists its options\n")
 
     def unrecognized(self, unknown: Sequence[str], remedy: str = "") -> NoReturn:
-        """Ends the program for arguments that it doesn't know."""
         options = _options_in(unknown)
         hint = remedy or (_did_you_mean(options[0], self._known()) if options else "")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,19 @@ from lossycoll.errors import OptionError
 from .launcher import must_be_writable
 
 
-def drawn(module: str, errors: Console, *what: Any) -> bool:
-    """Calls ``draw`` of a module that needs matplotlib."""
+def pyplot(errors: Console) -> Any:
+    """matplotlib.pyplot, for files alone; None, which ``errors`` hears of, where there is none."""
     try:
-        draw = import_module(module).draw
+        import matplotlib
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         errors.print('no plot: matplotlib is missing (pip install "lossycoll[demo]")', markup=False)
-        return False
-    draw(*what)
-    return True
+        return None
+    matplotlib.use("Agg")  # There may be no display.
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def must_be_png(picture: Path | None) -> None:

@@ -7,6 +7,7 @@ import sys
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.failures import place_of
 from lossycoll.runtime.keys.secret import find_secret
 
 from .launcher import EXIT_FAILED
@@ -30,11 +31,8 @@ def run(options: argparse.Namespace) -> int:
             "the job's secret is needed: set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE"
         )
     check_library(Options.from_env().libcrypto)
-    host, _, port = options.place.rpartition(":")
-    if not (host and port.isdecimal() and int(port) < 1 << 16):
-        raise OptionError(f"{options.place!r} is no HOST:PORT")
     try:
-        heard = ask_for_rekey(host.strip("[]"), int(port), secret)
+        heard = ask_for_rekey(*place_of(options.place), secret)
     except OSError as error:
         return _fail(f"nobody can be reached at {options.place}: {error.strerror or error}")
     if not heard:

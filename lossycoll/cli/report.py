@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import io
 import json
 import math
 import sys
@@ -17,8 +18,8 @@ from rich.console import Console
 from lossycoll.runtime.world.job_status import ALIVE, in_words
 
 from .launcher import EXIT_FAILED, Unwritable, must_be_writable
-from .plotting import drawn
-from .status_text import BAD_LOSS
+from .plotting import pyplot
+from .status import BAD_LOSS
 
 Series = dict[str, list[tuple[float, float]]]
 """(seconds since the job's first line, value) by name."""
@@ -60,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"lossycoll report: {error}", file=sys.stderr)
         return EXIT_FAILED
     must_be_writable(options.output)
-    figures: list[str] = []
-    drawn("lossycoll.cli.report_charts", Console(stderr=True), charts_of(job), job.seconds, figures)
+    plt = pyplot(Console(stderr=True))
+    figures = draw(plt, charts_of(job), job.seconds) if plt is not None else []
     try:
         options.output.write_text(page_of(job, figures), encoding="utf-8")
     except OSError as error:
@@ -84,7 +85,6 @@ class Rank:
     told: list[Mapping[str, Any]] = field(default_factory=list)
 
     def values(self, name: str) -> list[tuple[float, float]]:
-        """A figure where it is known."""
         found = ((at, one.get(name)) for at, one in zip(self.times, self.told, strict=True))
         return [(at, float(value)) for at, value in found if value is not None]
 
@@ -98,7 +98,6 @@ class Rank:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The rank's latest line."""
         return self.told[-1]
 
 
@@ -115,7 +114,6 @@ class Job:
 
 
 def read_files(files: Iterable[Path]) -> dict[str, list[Mapping[str, Any]]]:
-    """Lines by job, of all files, by time."""
     jobs: dict[str, list[Mapping[str, Any]]] = {}
     for file in files:
         try:
@@ -151,7 +149,6 @@ def _line(text: str) -> Mapping[str, Any] | None:
 
 
 def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job:
-    """The job to draw."""
     if session and session not in jobs:
         raise NoFigures(f"no job {session}; there are {', '.join(jobs)}")
     if not session and len(jobs) > 1:
@@ -250,6 +247,46 @@ def _worst(series: Series) -> Series:
     return {name: series[name] for name in series if name in kept}
 
 
+COLUMNS = 2
+LINES = ("-", "--", ":")
+
+
+def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> list[str]:
+    from matplotlib.ticker import PercentFormatter
+
+    if not charts:
+        return []
+    rows = -(-len(charts) // COLUMNS)
+    figure, axes = plt.subplots(
+        rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
+    )
+    places = [place for row in axes for place in row]
+    for place in places[len(charts) :]:
+        place.set_axis_off()
+    colours = plt.get_cmap("tab10").colors
+    for place, chart in zip(places, charts, strict=False):
+        for number, (name, points) in enumerate(chart.series.items()):
+            colour = colours[number % len(colours)]
+            style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
+            style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
+            place.plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.4, **style)
+        place.set_title(chart.title, fontsize=10)
+        place.set_xlabel("seconds", fontsize=8)
+        place.set_ylabel(chart.unit, fontsize=8)
+        place.set_ylim(bottom=0)
+        place.set_xlim(0, seconds or 1)
+        place.tick_params(labelsize=8)
+        place.grid(alpha=0.3)
+        if chart.is_share:
+            place.yaxis.set_major_formatter(PercentFormatter(1.0))
+        place.legend(fontsize=7, ncols=2 if len(chart.series) > 6 else 1, loc="best")
+    text = io.BytesIO()
+    figure.savefig(text, format="svg")
+    plt.close(figure)
+    picture = text.getvalue().decode()
+    return [picture[picture.find("<svg") :]]
+
+
 # ---- what is said ----
 
 
@@ -279,7 +316,6 @@ def findings(job: Job) -> list[str]:
 
 
 def page_of(job: Job, figures: Sequence[str]) -> str:
-    """The page, with charts as SVG."""
     title = f"Job {job.session}: {job.world} ranks, {in_words(job.seconds)}"
     parts = [HEAD.format(title=html.escape(title))]
     said = findings(job) or ["Nothing stands out."]

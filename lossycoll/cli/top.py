@@ -17,8 +17,7 @@ from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
 
 from .argtypes import real
 from .launcher import EXIT_FAILED
-from .status import PLACE_HELP, Job, Unreachable, find_jobs
-from .status_text import culprits, no_job
+from .status import PLACE_HELP, Job, Unreachable, culprits, find_jobs, no_job
 
 Rank = Mapping[str, Any]
 MOST_TROUBLES: Final = 4
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows jobs until Ctrl-C; without a terminal once."""
     console = Console()
     if options.once or not console.is_terminal:
         shown, found = screen(options.place, console.width, None)
@@ -53,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
-    """Text to show, and whether anything could be learnt."""
     try:
         jobs = find_jobs(place)
     except Unreachable as error:

@@ -188,12 +188,6 @@ def mentions(text: str, metric: str) -> list[tuple[float | None, str]]:
     return [(float(one[1]), "") if one[1] else (None, one[2]) for one in found]
 
 
-def last_value(text: str, metric: str) -> float | None:
-    """The number behind the last ``metric`` in ``text``; None if there is none."""
-    found = mentions(text, metric)
-    return found[-1][0] if found else None
-
-
 @dataclass(frozen=True)
 class Summary:
     """The runs at one loss. ``values``: of the metric, in the order of their seeds."""

@@ -136,5 +136,4 @@ def examine() -> list[Capability]:
 
 
 def can_run(findings: list[Capability]) -> bool:
-    """True if a laboratory of any network can be made."""
     return any(one.good for one in findings if one.name in ("backend netem", "backend switch"))

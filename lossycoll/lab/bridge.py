@@ -16,10 +16,9 @@ from typing import Final
 
 from ..errors import LabError
 from .counters import Counters
-from .network import Network
+from .network import Network, address_of
 from .spawn import spawn
 from .switch import Switch
-from .switch_memory import address_of
 
 DEVICE: Final = "eth0"
 BRIDGE: Final = "br"

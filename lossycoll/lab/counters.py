@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .network import Network
-
 
 @dataclass(frozen=True)
 class QueueCounts:
@@ -75,7 +73,6 @@ class HostCounts:
 
     @property
     def unasked(self) -> int:
-        """Packets lost by the laboratory's own fault."""
         return self.overrun + self.shed + self.refused
 
 
@@ -96,7 +93,6 @@ class LevelBytes:
     into: tuple[int, ...]
 
     def since(self, before: LevelBytes) -> LevelBytes:
-        """Difference to an earlier count."""
         return LevelBytes(_less(self.out, before.out), _less(self.into, before.into))
 
 
@@ -135,36 +131,6 @@ def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(one - other for one, other in zip(after, before, strict=True))
 
 
-def read(shared: Any, network: Network) -> Counters:
-    """From a lab_shared."""
-    from .switch_memory import WIDTH
-
-    links = {}
-    for a, b in network.pairs():
-        c = shared.link_counts[a * WIDTH + b]
-        links[a, b] = LinkCounts(
-            c.offered,
-            c.lost,
-            c.bursts,
-            c.doubled,
-            c.reordered,
-            c.delivered,
-            c.delivered_bytes,
-            _queue(c.queue),
-        )
-    hosts = []
-    for host in range(network.total_hosts):
-        h = shared.host_counts[host]
-        up, down = _queue(shared.up_counts[host]), _queue(shared.down_counts[host])
-        late = h.late_max_ns / 1e6
-        hosts.append(HostCounts(up, down, h.overrun, h.shed, h.refused, late))
-    sites = [
-        SiteCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
-        for site in range(network.sites)
-    ]
-    return Counters(links, tuple(hosts), tuple(sites))
-
-
 def crossing(
     sent: Mapping[tuple[int, int], QueueCounts], groups: Sequence[int]
 ) -> list[tuple[QueueCounts, QueueCounts]]:
@@ -183,7 +149,3 @@ def crossing(
 
 def _sum(a: QueueCounts, b: QueueCounts) -> QueueCounts:
     return QueueCounts(a.packets + b.packets, a.bytes + b.bytes, a.dropped + b.dropped)
-
-
-def _queue(c: Any) -> QueueCounts:
-    return QueueCounts(c.packets, c.bytes, c.dropped, c.queue_max, c.policed)

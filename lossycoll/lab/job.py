@@ -11,29 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ..options.ranges import is_whole
-from .network import Network, Shape, wrong
+from .network import Shape, wrong
+
+if TYPE_CHECKING:
+    from .laboratory import Lab
 
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 30.0
-
-
-class Hosts(Protocol):
-    """Hosts that a job runs on."""
-
-    @property
-    def network(self) -> Network: ...
-    def address(self, host: int) -> str: ...
-    def start(
-        self,
-        host: int,
-        command: Sequence[str],
-        environment: Mapping[str, str | None] | None = None,
-        **rest: Any,
-    ) -> subprocess.Popen[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[s
 
 
 def run_ranks(
-    hosts: Hosts,
+    lab: Lab,
     command: Sequence[str],
     environment: Mapping[str, str | None],
     *,
@@ -95,17 +83,21 @@ def run_ranks(
     ``ranks`` take part; None: all. ``on_line`` is given (rank, line) as lines are written; without
     it output is kept and returned. ``at`` has what to call when, in seconds from the start of all.
     """
-    shape = hosts.network.shape
+    shape = lab.network.shape
     world = shape.world if ranks is None else ranks
     if not is_whole(world, 1, shape.world):
         raise wrong("ranks", ranks, f"a whole number from 1 to {shape.world}")
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
+
+    def keep(rank: int, line: str) -> None:
+        kept[rank].append(line)
+
     try:
         for rank in range(world):
-            own = rank_environment(rank, shape, world, hosts.address(0))
-            process = hosts.start(
+            own = rank_environment(rank, shape, world, lab.address(0))
+            process = lab.start(
                 shape.place_of(rank)[0],
                 command,
                 # What the caller says goes first, but for who is who.
@@ -117,7 +109,7 @@ def run_ranks(
                 errors="replace",
             )
             processes.append(process)
-            readers.append(_reader(process, rank, on_line or _keep(kept)))
+            readers.append(_reader(process, rank, on_line or keep))
         _await(processes, timeout, grace, at)
     finally:
         end(processes)
@@ -129,20 +121,15 @@ def run_ranks(
 def _reader(
     process: subprocess.Popen[Any], rank: int, sink: Callable[[int, str], None]
 ) -> threading.Thread:
-    assert process.stdout is not None
-    reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
-    reader.daemon = True  # a rank's child may hold the pipe open for longer
+    def follow() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sink(rank, line)
+
+    # A rank's child may hold the pipe open for longer.
+    reader = threading.Thread(target=follow, daemon=True)
     reader.start()
     return reader
-
-
-def _keep(kept: list[list[str]]) -> Callable[[int, str], None]:
-    return lambda rank, line: kept[rank].append(line)
-
-
-def _follow(lines: IO[str], rank: int, on_line: Callable[[int, str], None]) -> None:
-    for line in lines:
-        on_line(rank, line)
 
 
 def _await(
@@ -184,6 +171,5 @@ def end(processes: Sequence[subprocess.Popen[Any]], grace: float = 5.0) -> None:
 
 
 def prefixed(rank: int, line: str) -> None:
-    """Writes a rank's line with its number before it."""
     sys.stdout.write(f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n")
     sys.stdout.flush()

@@ -6,20 +6,16 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from ..errors import LabError, OptionError
 from . import leftovers
 from .backends import Backend, make
 from .counters import Counters
 from .job import Ended, run_ranks
-from .network import Network
+from .network import Network, address_of
 from .profiles import profile
 from .spawn import spawn
-from .switch_memory import address_of
-
-INTERFACE: Final = "eth0"
-"""Interface of every host."""
 
 
 class Lab:
@@ -64,12 +60,10 @@ class Lab:
 
     @property
     def network(self) -> Network:
-        """The network as it is now."""
         return self._network
 
     @staticmethod
     def address(host: int) -> str:
-        """The address of a host."""
         return address_of(host)
 
     def start(
@@ -79,7 +73,6 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> subprocess.Popen[Any]:
-        """Starts a command on a host."""
         self._network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
@@ -93,7 +86,6 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> list[Ended]:
-        """Runs a command as every rank of one job, on its host, until all have ended."""
         return run_ranks(self, command, environment or {}, **rest)
 
     def change(self, pair: tuple[int, int] | None = None, **changes: Any) -> None:
@@ -102,15 +94,12 @@ class Lab:
         self._change(self._network.with_link(pair, **changes))
 
     def change_wan(self, **changes: Any) -> None:
-        """Changes what is between sites while the laboratory runs."""
         self._change(self._network.with_wan(**changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
-        """Changes ports while the laboratory runs."""
         self._change(self._network.with_port(host, **changes))
 
     def change_to(self, network: Network) -> None:
-        """Changes all links, ports and gateways to those of another network."""
         if network.shape != self._network.shape:
             raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
         self._change(network)

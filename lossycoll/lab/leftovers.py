@@ -33,7 +33,6 @@ class Process:
 
 
 def new_name() -> str:
-    """A name for a laboratory of this process."""
     pid = os.getpid()
     return f"{secrets.token_hex(4)}-{pid}-{_started(pid)}"
 

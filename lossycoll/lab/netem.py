@@ -15,8 +15,7 @@ from typing import Any, Final
 from ..errors import LabError
 from .bridge import DEVICE, Bridge, gateway_of, port_of
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
-from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
-from .switch_memory import address_of, chances
+from .network import ETHERNET_BYTES, Link, Network, Port, address_of, queue_bytes
 
 LINKS: Final = "links"
 """The ifb device of a host."""
@@ -39,7 +38,7 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
         jitter = [f"{link.jitter_ms + half:g}ms"] if link.jitter_ms or half else []
         out += ["delay", f"{link.delay_ms + half:g}ms", *jitter]
     if link.burst > 1 and 0 < link.loss < 1:
-        begin, go_on = chances(link)
+        begin, go_on = link.chances
         out += ["loss", "gemodel", _percent(begin), _percent(1 - go_on)]
     elif link.loss:
         out += ["loss", "random", _percent(link.loss)]

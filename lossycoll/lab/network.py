@@ -23,8 +23,12 @@ RANKS_MAX: Final = 64
 """On a host."""
 
 
+def address_of(host: int) -> str:
+    """The IPv4 address of a host, in a network that nobody else can see."""
+    return f"10.77.0.{host + 1}"
+
+
 def wrong(what: str, value: object, wanted: str) -> OptionError:
-    """The error for a part of a network that can't be."""
     return OptionError(f"{what} is {value!r}, wanted {wanted}")
 
 
@@ -58,32 +62,26 @@ class Shape:
 
     @property
     def total_hosts(self) -> int:
-        """The hosts of all sites."""
         return self.sites * self.hosts
 
     @cached_property
     def ranks_by_host(self) -> tuple[int, ...]:
-        """Number of each host's ranks."""
         if isinstance(self.ranks, tuple):
             return self.ranks
         return (self.ranks,) * self.total_hosts
 
     @property
     def world(self) -> int:
-        """The ranks of all hosts."""
         return sum(self.ranks_by_host)
 
     @property
     def has_levels(self) -> bool:
-        """True if there are several sites, or hosts with several ranks."""
         return self.sites > 1 or self.world > self.total_hosts
 
     def site_of(self, host: int) -> int:
-        """The site of a host."""
         return host // self.hosts
 
     def hosts_of(self, site: int) -> range:
-        """The hosts of a site."""
         return range(site * self.hosts, (site + 1) * self.hosts)
 
     def place_of(self, rank: int) -> tuple[int, int]:
@@ -200,6 +198,14 @@ class Link:
         return 1 / (1 - self.loss)
 
     @property
+    def chances(self) -> tuple[float, float]:
+        """Chances that a packet is lost: after one that wasn't, and after one that was."""
+        if self.burst <= 1 or self.loss >= 1:
+            return self.loss, self.loss
+        end = 1 / self.burst
+        return min(1.0, self.loss * end / (1 - self.loss)), 1 - end
+
+    @property
     def only_loses(self) -> bool:
         """True if loss is all that is asked for, so that the kernel's packet filter will do."""
         return replace(self, loss=0.0, burst=1.0) == Link()
@@ -262,48 +268,38 @@ class Network:
 
     @cached_property
     def shape(self) -> Shape:
-        """Placement of ranks on hosts and sites."""
         return Shape(self.sites, self.hosts, self.ranks)
 
     @property
     def total_hosts(self) -> int:
-        """The hosts of all sites."""
         return self.shape.total_hosts
 
     def check_host(self, host: int) -> None:
-        """Refuses a host that isn't there."""
         check_whole("host", host, 0, self.total_hosts - 1)
 
     def check_link(self, sender: int, receiver: int) -> None:
-        """Refuses a link that isn't there."""
         self.check_host(sender)
         self.check_host(receiver)
         if sender == receiver:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def is_far(self, sender: int, receiver: int) -> bool:
-        """True if two hosts are at different sites."""
         return self.shape.site_of(sender) != self.shape.site_of(receiver)
 
     def link_of(self, sender: int, receiver: int) -> Link:
-        """The link from one host to another, one direction."""
         usual = self.wan if self.is_far(sender, receiver) else self.link
         return self.links.get((sender, receiver), usual)
 
     def port_of(self, host: int) -> Port:
-        """The port of a host."""
         return self.ports.get(host, self.port)
 
     def others(self, host: int) -> list[int]:
-        """All hosts but one."""
         return [other for other in range(self.total_hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """All (sender, receiver)."""
         return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
 
     def with_parts(self, **changes: Any) -> Network:
-        """A network with other values for some fields."""
         parts = {name: value for name, value in changes.items() if name in _names(Network)}
         of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
         of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
@@ -315,7 +311,6 @@ class Network:
         return made.with_port(None, **of_ports) if of_ports else made
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
-        """A network with other values for a link."""
         if pair is None:
             return replace(
                 self, link=changed(self.link, **changes), links=self._links(False, changes)
@@ -324,7 +319,6 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_wan(self, **changes: Any) -> Network:
-        """A network with other values for what is between sites."""
         for name in changes:
             if name not in LINK_FIELDS | PORT_FIELDS:
                 known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
@@ -346,7 +340,6 @@ class Network:
         }
 
     def with_port(self, host: int | None, **changes: Any) -> Network:
-        """A network with other values for a port."""
         if host is None:
             ports = {key: changed(port, **changes) for key, port in self.ports.items()}
             return replace(self, port=changed(self.port, **changes), ports=ports)
@@ -355,12 +348,10 @@ class Network:
 
     @property
     def all_links(self) -> tuple[Link, ...]:
-        """Each link that is described."""
         return (self.link, self.wan, *self.links.values())
 
     @property
     def all_ports(self) -> tuple[Port, ...]:
-        """Each port and gateway that is described."""
         return (self.port, self.gateway, *self.ports.values())
 
     @property

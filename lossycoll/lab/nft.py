@@ -11,8 +11,7 @@ from typing import Final
 from ..errors import LabError
 from .bridge import DEVICE, Bridge
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts, crossing
-from .network import ETHERNET_BYTES, Link, Network
-from .switch_memory import address_of, chances
+from .network import ETHERNET_BYTES, Link, Network, address_of
 
 RUNS: Final = 2000
 """Runs of lost packets before the sequence repeats."""
@@ -40,7 +39,7 @@ def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
         return Pattern(1, ())
     if link.loss >= 1:
         return Pattern(1, ((0, 0),))
-    begin, go_on = chances(link)
+    begin, go_on = link.chances
     rng = random.Random(f"{seed} {pair[0]} {pair[1]}")
     runs = [_geometric(rng, 1 - go_on) for _ in range(RUNS)]
     gaps = [_geometric(rng, begin) for _ in range(RUNS)]

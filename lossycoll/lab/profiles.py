@@ -103,7 +103,6 @@ PROFILES: Final = {
 
 
 def profile(name: str) -> Network:
-    """The network of a profile; OptionError for a name there isn't."""
     if name not in PROFILES:
         near = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PROFILES)}"

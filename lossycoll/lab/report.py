@@ -98,7 +98,6 @@ def tcp(took: Took) -> list[str]:
 
 
 def tcp_data(took: Took) -> dict[str, Any]:
-    """The same for json.dumps."""
     names = ("p50_ms", "p99_ms", "p99/p50")
     values = (took.percentile(0.5), took.percentile(0.99), took.tail_ratio)
     return {

@@ -15,11 +15,14 @@ from typing import Any, Final
 
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import switch_memory, tcp
-from .counters import Counters, read
-from .network import Network
+from . import tcp
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
+from .network import Link, Network, Port, queue_bytes
 from .spawn import HERE, own_process, spawn
 
+WIDTH: Final[int] = lib.LAB_HOSTS
+NETWORK: Final = 10 << 24 | 77 << 16
+"""10.77.0.0/24, the network of :func:`~.network.address_of`."""
 START_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
@@ -45,9 +48,9 @@ class Switch:
         self._shared.hosts = network.total_hosts
         self._shared.mtu = network.mtu
         self._shared.devices = devices
-        self._shared.network = switch_memory.NETWORK
+        self._shared.network = NETWORK
         self._shared.seed = network.seed
-        switch_memory.write(self._shared, network)
+        _write(self._shared, network)
         lifeline, self._lifeline = os.pipe()
         ready, readied = os.pipe()
         inherited = (memory, lifeline, readied)
@@ -103,23 +106,21 @@ class Switch:
         return [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
 
     def inside(self, number: int, command: list[str]) -> list[str]:
-        """The command that runs ``command`` on a host."""
         enter = [sys.executable, "-I", "-S", str(HERE / "enter.py")]
         return [*enter, *self.namespaces(number), "--", *command]
 
     def change(self, network: Network) -> None:
         """Puts other links and ports in force; returns when they are. Hosts and MTU stay."""
         with self._lock:
-            switch_memory.write(self._shared, network)
+            _write(self._shared, network)
             self.network = network
             self._ask()
 
     def counters(self) -> Counters:
-        """Counts up to now."""
         with self._lock:
             if self.running:
                 self._ask()
-            return read(self._shared, self.network)
+            return _read(self._shared, self.network)
 
     def _ask(self) -> None:
         number = self._shared.wanted + 1
@@ -149,6 +150,75 @@ class Switch:
             self._process.wait()
 
 
+# ---- its memory (native/lab/lab.h) ----
+
+
+def _write(shared: Any, network: Network) -> None:
+    """Writes the tables of ``network`` into a lab_shared."""
+    shared.congestion = (network.congestion or "").encode()
+    for host in range(network.total_hosts):
+        shared.site_of[host] = network.shape.site_of(host)
+        _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
+    for site in range(network.sites):
+        _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)
+    for sender, receiver in network.pairs():
+        link = network.link_of(sender, receiver)
+        entry = shared.link[sender * WIDTH + receiver]
+        entry.begin, entry.go_on = link.chances
+        entry.double_ = link.duplicate
+        entry.reorder = link.reorder
+        entry.hold_ns = link.hold_ms * 1e6
+        entry.delay_ns = link.delay_ms * 1e6
+        entry.jitter_ns = link.jitter_ms * 1e6
+        entry.spread_ns = link.spread_ms * 1e6
+        _write_rate(entry.rate, link.rate_mbit, link, network.mtu)
+
+
+def _write_port(up: Any, down: Any, port: Port, mtu: int) -> None:
+    for rate, mbit in ((up, port.up_mbit), (down, port.down_mbit)):
+        _write_rate(rate, mbit, port, mtu)
+
+
+def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> None:
+    entry.bytes_per_s = 0.0 if mbit is None else mbit * 125_000
+    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, part, mtu)
+    entry.polices = part.policer_ms is not None
+
+
+def _read(shared: Any, network: Network) -> Counters:
+    links = {}
+    for a, b in network.pairs():
+        c = shared.link_counts[a * WIDTH + b]
+        links[a, b] = LinkCounts(
+            c.offered,
+            c.lost,
+            c.bursts,
+            c.doubled,
+            c.reordered,
+            c.delivered,
+            c.delivered_bytes,
+            _queue(c.queue),
+        )
+    hosts = []
+    for host in range(network.total_hosts):
+        h = shared.host_counts[host]
+        up, down = _queue(shared.up_counts[host]), _queue(shared.down_counts[host])
+        late = h.late_max_ns / 1e6
+        hosts.append(HostCounts(up, down, h.overrun, h.shed, h.refused, late))
+    sites = [
+        SiteCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
+        for site in range(network.sites)
+    ]
+    return Counters(links, tuple(hosts), tuple(sites))
+
+
+def _queue(c: Any) -> QueueCounts:
+    return QueueCounts(c.packets, c.bytes, c.dropped, c.queue_max, c.policed)
+
+
+# ---- what may fail ----
+
+
 def why(what: str, code: int) -> LabError:
     """The error for ``what`` that failed with errno ``code``: what is needed, or else to do."""
     text = f"the laboratory can't {what}: {os.strerror(code)}"
@@ -168,5 +238,4 @@ def why(what: str, code: int) -> LabError:
 
 
 def instead() -> str:
-    """Remedy where no laboratory can be made."""
     return "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"

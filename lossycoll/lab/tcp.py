@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
-import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ..errors import LabError
 from ..options.ranges import is_real
-from .job import Hosts, end
 from .network import Network, check_congestion, check_whole, wrong
-from .spawn import own_process
+from .spawn import Role
+
+if TYPE_CHECKING:
+    from .laboratory import Lab
 
 PORT: Final = 29100
 """Port of the first flow; the others' follow it. The port before it is that of the round trips."""
 FLOWS_MAX: Final = 64
 PING_MS: Final = 10
-START_SECONDS: Final = 20.0
-END_SECONDS: Final = 30.0
 SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 
@@ -76,7 +73,6 @@ class Took:
 
     @property
     def tail_ratio(self) -> float:
-        """P99/P50 of the round trips."""
         return self.percentile(0.99) / self.percentile(0.5) if self.round_trips else math.nan
 
 
@@ -94,7 +90,7 @@ def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[Flows, tuple
 
 
 @contextlib.contextmanager
-def running(lab: Hosts, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
+def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
     """Has flows send while the context lasts; the list then has what they took.
 
     Nothing runs where no flows are wanted, and the list stays empty. OptionError: a flow is of a
@@ -105,25 +101,28 @@ def running(lab: Hosts, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
     if not flows:
         yield took
         return
-    ends: list[_End] = []
-    try:
-        ends.append(_End(lab, 1, "echo", PORT - 1))
-        ends += [_End(lab, pair[1], "sink", PORT + n) for n, (_, pair) in enumerate(flows)]
-        listening = list(ends)
-        for one in listening:
+    with contextlib.ExitStack() as undo:
+
+        def role(host: int, name: str, *arguments: object) -> Role:
+            return undo.enter_context(Role(lab, host, name, *arguments))
+
+        echo = role(1, "echo", PORT - 1)
+        sinks = [role(pair[1], "sink", PORT + n) for n, (_, pair) in enumerate(flows)]
+        for one in (echo, *sinks):
             one.await_ready()
-        ends.append(_End(lab, 0, "pings", lab.address(1), PORT - 1, PING_MS))
+        pings = role(0, "pings", lab.address(1), PORT - 1, PING_MS)
+        sources = []
         for number, (kind, pair) in enumerate(flows):
             to = lab.address(pair[1]), PORT + number
-            ends.append(_End(lab, pair[0], "source", *to, kind.congestion, kind.share))
-        sending = ends[len(listening) :]
-        for one in sending:
-            one.await_ready()
+            sources.append(role(pair[0], "source", *to, kind.congestion, kind.share))
+        pings.await_ready()
+        for source, (kind, _) in zip(sources, flows, strict=True):
+            _await_source(source, kind.congestion)
         yield took
-        for one in sending:
+        for one in (pings, *sources):
             one.stop()
-        times, *said = [one.answer() for one in sending]
-        got = [sink.answer() for sink in listening[1:]]
+        times, *said = [one.answer() for one in (pings, *sources)]
+        got = [sink.answer() for sink in sinks]
         rows = zip(flows, said, got, strict=True)
         took.append(
             Took(
@@ -134,53 +133,17 @@ def running(lab: Hosts, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
                 tuple(times["ms"]),
             )
         )
-    finally:
-        end([one.process for one in ends], grace=1.0)
 
 
-class _End:
-    """A process of a flow, which says "ready" first and JSON when its stdin ends."""
-
-    def __init__(self, lab: Hosts, host: int, role: str, *arguments: object) -> None:
-        self._host, self._role, self._arguments = host, role, arguments
-        self.process: subprocess.Popen[Any] = lab.start(
-            host,
-            [*own_process(role), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def await_ready(self) -> None:
-        assert self.process.stdout is not None
-        watch = threading.Timer(START_SECONDS, self.process.kill)
-        watch.start()
-        try:
-            ready = self.process.stdout.readline() == "ready\n"
-        finally:
-            watch.cancel()
-        if not ready:
-            code = self.process.wait()
-            if self._role == "source" and 0 < code < 126:
-                raise refused(str(self._arguments[-2]), code)
-            raise LabError(f"the end of a TCP flow on host {self._host} ended with status {code}")
-
-    def stop(self) -> None:
-        stdin: IO[str] | None = self.process.stdin
-        if stdin is not None:
-            stdin.close()
-            self.process.stdin = None
-
-    def answer(self) -> Any:
-        self.stop()
-        try:
-            text, _ = self.process.communicate(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise LabError(f"a TCP flow didn't end within {END_SECONDS:g} s") from None
-        if self.process.returncode:
-            raise LabError(f"a TCP flow ended with status {self.process.returncode}")
-        return json.loads(text)
+def _await_source(source: Role, congestion: str) -> None:
+    """A source that can't have its congestion control ends with errno as its status."""
+    try:
+        source.await_ready()
+    except LabError:
+        code = source.process.returncode
+        if code is not None and 0 < code < 126:
+            raise refused(congestion, code) from None
+        raise
 
 
 def refused(name: str, code: int) -> LabError:

@@ -5,21 +5,16 @@ The packets' fate is counted at the receiver, so this tests the switch as well a
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import statistics
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ..errors import LabError
 from .counters import HostCounts, SiteCounts
-from .job import end
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
-from .spawn import own_process
+from .spawn import Role
 
 PORT: Final = 29399
 UDP_BYTES: Final = 28
@@ -37,7 +32,6 @@ IDLE_MS: Final = 300
 """After the last packet was sent, and has had its time to come."""
 PINGS: Final = 20
 SIGMAS: Final = 4.0
-ANSWER_SECONDS: Final = 300.0
 OVERLOAD: Final = 1.25
 """Multiple of a gateway's rate that is offered to measure its throughput."""
 OVERLOAD_SECONDS: Final = 1.0
@@ -79,7 +73,6 @@ class Flow:
 
     @property
     def mbit(self) -> float:
-        """Payload received, per second."""
         return self.bytes * 8e-6 / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -102,14 +95,12 @@ def flow(
     segments = max(1, min(segments, 65_507 // size))
     before = _queued_out(lab)
     idle = IDLE_MS + round(_longest_ms(lab.network, pair))
-    arguments = map(str, (packets, size, segments, mbit * 125_000))
-    with _listening(lab, pair[1], "receive", str(port), str(packets), str(idle)) as receiver:
-        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(port), *arguments)
-        start = _answer(sender)["start"]
-        assert receiver.stdin is not None
-        receiver.stdin.close()
-        receiver.stdin = None
-        counts = _answer(receiver)
+    with Role(lab, pair[1], "receive", port, packets, idle) as receiver:
+        receiver.await_ready()
+        to = lab.address(pair[1]), port
+        with Role(lab, pair[0], "send", *to, packets, size, segments, mbit * 125_000) as sender:
+            start = sender.answer()["start"]
+        counts = receiver.answer()
     found = {name: counts[name] for name in _COUNTED}
     sending = counts["last"] - start
     return Flow(sent=packets, queued_out=_queued_out(lab) - before, sending=sending, **found)
@@ -154,9 +145,10 @@ _COUNTED: Final = (
 
 def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[float]:
     """Times in ms of those round trips that came back."""
-    with _listening(lab, pair[1], "echo", str(PORT)):
-        asker = _end(lab, pair[0], "ping", lab.address(pair[1]), str(PORT), str(count))
-        times: list[float] = _answer(asker)["ms"]
+    with Role(lab, pair[1], "echo", PORT) as echo:
+        echo.await_ready()
+        with Role(lab, pair[0], "ping", lab.address(pair[1]), PORT, count) as asker:
+            times: list[float] = asker.answer()["ms"]
     return times
 
 
@@ -282,34 +274,3 @@ def _measure(lab: Lab, pair: tuple[int, int], most: float) -> LinkCheck:
         flow(lab, pair, packets=packets, mbit=mbit),
         flow(lab, pair, packets=packets, mbit=mbit, segments=SEGMENTS),
     )
-
-
-def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [*own_process(role), *arguments]
-    return lab.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-@contextlib.contextmanager
-def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that listens by the time the context begins."""
-    process = _end(lab, host, role, *arguments)
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise LabError(f"the probe on host {host} ended with status {process.wait()}")
-        yield process
-    finally:
-        end([process])
-        for end_of_it in (process.stdin, process.stdout):
-            if end_of_it is not None:
-                end_of_it.close()
-
-
-def _answer(process: subprocess.Popen[str]) -> Any:
-    try:
-        text, _ = process.communicate(timeout=ANSWER_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise LabError(f"a probe didn't end within {ANSWER_SECONDS:g} s") from None
-    if process.returncode:
-        raise LabError(f"a probe ended with status {process.returncode}; its output says why")
-    return json.loads(text)

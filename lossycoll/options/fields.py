@@ -26,6 +26,7 @@ from .schema import (
     PREFIX,
     Default,
     Enters,
+    call_option,
     check,
     choice,
     growing_choice,
@@ -63,140 +64,110 @@ class Options:
             or option, value and what is allowed.
     """
 
-    algorithm: str = option(
+    algorithm: str = call_option(
         "auto",
         growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
         "Algorithm of collectives that have several (builders.md); others use their default. auto: "
         "hierarchical where ranks share hosts or sites (topology.md), else the default. For "
         "all_reduce that is the transpose at every world and size. Any other name ignores hosts.",
-        agree=True,
-        per_call=True,
         enters=Enters.PLAN,
     )
-    delivery: str = option(
+    delivery: str = call_option(
         "lossy",
         choice("lossy", "reliable"),
         "lossy: all_reduce and reduce_scatter (SUM, AVG) of floats give up lost packets. reliable: "
         "nothing is given up.",
-        agree=True,
-        per_call=True,
     )
-    repair: int = option(
+    repair: int = call_option(
         0,
         integer(0, 255),
         "Rounds of selective resending in lossy delivery.",
-        agree=True,
-        per_call=True,
     )
-    fec: float | str = option(
+    fec: float | str = call_option(
         0.0,
         share(LEAST_PARITY, "auto"),
         "Share of parity packets in lossy delivery: 0.1 is six for sets of 64 (fewer in shorter "
         "streams), which restore any six lost packets without a round trip. auto: as the measured "
         "loss of each path needs, at most 0.25 (parity.md).",
-        agree=True,
-        per_call=True,
     )
-    max_missing: float | str = option(
+    max_missing: float | str = call_option(
         "none",
         share(LEAST_MISSING, "none"),
         "Maximum share of missing packets in a lossy call. Each path uses parity or resending, "
         "whichever its measured loss and round trip make quicker. `fec` and `repair` keep their "
         "values. none: only these count (parity.md).",
-        agree=True,
-        per_call=True,
     )
-    stream_packets: int = option(
+    stream_packets: int = call_option(
         STREAM_PACKETS,
         integer(0, 65535),
         "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
         "burst doesn't take a whole stream. Streams grow at most 8 times. Counts with "
         "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
-        agree=True,
-        per_call=True,
         enters=Enters.PLAN,
     )
-    finer_packets: int = option(
+    finer_packets: int = call_option(
         FINER_PACKETS,
         integer(1, 16),
         "Where parity alone meets `max_missing` (`repair` is 0): packets of a short all_reduce or "
         "reduce_scatter are up to so many times as small, so that a stream has twice "
         "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
         "one size (parity.md).",
-        agree=True,
-        per_call=True,
         enters=Enters.PLAN,
     )
-    lossy_min_bytes: int = option(
+    lossy_min_bytes: int = call_option(
         16384,
         integer(0, MAX_BYTES),
         "Smaller tensors are reliable and not encoded (`wire`): they are control data more often "
         "than gradients.",
-        agree=True,
-        per_call=True,
         enters=Enters.PYTHON,
     )
-    wire: str = option(
+    wire: str = call_option(
         "same",
         choice(*codec.ENCODINGS, besides=codec.PAIRS, in_words="two such as `int4/int8`"),
         "Encoding of float32 in packets: unchanged, bfloat16, float16, or 8 to 2 bits by groups "
         "(also for float16 and bfloat16). Of two, the first is for an all-reduce's contributions, "
         "the second for its means (wire.md). Sums are taken in float32. Reductions and gathers of "
         "floats and complex numbers are encoded.",
-        agree=True,
-        per_call=True,
     )
-    wire_group: int = option(
+    wire_group: int = call_option(
         codec.GROUPS[0],
         one_of(*codec.GROUPS),
         "Number of elements that share a grid of 40 bits, with `wire` from int8 to int2. Smaller "
         "groups have a smaller rounding error (wire.md).",
-        agree=True,
-        per_call=True,
     )
-    wire_spikes: int = option(
+    wire_spikes: int = call_option(
         0,
         integer(0, 1),
         "1: the least and the greatest element of a group travel as floats, for 64 bits more, and "
         "the grid spans the others (wire.md).",
-        agree=True,
-        per_call=True,
     )
-    wire_rounding: str = option(
+    wire_rounding: str = call_option(
         codec.ROUNDINGS[0],
         choice(*codec.ROUNDINGS),
         "Rounding mode for int8 to int2: to the nearest value, or up or down at random such that "
         "the mean is the element, for gradients (wire.md).",
-        agree=True,
-        per_call=True,
     )
-    on_missing: str = option(
+    on_missing: str = call_option(
         "own",
         choice("own", "keep", "zero"),
         "Value of a reduced packet that never arrives: the rank's own contribution, the old value, "
         "or zero (for comparisons: it shrinks gradients).",
-        agree=True,
-        per_call=True,
         enters=Enters.PLAN,
     )
-    estimator: str = option(
+    estimator: str = call_option(
         "count",
         choice("count", "inverse_probability", "zero_fill"),
         "count: sum of what arrived over the number of contributions. inverse_probability: each "
         "contribution times 1 / (its link's delivery rate), over all ranks; for links that lose "
         "differently (estimates.md). zero_fill: lost values count as zero; biased, for comparisons "
         "only.",
-        agree=True,
-        per_call=True,
     )
-    deterministic: int = option(
+    deterministic: int = call_option(
         0,
         integer(0, 1),
         "1: contributions are added in the order of ranks, so runs that lose the same packets give "
         "the same bits (engine-reference.md). Implied by "
         "`torch.use_deterministic_algorithms(True)` unless set.",
-        agree=True,
-        per_call=True,
     )
     deadline_min: float = option(
         1.0,

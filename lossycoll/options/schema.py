@@ -24,16 +24,11 @@ class Values:
 
     Both functions return the value in its final type, and raise ValueError or TypeError for a bad
     one.
-
-    Attributes:
-        allowed: The values in words, or what gives them where they are not fixed.
-        read: Takes a variable's text.
-        check: Takes any value.
     """
 
-    allowed: str | Callable[[], str]
-    read: Callable[[str], Any]
-    check: Callable[[Any], Any]
+    allowed: str | Callable[[], str]  # in words, or what gives them where they are not fixed
+    read: Callable[[str], Any]  # of a variable's text
+    check: Callable[[Any], Any]  # of any value
 
     @property
     def wanted(self) -> str:
@@ -59,20 +54,12 @@ class Enters(Enum):
 
 @dataclass(frozen=True)
 class OptionRow:
-    """A row of the table of options.
-
-    Attributes:
-        values: What is allowed.
-        meaning: One or two sentences for the table.
-        agree: Whether ranks whose values differ are refused when the group is made.
-        per_call: Whether a scope may set it.
-        enters: What it becomes a part of.
-    """
+    """A row of the table of options."""
 
     values: Values
     meaning: str
-    agree: bool
-    per_call: bool
+    agree: bool  # whether ranks whose values differ are refused when the group is made
+    per_call: bool  # whether a scope may set it
     enters: Enters
 
 
@@ -109,15 +96,21 @@ def option(
     *,
     agree: bool = False,
     per_call: bool = False,
-    enters: Enters = Enters.CALL,
+    enters: Enters,
 ) -> Any:
     """A field of Options."""
     about = OptionRow(values, meaning, agree, per_call, enters)
     return field(default=_default(default), metadata={"row": about})
 
 
+def call_option(
+    default: float | str, values: Values, meaning: str, *, enters: Enters = Enters.CALL
+) -> Any:
+    """A field that scopes may set, and that ranks agree on."""
+    return option(default, values, meaning, agree=True, per_call=True, enters=enters)
+
+
 def row(entry: Field[Any]) -> OptionRow:
-    """The row of an option."""
     found: OptionRow = entry.metadata["row"]
     return found
 
@@ -228,7 +221,6 @@ def text(allowed: str, check: Callable[[str], str]) -> Values:
 
 
 def variable(name: str) -> str:
-    """The environment variable of an option."""
     return PREFIX + name.upper()
 
 

@@ -21,7 +21,6 @@ class Scope:
     lossy_copies: bool
 
     def sets(self, name: str) -> bool:
-        """True if a scope has set this option."""
         return any(name == changed for changed, _ in self.changes)
 
 

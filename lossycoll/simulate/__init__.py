@@ -1,14 +1,12 @@
 """Gain of a threshold of compute time, predicted from recorded times or from a distribution.
 
-``times`` checks an array of recorded times, ``recorded`` reads one from a file. ``threshold``
-chooses by them, ``scale`` for another number of ranks. ``noise`` has distributions of a
-micro-batch's time, ``theory`` the formulas. Beside them stand ``recovery`` (what parity leaves) and
-``averaging`` (rounds that a swarm needs). numpy alone: no torch, no sockets, no clock.
+``times`` checks recorded times, and reads files of them. ``threshold`` chooses by them, also for
+another number of ranks. ``noise`` has distributions of a micro-batch's time, ``theory`` the
+formulas. Beside them stands ``averaging`` (rounds that a swarm needs). numpy alone: no torch, no
+sockets, no clock.
 """
 
 from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
-from .recorded import Recorded, load
-from .scale import choose_at
 from .theory import (
     best,
     completed_fraction,
@@ -17,7 +15,8 @@ from .theory import (
     noise_curve,
     normal_curve,
 )
-from .threshold import Choice, Cut, Point, choose, curve, grid
+from .threshold import Choice, Cut, Point, choose, choose_at, curve, grid
+from .times import Recorded, load
 
 __all__ = [
     "Choice",

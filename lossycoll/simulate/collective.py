@@ -65,7 +65,6 @@ class Call:
 
     @property
     def ratio(self) -> float:
-        """Its time over the limit."""
         return self.seconds / self.limit if self.limit else float("inf")
 
 
@@ -82,27 +81,22 @@ class Simulated:
 
     @property
     def steady(self) -> tuple[Call, ...]:
-        """The calls that count."""
         return self.calls[self.settled :]
 
     @property
     def seconds(self) -> float:
-        """The median of their times."""
         return statistics.median(call.seconds for call in self.steady)
 
     @property
     def seconds_p99(self) -> float:
-        """The 99th percentile."""
         return float(np.quantile([call.seconds for call in self.steady], 0.99))
 
     @property
     def ratio(self) -> float:
-        """The median of their times over their limits."""
         return statistics.median(call.ratio for call in self.steady)
 
     @property
     def missing(self) -> float:
-        """The median of the shares that were missing."""
         return statistics.median(call.missing for call in self.steady)
 
     @property
@@ -119,6 +113,11 @@ class Simulated:
         return next((call.code for call in self.calls if call.code), 0)
 
 
+COLLECTIVES: Final = (
+    *("all_reduce", "reduce_scatter", "all_gather", "all_to_all"),
+    *("broadcast", "gather", "scatter", "barrier"),
+)
+REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "barrier")
 USUALLY_SIMULATED: Final = 64
 """Ranks up to which no host stands for others, where nobody says how many shall."""
 FOLDED_HOSTS: Final = 8
@@ -180,9 +179,12 @@ def simulate_collective(
     changes = sorted(changes, key=lambda change: (change.call, change.after))
     room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
     buffers = room[0].ctypes.data, room[1].ctypes.data
-    submit = _submits(collective, nbytes, buffers, options)
+    call_options = CallOptions(options, future=True, encoding=options.encoding)
 
-    plan_of, fold = _plans(network, topology, options, submit, whole if folds else None)
+    def ask(endpoint: Endpoint) -> None:
+        submit(endpoint, collective, nbytes, buffers, call_options)
+
+    plan_of, fold = _plans(network, topology, options, ask, whole if folds else None)
     ranks = topology.world if fold is None else fold.real
     peers = _peers(topology, ranks, plan_of)
     images = topology.world // ranks
@@ -191,7 +193,7 @@ def simulate_collective(
     with Hosts(network, topology, options, **how) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
-            call, bound = _run(world, network, collective, options, submit, mine, images)
+            call, bound = _run(world, network, collective, options, ask, mine, images)
             network = mine[-1].network if mine else network
             done.append(call)
             if call.code:
@@ -205,17 +207,17 @@ def _plans(
     network: Network,
     topology: Topology,
     options: Options,
-    submit: Callable[[Endpoint], None],
+    ask: Callable[[Endpoint], None],
     whole: int | None,
 ) -> tuple[Callable[[int], Plan], Fold | None]:
     """Function of a rank's first plan, and the fold if some hosts stand for all."""
 
     def plan_of(rank: int) -> Plan:
-        return planned(network, topology, options, submit, rank, folds=whole is not None)[0]
+        return planned(network, topology, options, ask, rank, folds=whole is not None)[0]
 
     if whole is None:
         return plan_of, None
-    stride = planned(network, topology, options, submit, 0, folds=True)[1]
+    stride = planned(network, topology, options, ask, 0, folds=True)[1]
     return plan_of, fold_of(plan_of, topology, whole, stride)
 
 
@@ -275,13 +277,6 @@ def topology_of(
     return Topology.of_labels(of_ranks, sites)
 
 
-def _submits(
-    collective: str, nbytes: int, buffers: tuple[int, int], options: Options
-) -> Callable[[Endpoint], None]:
-    call_options = CallOptions(options, future=True, encoding=options.encoding)
-    return lambda endpoint: COLLECTIVES[collective](endpoint, nbytes, buffers, call_options)
-
-
 def _peers(
     topology: Topology, ranks: int, plan_of: Callable[[int], Plan]
 ) -> list[frozenset[int]] | None:
@@ -305,13 +300,13 @@ def _run(
     network: Network,
     collective: str,
     options: Options,
-    submit: Callable[[Endpoint], None],
+    ask: Callable[[Endpoint], None],
     changes: Sequence[Change],
     images: int,
 ) -> tuple[Call, str]:
     before, begin = world.counts(), world.now
     for number, rank in enumerate(world.ranks):
-        submit(rank.endpoint)
+        ask(rank.endpoint)
         world.submitted(number)
     limit, bound = _limit(world, network, collective, options)
     for change in changes:
@@ -361,75 +356,26 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     return busiest + delay, bound
 
 
-def _call(endpoint: Endpoint, name: str, nbytes: int) -> Collective:
-    call = Collective(name, "float32", nbytes // 4)
+def submit(
+    endpoint: Endpoint, name: str, nbytes: int, buffers: tuple[int, int], options: CallOptions
+) -> None:
+    """Submits a collective at a rank; ``nbytes``, of float32, is the largest buffer of any."""
+    call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
     endpoint.health.issue(call)
-    return call
-
-
-Buffers = tuple[int, int]
-Submit = Callable[[Endpoint, int, Buffers, CallOptions], None]
-
-
-def _all_reduce(
-    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
-) -> None:
-    call = _call(endpoint, "all_reduce", nbytes)
-    endpoint.all_reduce(call, buffers[0], max(1, nbytes // 4), DType.F32, call_options)
-
-
-def _reduce_scatter(
-    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
-) -> None:
-    chunk = max(1, nbytes // 4 // endpoint.world)
-    call = _call(endpoint, "reduce_scatter", nbytes)
-    endpoint.reduce_scatter(call, buffers, chunk, DType.F32, call_options)
-
-
-def _all_gather(
-    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
-) -> None:
-    chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.all_gather(_call(endpoint, "all_gather", nbytes), buffers, chunk, call_options)
-
-
-def _all_to_all(
-    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
-) -> None:
-    chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.all_to_all(_call(endpoint, "all_to_all", nbytes), buffers, chunk, call_options)
-
-
-def _broadcast(
-    endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions
-) -> None:
-    call = _call(endpoint, "broadcast", nbytes)
-    endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, call_options)
-
-
-def _gather(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
-    chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.gather(_call(endpoint, "gather", nbytes), buffers, chunk, 0, call_options)
-
-
-def _scatter(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
-    chunk = max(1, nbytes // 4 // endpoint.world) * 4
-    endpoint.scatter(_call(endpoint, "scatter", nbytes), buffers, chunk, 0, call_options)
-
-
-def _barrier(endpoint: Endpoint, nbytes: int, buffers: Buffers, call_options: CallOptions) -> None:
-    endpoint.barrier(_call(endpoint, "barrier", 0), call_options)
-
-
-COLLECTIVES: Final[dict[str, Submit]] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
-    "barrier": _barrier,
-}
-"""Function of each collective that submits it at a rank."""
-REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "barrier")
+    elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
+    if name == "all_reduce":
+        endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
+    elif name == "reduce_scatter":
+        endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
+    elif name == "all_gather":
+        endpoint.all_gather(call, buffers, 4 * chunk, options)
+    elif name == "all_to_all":
+        endpoint.all_to_all(call, buffers, 4 * chunk, options)
+    elif name == "broadcast":
+        endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
+    elif name == "gather":
+        endpoint.gather(call, buffers, 4 * chunk, 0, options)
+    elif name == "scatter":
+        endpoint.scatter(call, buffers, 4 * chunk, 0, options)
+    else:
+        endpoint.barrier(call, options)

@@ -118,7 +118,6 @@ def simulate_control(
 
 
 def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
-    """Lets time pass until something has happened."""
     most = MOST_LIVENESS * net.liveness
     end = net.now + most
     while not happened():

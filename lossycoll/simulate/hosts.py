@@ -56,7 +56,6 @@ class Counts:
     turns: int  # that the engine took
 
     def since(self, before: Counts, times: int = 1) -> Counts:
-        """Counts since ``before``, multiplied by ``times``."""
         mine, others = vars(self), vars(before)
         return Counts(**{name: times * (value - others[name]) for name, value in mine.items()})
 
@@ -121,7 +120,6 @@ class Rank:
             operation.poll()
 
     def close(self) -> None:
-        """Frees group and host."""
         self.group.close()
         self.host.close()
 
@@ -166,7 +164,6 @@ class _Planner:
         self.plan: Plan | None = None
 
     def link(self) -> LinkInfo:
-        """Link figures, as a group has them."""
         return self._link
 
     def submit_ready(self, ready: Any, *rest: Any) -> int:
@@ -177,7 +174,6 @@ class _Planner:
 
 
 def peers_of(plan: Plan) -> frozenset[int]:
-    """Whom a rank sends to or hears of."""
     to = {edge.peer for slot in plan.slots for edge in slot.dests}
     return frozenset(to | {peer for slot in plan.slots for peer in slot.sources})
 
@@ -282,7 +278,6 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """Frees everything."""
         for rank in self.ranks:
             rank.close()
         lib.lc_sim_close(self._sim)
@@ -305,7 +300,6 @@ class Hosts:
 
     @property
     def now(self) -> float:
-        """Seconds of virtual time."""
         return float(lib.lc_sim_now(self._sim)) * 1e-9
 
     def submitted(self, rank: int) -> None:
@@ -321,7 +315,6 @@ class Hosts:
             )
 
     def kill(self, rank: int) -> None:
-        """A rank's process ends."""
         lib.lc_sim_stop(self._sim, rank)
 
     def give_up(self, dead: int, survivors: Sequence[int]) -> None:
@@ -348,7 +341,6 @@ class Hosts:
         return group.result(group.ticket)[0]
 
     def counts(self) -> Counts:
-        """Counts until now."""
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
         ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]

@@ -28,45 +28,21 @@ class Noise(Protocol):
     @property
     def mean(self) -> float:
         """Seconds."""
-        ...
 
     @property
     def std(self) -> float:
         """Standard deviation, in seconds."""
-        ...
 
     def cdf(self, seconds: Times) -> Times:
-        """The cumulative distribution function.
-
-        Args:
-            seconds: Any shape.
-
-        Returns:
-            The probability that a micro-batch takes at most so long; of the same shape.
-        """
-        ...
+        """The cumulative distribution function."""
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """Draws independent times.
-
-        Args:
-            generator: Where chance comes from.
-            shape: Of what is drawn.
-
-        Returns:
-            Seconds, of that shape; none below 0.
-        """
-        ...
+        """Draws independent times."""
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal. Draws below 0 become 0.
-
-    Attributes:
-        mean: Seconds.
-        std: Seconds.
-    """
+    """Normal. Draws below 0 become 0."""
 
     mean: float
     std: float
@@ -84,13 +60,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A constant plus a log-normal.
-
-    Attributes:
-        start: The constant, in seconds.
-        log_mean: Mean of the logarithm of the rest.
-        log_std: Standard deviation of that logarithm.
-    """
+    """``start`` plus a log-normal, of whose logarithm the mean and the deviation are given."""
 
     start: float
     log_mean: float
@@ -121,12 +91,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """A constant plus an exponential.
-
-    Attributes:
-        start: The constant, in seconds.
-        excess: Mean of the exponential, in seconds.
-    """
+    """``start`` plus an exponential of the mean ``excess``."""
 
     start: float
     excess: float
@@ -158,10 +123,6 @@ class Delayed:
     A micro-batch takes clean (1 + 0.5 factor L / E[L]), where L is a whole number from 1 to 999 and
     p(L) is proportional to exp(-(ln L - 4)^2 / 2) / L. L / E[L] has a standard deviation of 1.162
     and is at most 11.4.
-
-    Attributes:
-        clean: Seconds of a micro-batch without its delay.
-        factor: Scales the delay.
     """
 
     clean: float = 1.0
@@ -192,15 +153,7 @@ class Delayed:
         return 0.5 * self.clean * self.factor * math.sqrt((delays - 1) ** 2 @ chances)
 
     def delays(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """Draws L / E[L]: delays in units of their mean.
-
-        Args:
-            generator: Where chance comes from.
-            shape: Of what is drawn.
-
-        Returns:
-            Multiples of the mean delay, of that shape.
-        """
+        """Draws L / E[L]: delays in units of their mean."""
         delays, chances = self._delays
         rising = np.cumsum(chances)
         rising[-1] = 1.0
@@ -216,14 +169,7 @@ class Delayed:
 
 
 class Empirical:
-    """The recorded times, each equally likely. It has no tail beyond the longest one.
-
-    Args:
-        times: Seconds, of any shape; NaN is ignored.
-
-    Raises:
-        OptionError: There is no time.
-    """
+    """The recorded times, each equally likely; NaN is ignored. No tail beyond the longest one."""
 
     def __init__(self, times: ArrayLike) -> None:
         self._rising = np.sort(_given(times))
@@ -263,17 +209,7 @@ def _given(times: ArrayLike) -> Times:
 
 
 def fit(times: ArrayLike) -> Noise:
-    """The normal, log-normal or exponential distribution of greatest likelihood.
-
-    Args:
-        times: Seconds, of any shape; NaN is ignored.
-
-    Returns:
-        The likeliest of the three, each with its parameters of greatest likelihood.
-
-    Raises:
-        OptionError: There is no time.
-    """
+    """The normal, log-normal or exponential distribution of greatest likelihood; NaN is ignored."""
     seconds = _given(times)
     mean, std, least = float(seconds.mean()), float(seconds.std()), float(seconds.min())
     if std <= 1e-9 * mean:

@@ -167,7 +167,6 @@ class VirtualNetwork:
         heapq.heappush(self._queue, (when, next(self._order), what))
 
     def wake(self, node: Node) -> None:
-        """Plans a node's next turn."""
         heapq.heappush(self._wakes, (node.wakes_at, node.rank))
 
     def later(self) -> float:
@@ -178,7 +177,6 @@ class VirtualNetwork:
         return bool(self.cuts) and ((a, b) in self.cuts or (b, a) in self.cuts)
 
     def run(self, seconds: float) -> None:
-        """Lets time pass."""
         end = self.now + seconds
         while True:
             following = min(
@@ -207,7 +205,6 @@ class VirtualNetwork:
             self.wake(node)
 
     def cut(self, some: Sequence[int]) -> None:
-        """Nothing passes between ``some`` and the others."""
         rest = [rank for rank in range(self.world) if rank not in some]
         self.cuts |= {(a, b) for a in some for b in rest}
 

@@ -33,17 +33,6 @@ def expected_maximum(workers: int, mean: float, std: float) -> float:
     mean + std ((1 - g) q(1 - 1/N) + g q(1 - 1/(N e))), where q is the normal quantile and g Euler's
     constant. It is within 0.3% of the truth for a deviation of 3% and at least 8 ranks. For two
     ranks the second term is 8% too small.
-
-    Args:
-        workers: N, the number of times.
-        mean: Seconds.
-        std: Seconds.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        OptionError: There is less than one worker.
     """
     if workers < 1:
         raise OptionError(f"{workers} workers; wanted: at least 1")
@@ -60,15 +49,6 @@ def completed_fraction(thresholds: Times, micro_batches: int, mean: float, std: 
 
     That is the mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)). The drop rate is 1 minus
     it.
-
-    Args:
-        thresholds: tau, seconds [n].
-        micro_batches: M, of a rank's step.
-        mean: Seconds of a micro-batch.
-        std: Its standard deviation, in seconds.
-
-    Returns:
-        Shares, [n].
     """
     m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
     out: Times = normal_cdf(thresholds, m * mean, np.sqrt(m) * std).mean(axis=0)
@@ -76,17 +56,7 @@ def completed_fraction(thresholds: Times, micro_batches: int, mean: float, std: 
 
 
 def effective_speedup(completed: Times, full: float, cut: Times, communication: float) -> Times:
-    """S_eff, the effective speed-up: micro-batches per second with a threshold, over those without.
-
-    Args:
-        completed: Shares of the micro-batches that are completed, [n].
-        full: Seconds of compute of a step without a threshold.
-        cut: Seconds of compute of a step with one, [n].
-        communication: Seconds that either step takes besides.
-
-    Returns:
-        Speed-ups, [n].
-    """
+    """S_eff, effective speed-ups: micro-batches per second with a threshold over those without."""
     out: Times = completed * (full + communication) / (cut + communication)
     return out
 
@@ -97,16 +67,6 @@ def normal_curve(
     """The paper's analytic curve, from the mean and deviation of ``noise`` alone.
 
     If delays have a long tail, it underestimates the slowest of many ranks, and so the gain.
-
-    Args:
-        thresholds: Seconds [n].
-        workers: Ranks.
-        micro_batches: Of a rank's step.
-        noise: Of one micro-batch.
-        communication: Seconds of a step that are not compute.
-
-    Returns:
-        A point for each threshold.
     """
     total = micro_batches * noise.mean
     full = expected_maximum(workers, total, math.sqrt(micro_batches) * noise.std)
@@ -121,16 +81,6 @@ def noise_curve(
 
     T is the compute time of the slowest of N ranks. E[T] and E[min(tau, T)] are integrals of
     1 - F^N, where F is the distribution of one rank's.
-
-    Args:
-        thresholds: tau, seconds [n].
-        workers: N, ranks.
-        micro_batches: Of a rank's step.
-        noise: Of one micro-batch.
-        communication: Seconds of a step that are not compute.
-
-    Returns:
-        A point for each threshold.
     """
     completed = np.zeros(len(thresholds))
     for edges, cdf in _sums(noise, micro_batches):
@@ -144,18 +94,7 @@ def noise_curve(
 
 
 def best(points: tuple[Point, ...], most_dropped: float = 1.0) -> Point:
-    """The point of the greatest speed-up.
-
-    Args:
-        points: Of a curve.
-        most_dropped: Points that drop a larger share of the micro-batches are left out.
-
-    Returns:
-        The first of the best.
-
-    Raises:
-        ValueError: All are left out.
-    """
+    """The first point of the greatest speed-up, of those that drop no more than a share."""
     return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
 
 

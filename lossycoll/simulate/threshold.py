@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -37,38 +37,23 @@ cost nothing, so the best of the grid is a little above 1 even if no rank is eve
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Effect of one threshold, averaged over steps.
+    """Effect of one threshold, averaged over steps."""
 
-    Attributes:
-        threshold: Seconds since a rank's step began.
-        drop_rate: Share of the micro-batches that is dropped.
-        step_seconds: Duration of a step, communication included.
-        speedup: S_eff, micro-batches per second over those without a threshold.
-    """
-
-    threshold: float
-    drop_rate: float
-    step_seconds: float
-    speedup: float
+    threshold: float  # seconds since a rank's step began
+    drop_rate: float  # share of the micro-batches that is dropped
+    step_seconds: float  # duration of a step, communication included
+    speedup: float  # S_eff, micro-batches per second over those without a threshold
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A threshold and its predicted effect.
+    """A threshold and its predicted effect."""
 
-    Attributes:
-        threshold: Seconds; inf if dropping does not pay.
-        drop_rate: Share of the micro-batches that is dropped.
-        speedup: S_eff; 1.0 is none.
-        curve: The thresholds that were tried, ascending; the last one drops nothing.
-        left_out: Steps that were left out as outliers (:func:`~.times.usual`).
-    """
-
-    threshold: float
+    threshold: float  # seconds; inf if dropping does not pay
     drop_rate: float
-    speedup: float
-    curve: tuple[Point, ...]
-    left_out: tuple[int, ...] = ()
+    speedup: float  # 1.0 is none
+    curve: tuple[Point, ...]  # the thresholds that were tried, rising; the last one drops nothing
+    left_out: tuple[int, ...] = ()  # steps, as outliers
 
 
 def choose(
@@ -84,20 +69,8 @@ def choose(
     least the slowest first micro-batch, a gain below 1% counts as none, and outlying steps are left
     out (docs/dropcompute.md, "How the best threshold is found", compares this to the authors'
     code). All ranks that have the same times choose the same threshold. Source: arXiv 2306.10598,
-    algorithm 2.
-
-    Args:
-        times: Seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's step if the rank
-            had fewer micro-batches.
-        communication: Seconds of a step that are not compute.
-        drop_rate: Chooses the smallest threshold whose predicted drop rate is at most this.
-        cut: What becomes of the micro-batch that the threshold falls into; see :data:`Cut`.
-
-    Returns:
-        The threshold, inf if dropping does not pay, and its predicted effect.
-
-    Raises:
-        OptionError: An argument has a value it cannot have; for a time, names the place.
+    algorithm 2. With ``drop_rate``: the smallest threshold that is predicted to drop at most this.
+    Times are as :func:`~.times.checked` wants them; OptionError names the place of one that isn't.
     """
     if cut not in get_args(Cut):
         raise OptionError(f"cut is {cut!r}; wanted: one of {', '.join(get_args(Cut))}")
@@ -129,12 +102,6 @@ def grid(times: Times) -> Times:
     """The thresholds to try, ascending: GRID of them, fewer if some coincide.
 
     They reach from the earliest half of a rank's micro-batches to where nothing is dropped.
-
-    Args:
-        times: Seconds, [steps, ranks, micro-batches]; NaN where a rank had fewer.
-
-    Returns:
-        Seconds, shape (n,).
     """
     done = ends(times)
     count = np.isfinite(times).sum(axis=2, keepdims=True)
@@ -151,15 +118,6 @@ def curve(
     With c the time at which a micro-batch is completed and T = max c, a threshold tau has in each
     step: drop rate = the share of micro-batches with c >= tau; cut time = max c where c < tau
     (``cut`` has others); S = (1 - drop rate) (T + communication) / (cut time + communication).
-
-    Args:
-        steps: Seconds, [ranks, micro-batches] each; read one by one, so an iterator is enough.
-        thresholds: Seconds [n].
-        communication: Seconds of a step that are not compute.
-        cut: What becomes of the micro-batch that a threshold falls into.
-
-    Returns:
-        A point for each threshold.
     """
     sums = np.zeros((3, len(thresholds)))
     count = 0
@@ -218,3 +176,59 @@ def threshold_of(times: Times, drop_rate: float, *, cut: Cut = "finished") -> fl
     if may == len(order):
         return 0.0
     return float(np.nextafter(decides[order[may]], math.inf))
+
+
+# ---- for another number of ranks than was recorded, by resampling the recorded steps ----
+
+STEPS: Final = 50
+"""Steps to resample; the paper's authors measure 44."""
+FEWEST_STEPS: Final = 8
+"""Steps to resample for very many ranks."""
+MOST_TIMES: Final = 1 << 23
+"""Times in all resampled steps, 64 MiB. More ranks get fewer steps: the slowest of many ranks
+differs little between steps."""
+
+
+def profiles(times: Times) -> Times:
+    """Recorded steps of single ranks, [profiles, micro-batches], outlying steps left out.
+
+    A rank without a micro-batch in a step has no profile of it. Times are seconds, [steps, ranks,
+    micro-batches].
+    """
+    rows = times[usual(times)].reshape(-1, times.shape[2])
+    out: Times = rows[~np.isnan(rows[:, 0])]
+    return out
+
+
+def resampled(times: Times, workers: int, seed: int) -> Times:
+    """Times of ``workers`` ranks, drawn from those that were recorded; both as in :func:`profiles`.
+
+    Each rank's step is one :func:`profile <profiles>`, of any rank and step, drawn with
+    replacement. A rank's micro-batches of a step stay together, so slow phases keep their length.
+    That some ranks are always slow stays in the distribution; that all ranks are slow in the same
+    step does not. No step is slower than the slowest recorded one.
+    """
+    pool = profiles(times)
+    steps = min(STEPS, max(FEWEST_STEPS, MOST_TIMES // (workers * pool.shape[1])))
+    generator = np.random.default_rng(seed)
+    return pool[generator.integers(len(pool), size=(steps, workers))]
+
+
+def choose_at(
+    times: Times,
+    communication: float,
+    workers: int,
+    *,
+    drop_rate: float | None = None,
+    cut: Cut = "finished",
+    seed: int = 0,
+) -> tuple[Choice, Times]:
+    """:func:`~lossycoll.simulate.choose` for another number of ranks, and the resampled times
+    behind it. ``communication`` is of the larger group; ``left_out`` are recorded steps."""
+    if workers < 1:
+        raise OptionError(f"{workers} workers; wanted: at least 1")
+    given = checked(times)
+    drawn = resampled(given, workers, seed)
+    choice = choose(drawn, communication, drop_rate=drop_rate, cut=cut)
+    left_out = tuple(int(step) for step in np.flatnonzero(~usual(given)))
+    return replace(choice, left_out=left_out), drawn

@@ -19,7 +19,7 @@ from ..lab.network import Network
 from ..options.fields import Options
 from ..runtime.core.call import CallOptions
 from ..runtime.world.failure_detector import SILENT_SHARE
-from .collective import CAPACITY, COLLECTIVES, grain_of, topology_of
+from .collective import CAPACITY, grain_of, submit, topology_of
 from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
@@ -59,27 +59,22 @@ class Trained:
 
     @property
     def steady(self) -> tuple[Step, ...]:
-        """The steps that count."""
         return self.steps[self.settled :]
 
     @property
     def seconds(self) -> float:
-        """The median of their times."""
         return statistics.median(step.seconds for step in self.steady)
 
     @property
     def seconds_p99(self) -> float:
-        """The 99th percentile."""
         return float(np.quantile([step.seconds for step in self.steady], 0.99))
 
     @property
     def computing(self) -> float:
-        """The median of the slowest ranks' computing."""
         return statistics.median(step.computing for step in self.steady)
 
     @property
     def missing(self) -> float:
-        """The mean of the shares that were missing."""
         return statistics.fmean(step.missing for step in self.steady)
 
     @property
@@ -157,7 +152,6 @@ def simulate_training(
 
 
 def _computed(mine: NDArray[np.float64], threshold: float | None) -> int:
-    """Number of micro-batches that a rank computes."""
     if threshold is None:
         return len(mine)
     before = np.cumsum(mine) - mine
@@ -209,7 +203,8 @@ def _run(
         if when > world.now:
             world.run(when)
         part = parts[rank][number]
-        COLLECTIVES[part.collective](world.ranks[rank].endpoint, part.nbytes, buffers, call_options)
+        endpoint = world.ranks[rank].endpoint
+        submit(endpoint, part.collective, part.nbytes, buffers, call_options)
         world.submitted(rank)
         tickets.append((rank, world.ranks[rank].group.ticket, part.collective))
     if dies:

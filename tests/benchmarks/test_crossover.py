@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.theory import crossover
-from lossycoll.simulate.recovery import Ask
+from tests.oracle.recovery import Ask
 
 TRIPS = [1e-4, 1e-3, 1e-2, 1e-1]
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from lossycoll.cli import lab_args
+from lossycoll.cli import lab as lab_args
 from lossycoll.cli import main as cli
 from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.report import DEFAULT_QUEUE

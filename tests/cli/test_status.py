@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from lossycoll.cli.main import EXIT_USAGE, main
-from lossycoll.cli.status import Unreachable, find_jobs
-from lossycoll.cli.status_text import as_text
+from lossycoll.cli.status import Unreachable, as_text, find_jobs
 from tests.support.harness import Ranks, free_port, init, note
 from tests.support.waiting import until
 

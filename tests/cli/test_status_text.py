@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli.status_text import as_text, culprits
+from lossycoll.cli.status import as_text, culprits
 from tests.cli.test_top import job, link, rank, waiting
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli.status import Unreachable, find_jobs
-from lossycoll.cli.status_text import as_text
+from lossycoll.cli.status import Unreachable, as_text, find_jobs
 from lossycoll.runtime.world import status_answer
 from tests.cli.test_status import LATE, WORLD, Job, Watched, _waits_for, own_folder  # noqa: F401
 from tests.failures.test_network import ENDS, Cable, _enter, cable  # noqa: F401

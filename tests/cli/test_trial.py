@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lossycoll.cli import main as cli
-from lossycoll.cli.trial import Trial, complaints, last_value, summaries
+from lossycoll.cli.trial import Trial, complaints, mentions, summaries
 from tests.support.harness import warm_python
 
 PLAIN = """
@@ -61,7 +61,8 @@ def script(folder: Path, text: str) -> str:
     ],
 )
 def test_a_metric_is_the_last_number_behind_its_name(text: str, value: float | None) -> None:
-    assert last_value(text, "loss") == pytest.approx(value, nan_ok=True)
+    found = mentions(text, "loss") or [(None, "")]
+    assert found[-1][0] == pytest.approx(value, nan_ok=True)
 
 
 TRANSFORMERS = "{'loss': '2.1', 'grad_norm': '0.9'}\n{'eval_loss': '1.637', 'epoch': '1'}\n"
@@ -101,11 +102,11 @@ VALUES = "eval_loss: tensor(1.6370, grad_fn=<X>) {'eval_loss': np.float64(1.637)
     ],
 )
 def test_a_metric_is_read_as_frameworks_print_it(text: str) -> None:
-    assert last_value(text, "eval_loss") == pytest.approx(1.637)
+    assert mentions(text, "eval_loss")[-1][0] == pytest.approx(1.637)
 
 
 def test_a_table_of_names_is_no_value() -> None:
-    assert last_value("| loss | acc |\n", "loss") is None
+    assert not mentions("| loss | acc |\n", "loss")
     assert complaints([Trial(0.2, 1, None, 1, 9, 1.0)], "loss")
 
 

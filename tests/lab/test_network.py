@@ -25,7 +25,6 @@ from lossycoll.lab import (
     netem,
     network_io,
     nft,
-    switch_memory,
     verify,
 )
 from lossycoll.lab.backends import choose, missing
@@ -217,19 +216,15 @@ def test_changes_reach_what_they_name() -> None:
 @pytest.mark.parametrize("loss", [1e-4, 0.01, 0.3, 0.5])
 @pytest.mark.parametrize("burst", [1.0, 2.0, 8.0])
 def test_chances_make_the_loss_and_the_burst(loss: float, burst: float) -> None:
-    begin, go_on = switch_memory.chances(Link(loss=loss, burst=burst))
+    begin, go_on = Link(loss=loss, burst=burst).chances
     # The share of a two-state chain, and the mean time in its bad state.
     assert begin / (begin + 1 - go_on) == pytest.approx(loss)
     assert 1 / (1 - go_on) == pytest.approx(Link(loss=loss, burst=burst).mean_burst)
 
 
 def test_chances_at_the_ends() -> None:
-    assert switch_memory.chances(Link()) == (0, 0)
-    assert (
-        switch_memory.chances(Link(loss=1))
-        == switch_memory.chances(Link(loss=1, burst=4))
-        == (1, 1)
-    )
+    assert Link().chances == (0, 0)
+    assert Link(loss=1).chances == Link(loss=1, burst=4).chances == (1, 1)
 
 
 def test_length_of_queues() -> None:

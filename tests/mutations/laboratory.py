@@ -35,7 +35,7 @@ LABORATORY = (
     ),
     mutation(
         "a change on the way lasts for its moment only",
-        "lossycoll/cli/lab_args.py",
+        "lossycoll/cli/lab.py",
         "        network = _changed(network, text)\n        out.append((seconds, text, network))",
         "        out.append((seconds, text, _changed(network, text)))",
         "tests/cli/test_lab.py::test_changes_are_put_in_order_and_add_up",

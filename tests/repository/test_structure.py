@@ -36,11 +36,8 @@ FLOORS = (
 USES_FROM_ABOVE = {
     "backend/test_survivors_alike.py": "what training asks the backend, at its most unlucky moment",
     "runtime/engine/test_lossless.py": "packets as large as a group chooses them",
-    "runtime/engine/test_recovery.py": "what the engine chooses, beside what is predicted of it",
 }
 """Tests that import what stands above the package that they test, and why."""
-TESTED_ABOVE = {Path("cli/demo/methods")}
-"""Packages without a folder of tests: one file above has them."""
 MOST_PACKAGE_LINES = 500
 MOST_FUNCTION_LINES = 60
 LONG_BECAUSE = "Long because "
@@ -109,7 +106,7 @@ def test_every_package_has_its_tests() -> None:
     for package in PACKAGE.rglob("__init__.py"):
         room = package.parent.relative_to(PACKAGE)
         has_code = any(path.name != "__init__.py" for path in package.parent.glob("*.py"))
-        if _floor(room.as_posix()) is not None and has_code and room not in TESTED_ABOVE:
+        if _floor(room.as_posix()) is not None and has_code:
             assert list((TESTS / room).glob("test_*.py")), f"nothing tests lossycoll/{room}"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lossycoll import OptionError, simulate
 from lossycoll.simulate import Empirical, choose
-from lossycoll.simulate.scale import FEWEST_STEPS, MOST_TIMES, STEPS, profiles, resampled
+from lossycoll.simulate.threshold import FEWEST_STEPS, MOST_TIMES, STEPS, profiles, resampled
 from tests.support import dropcompute_checks as checks
 from tests.support.dropcompute_checks import delayed, uneven
 

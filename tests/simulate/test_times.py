@@ -1,4 +1,4 @@
-"""Recorded times that can't be are refused."""
+"""Recorded times that can't be are refused; of files, tests/cli/test_plan_threshold.py has more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll import OptionError
 from lossycoll.simulate import choose
-from lossycoll.simulate.times import Times
+from lossycoll.simulate.times import Times, parse
 from tests.support.dropcompute_checks import delayed
 
 
@@ -42,3 +42,10 @@ def test_times_that_cannot_be_are_refused(spoil: Any, complaint: str) -> None:
 def test_other_shapes_are_refused(times: Any) -> None:
     with pytest.raises(ValueError, match=r"wanted: .*\[steps, ranks, micro-batches\]"):
         choose(times, 0.0)
+
+
+def test_other_keys_of_a_file_are_the_users_own() -> None:
+    steps = [[[0.1, 0.2], [0.1]]]
+    found = parse({"micro_batch_seconds": steps, "communication_seconds": 0, "machine": "ours"})
+    assert found.times.shape == (1, 2, 2)
+    assert np.isnan(found.times[0, 1, 1])

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lossycoll.cli.threshold.prediction import predict
+from lossycoll.cli.plan_threshold import predict
 from lossycoll.simulate import (
     Cut,
     Delayed,

@@ -6,7 +6,7 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan.sets import Code
-from lossycoll.simulate import recovery
+from tests.oracle import recovery
 from tests.oracle.parity import shape_of
 
 from .cells import STREAM, VARIANTS

@@ -14,9 +14,16 @@ from typing import Any, Final
 from torch import nn
 
 import lossycoll
-from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method, ddp, methods
-from lossycoll.cli.demo.methods.ddp import attach
-from lossycoll.cli.demo.methods.sharded import wrap
+from lossycoll.cli.demo.methods import (
+    DDP,
+    DRIFT_BOUND,
+    SHARDED,
+    Method,
+    attach_drift_bound,
+    methods,
+    wrap_ddp,
+    wrap_sharded,
+)
 
 from .matrix import BASE, CONTROL, DIALS, DISPERSED, SPREAD_DIALS, UNREPAIRED, dial
 
@@ -24,7 +31,7 @@ from .matrix import BASE, CONTROL, DIALS, DISPERSED, SPREAD_DIALS, UNREPAIRED, d
 def _dispersed(
     model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    wrapped = ddp.wrap(model, optimizer_class, settings)
+    wrapped = wrap_ddp(model, optimizer_class, settings)
     return _hooked(*wrapped, None, lossycoll.dispersing_hook)
 
 
@@ -34,13 +41,13 @@ def _hooked(forward: Any, optimizer: Any, state: Any, hook: Any) -> tuple[nn.Mod
 
 
 def _sharded(name: str, **how: Any) -> Method:
-    return replace(SHARDED, name=name, wrap=partial(wrap, **how))
+    return replace(SHARDED, name=name, wrap=partial(wrap_sharded, **how))
 
 
 def _feedback(
     model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any], **how: Any
 ) -> tuple[nn.Module, Any]:
-    wrapped = ddp.wrap(model, optimizer_class, settings)
+    wrapped = wrap_ddp(model, optimizer_class, settings)
     return _hooked(*wrapped, lossycoll.WireFeedbackState(**how), lossycoll.wire_feedback_hook)
 
 
@@ -128,7 +135,7 @@ OWN: Final = (
     replace(
         DRIFT_BOUND,
         name="ddp+driftbound/repair0/period4",
-        attach=partial(attach, period=4),
+        attach=partial(attach_drift_bound, period=4),
         options={"repair": 0},
     ),
     replace(DRIFT_BOUND, name=DISPERSED[0], wrap=_dispersed, options={"repair": 0}),

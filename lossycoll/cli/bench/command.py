@@ -20,7 +20,7 @@ from rich.table import Table
 from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
-from lossycoll.cli.plotting import drawn
+from lossycoll.cli.plotting import pyplot
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
 from lossycoll.plan.codec import ENCODINGS, PAIRS
@@ -128,7 +128,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """Configuration that worker.py reads."""
     return {
         "backends": options.backend,
         "sizes": options.sizes,
@@ -213,7 +212,6 @@ def measure(
 
 
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """A row per size and backend, and what was asked for and used."""
     chosen = {
         name: getattr(options, name)
         for name in (
@@ -283,7 +281,10 @@ def report(
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows, "loss": loss}
     (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
-    if drawn("lossycoll.cli.bench.plot", errors, whole_results, human, folder / "bench.png"):
+    if (plt := pyplot(errors)) is not None:
+        from .plot import draw
+
+        draw(plt, whole_results, human, folder / "bench.png")
         errors.print(f"report: {folder}", markup=False)
 
 

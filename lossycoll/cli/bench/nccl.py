@@ -62,7 +62,6 @@ class Setup:
 
 
 def look() -> Seen:
-    """View of this process."""
     # Here, so that --help can answer before torch is imported.
     import torch
     import torch.distributed as dist

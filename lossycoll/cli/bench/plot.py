@@ -6,11 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -18,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 
-def draw(results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
+def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
     bench_loss.measure found, or None; ``human`` names a size."""
     rows = 1 if results["loss"] is None else 2

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
 from lossycoll.cli.launcher import launch, must_be_writable
-from lossycoll.cli.plotting import drawn
+from lossycoll.cli.plotting import pyplot
 
 from . import report
 from .report import DemoRun, demo_runs
@@ -26,7 +26,6 @@ HEAD_WIDTH = 32  # as in model, which would import torch before --help can answe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``lossycoll demo``."""
     known = tuple(demo_runs())
     add = parser.add_argument
     add("--loss", type=share, default=0.1, help="share of packets to drop (default 0.1)")
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does the runs, one after another, and reports them; returns the exit status."""
     # With --json, standard output carries the JSON and nothing else.
     console = Console(stderr=options.json)
     errors = Console(stderr=True)
@@ -74,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
             console.print(line, highlight=False)
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
-    if drawn("lossycoll.cli.demo.plot", errors, results, plot):
+    if (plt := pyplot(errors)) is not None:
+        report.draw(plt, results, plot)
         console.print(f"plot:    {plot}", highlight=False)
     return 0
 

@@ -27,7 +27,6 @@ from lossycoll.cli.launcher import EventWriter
 
 from . import methods
 from .corpus import draw, load
-from .methods.registry import Theory
 from .model import ByteGPT, next_byte_loss
 
 # Replicas drift with the square root of the steps times this, times the noise of one rank's
@@ -126,7 +125,6 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Trains, and returns this rank's figures."""
     rank = dist.get_rank()
     corpus = load(config.seed)
     torch.manual_seed(config.seed)
@@ -192,7 +190,7 @@ def compared_steps(steps: int) -> set[int]:
     return {*early, *late}
 
 
-def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, Any]:
+def drift_of(model: nn.Module, theory: methods.Theory | None, loss: float) -> dict[str, Any]:
     """Distance of the replicas, and the one they should have: None where nothing bounds it."""
     drift = lossycoll.measure_drift(model)
     expected = None if loss else 0.0

@@ -5,23 +5,41 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
-
-from .findings import Finding, Severity, good_if
-from .job_environment import chosen_interface, memory_sharing, mtu, port_range, rdma
-from .loopback import engine_in_shared_memory, engine_loopback, sealing, udp_loopback
-from .requirements import Admitted, python_versions, torch_versions
+from typing import Final
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
 WANTED_BUFFER = 4 << 20
 SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies"}
 SLOW_CLOCK_NS = 1000
+
+
+class Severity(str, Enum):
+    OK = "ok"
+    WARN = "warn"
+    """Slower or less certain than it could be."""
+    FAIL = "fail"
+    """A job would not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    status: Severity
+    found: str
+    advice: str = ""
+
+
+def good_if(good: bool, name: str, found: str, otherwise: Severity, advice: str) -> Finding:
+    return Finding(name, Severity.OK, found) if good else Finding(name, otherwise, found, advice)
 
 
 def system() -> list[Finding]:
@@ -45,23 +63,71 @@ def system() -> list[Finding]:
     ]
 
 
+PACKAGE: Final = "lossycoll"
+_CLAUSE: Final = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
+_VERSION: Final = re.compile(
+    r"v?(\d+(?:\.\d+)*)"
+    r"([-_.]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)[-_.]?\d*)?"
+    r"(?:[-_.+].*|post.*)?",
+    re.IGNORECASE,
+)
+
+
 def versions() -> list[Finding]:
     """Versions of Python and torch: a process group's methods change with torch's releases."""
     import torch
 
-    python, wanted = python_versions(), torch_versions()
+    python, wanted = metadata.metadata(PACKAGE)["Requires-Python"] or "", torch_versions()
     return [
-        _version("Python", platform.python_version(), python, f"use a Python {python.text}"),
-        _version("torch", torch.__version__, wanted, f'pip install "torch{wanted.text}"'),
+        _version("Python", platform.python_version(), python, f"use a Python {python}"),
+        _version("torch", torch.__version__, wanted, f'pip install "torch{wanted}"'),
     ]
 
 
-def _version(name: str, version: str, admitted: Admitted, advice: str) -> Finding:
+def torch_versions() -> str:
+    """The versions of torch that the package may be installed with, as in ``>=2.13,<2.16``."""
+    for line in metadata.requires(PACKAGE) or ():
+        if found := re.fullmatch(r"torch\b\s*\(?([^;()]*)\)?\s*(;.*)?", line):
+            return found[1].strip()
+    raise LookupError(f"the metadata of {PACKAGE} requires no torch; install the package again")
+
+
+def _version(name: str, version: str, wanted: str, advice: str) -> Finding:
     try:
-        return good_if(admitted.admits(version), name, version, Severity.FAIL, advice)
+        return good_if(admits(wanted, version), name, version, Severity.FAIL, advice)
     except ValueError as error:
-        unread = f"see for yourself whether it is in {admitted.text}: {error}"
+        unread = f"see for yourself whether it is in {wanted}: {error}"
         return Finding(name, Severity.WARN, version, unread)
+
+
+def admits(wanted: str, version: str) -> bool:
+    """True if ``version`` (2.13.0+cpu, say) is in a range of this package, as in ``>=2.13,<2.15``.
+
+    A pre-release or development version (2.13.0rc1) comes before its release. It isn't in
+    ``<2.13`` either, as in PEP 440. Post-releases and local versions count as their release.
+    (``packaging`` would read this, but isn't among what torch or this package installs.)
+    """
+    found = _VERSION.fullmatch(version)
+    if found is None:
+        raise ValueError(f"the version {version!r} can't be read")
+    release, is_before = _numbers(found[1]), bool(found[2])
+    for clause in filter(None, map(str.strip, wanted.split(","))):
+        bound = _CLAUSE.fullmatch(clause)
+        if bound is None:
+            raise ValueError(f"the version range {clause!r} is none that the doctor can read")
+        limit = _numbers(bound[2])
+        is_from = release > limit or (release == limit and not is_before)
+        if not (is_from if bound[1] == ">=" else release < limit):
+            return False
+    return True
+
+
+def _numbers(release: str) -> list[int]:
+    """The same for 2.13 and 2.13.0."""
+    found = [int(part) for part in release.split(".")]
+    while found and not found[-1]:
+        found.pop()
+    return found
 
 
 def engine() -> list[Finding]:
@@ -188,43 +254,3 @@ def host_name() -> list[Finding]:
         found, good = f"{name} does not resolve", False
     advice = "gloo looks it up: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME"
     return [good_if(good, "host name", found, Severity.WARN, advice)]
-
-
-def loopback() -> list[Finding]:
-    out = []
-    firewall = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
-    slower = "ranks of this machine use UDP among themselves, which is slower"
-    tests = (
-        ("UDP over loopback", udp_loopback, Severity.FAIL, firewall),
-        ("engine over loopback", engine_loopback, Severity.FAIL, firewall),
-        ("engine in shared memory", engine_in_shared_memory, Severity.WARN, slower),
-    )
-    for name, test, otherwise, advice in tests:
-        try:
-            out.append(Finding(name, Severity.OK, test()))
-        except ImportError:
-            continue  # the native engine does not load, which has its own line
-        except (OSError, RuntimeError) as error:
-            out.append(Finding(name, otherwise, str(error), advice))
-    return out
-
-
-CHECKS: tuple[Callable[[], list[Finding]], ...] = (
-    system,
-    versions,
-    engine,
-    entry_point,
-    options,
-    clock,
-    socket_buffers,
-    offloads,
-    interfaces,
-    rdma,
-    chosen_interface,
-    mtu,
-    port_range,
-    host_name,
-    memory_sharing,
-    sealing,
-    loopback,
-)

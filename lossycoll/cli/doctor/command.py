@@ -7,15 +7,36 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from .checks import CHECKS
-from .findings import Finding, Severity
+from . import checks, job_environment, loopback
+from .checks import Finding, Severity
 from .peer import command as peer
 
+CHECKS: Final[tuple[Callable[[], list[Finding]], ...]] = (
+    checks.system,
+    checks.versions,
+    checks.engine,
+    checks.entry_point,
+    checks.options,
+    checks.clock,
+    checks.socket_buffers,
+    checks.offloads,
+    checks.interfaces,
+    job_environment.rdma,
+    job_environment.chosen_interface,
+    job_environment.mtu,
+    job_environment.port_range,
+    checks.host_name,
+    job_environment.memory_sharing,
+    loopback.sealing,
+    loopback.loopback,
+)
 MARKS = {
     Severity.OK: "[green]ok[/]",
     Severity.WARN: "[yellow]warn[/]",

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from .findings import Finding, Severity, good_if
+from .checks import Finding, Severity, good_if
 
 if TYPE_CHECKING:
     from lossycoll.options.fields import Options

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .findings import Finding, Severity, good_if
+from .checks import Finding, Severity, good_if
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,3 +208,22 @@ def _instructions() -> str:
     ]
     names = " and ".join(flag for flag in found if flag)
     return f"the processor has {names or 'no AES instructions'}"
+
+
+def loopback() -> list[Finding]:
+    out = []
+    firewall = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
+    slower = "ranks of this machine use UDP among themselves, which is slower"
+    tests = (
+        ("UDP over loopback", udp_loopback, Severity.FAIL, firewall),
+        ("engine over loopback", engine_loopback, Severity.FAIL, firewall),
+        ("engine in shared memory", engine_in_shared_memory, Severity.WARN, slower),
+    )
+    for name, test, otherwise, advice in tests:
+        try:
+            out.append(Finding(name, Severity.OK, test()))
+        except ImportError:
+            continue  # the native engine does not load, which has its own line
+        except (OSError, RuntimeError) as error:
+            out.append(Finding(name, otherwise, str(error), advice))
+    return out

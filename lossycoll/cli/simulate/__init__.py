@@ -1,0 +1,1 @@
+"""``lossycoll simulate``: collectives, training, swarms and control planes, predicted."""

@@ -1,4 +1,4 @@
-"""A collective on a network, by the engine itself in virtual time: its time and what is missing."""
+"""Collectives and steps of training on a network, by the engine itself in virtual time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from lossycoll.cli.argtypes import real, whole
-from lossycoll.cli.lab_args import NUMBERS, add_numbers, given
+from lossycoll.cli.lab import NUMBERS, add_numbers, given
 from lossycoll.cli.launcher import EXIT_FAILED
-from lossycoll.cli.plotting import drawn, must_be_png
+from lossycoll.cli.plotting import must_be_png, pyplot
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
 from lossycoll.lab.network import Network
@@ -34,31 +35,23 @@ from lossycoll.simulate.collective import (
     usual_whole,
 )
 from lossycoll.simulate.fold import NotAlikeError
+from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_training
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
 """Names that can be swept besides a network's numbers, and their types."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_collective(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--collective", choices=list(COLLECTIVES), default="all_reduce", help="(%(default)s)")
     add("--bytes", type=size, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
-    add("--hosts", type=whole(1), metavar="N", help="how many there are (the network's)")
-    add("--ranks-per-host", type=whole(1), default=1, metavar="N", help="(%(default)s)")
     text = (
         f"simulate so many hosts, which stand for all ({FOLDED_HOSTS} or fewer beyond "
         f"{USUALLY_SIMULATED} ranks, where hosts are alike; else all)"
     )
     add("--whole", type=whole(1), metavar="N", help=text)
-    add(
-        "--network",
-        default="clean",
-        metavar="NAME",
-        help=f"one of {', '.join(PROFILES)}, or a file as of lossycoll lab --file",
-    )
-    add_numbers(parser, NUMBERS)
-    add("--seed", type=whole(0), metavar="N", help="of all chance")
+    _add_network(parser)
     add("--calls", type=whole(1), default=7, metavar="N", help="in a row (%(default)s)")
     text = "of these, the first that don't count (%(default)s)"
     add("--settle", type=whole(0), default=SETTLE, metavar="N", help=text)
@@ -69,19 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--wake-ms", type=real(0), metavar="MS", help=text)
     add(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of the group (options.md), as in delivery=reliable; may be repeated",
-    )
-    add(
         "--sweep",
         metavar="NAME=A:B",
         help="repeat with hosts, ranks_per_host, bytes or a number of the network from A to B, "
         "twice as much each time, or with NAME=A,B,...",
     )
     add("--picture", type=Path, metavar="FILE.png", help="where to draw a sweep")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    """The options of both commands: the network, what is on it, and the group's own options."""
+    add = parser.add_argument
+    add("--hosts", type=whole(1), metavar="N", help="how many there are (the network's)")
+    add("--ranks-per-host", type=whole(1), default=1, metavar="N", help="(%(default)s)")
+    text = f"one of {', '.join(PROFILES)}, or a file as of lossycoll lab --file (%(default)s)"
+    add("--network", default="clean", metavar="NAME", help=text)
+    add_numbers(parser, NUMBERS)
+    add("--seed", type=whole(0), metavar="N", help="of all chance")
+    text = "of the group (options.md), as in delivery=reliable; may be repeated"
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
     add("--json", action="store_true", help="print the result as JSON, not as a table")
 
 
@@ -93,8 +92,7 @@ def size(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def run(options: argparse.Namespace) -> int:
-    """Prints what was found, point by point; returns the exit status."""
+def run_collective(options: argparse.Namespace) -> int:
     if options.picture is not None and options.sweep is None:
         raise OptionError("--picture draws a sweep: give --sweep, as in --sweep hosts=2:64")
     must_be_png(options.picture)
@@ -121,14 +119,8 @@ def run(options: argparse.Namespace) -> int:
                     f"all, each calling with {row['bytes']:,} bytes",
                     highlight=False,
                 )
-    if options.picture is not None and drawn(
-        "lossycoll.cli.simulate.collective_plot",
-        errors,
-        name,
-        rows,
-        title(options),
-        options.picture,
-    ):
+    if options.picture is not None and (plt := pyplot(errors)) is not None:
+        draw(plt, name, rows, title(options), options.picture)
         console.print(f"picture: {options.picture}", markup=False, highlight=False)
     return EXIT_FAILED if any(one.failed for one in found) else 0
 
@@ -255,7 +247,6 @@ def title(options: argparse.Namespace) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
-    """A row for each point."""
     name = options.sweep.partition("=")[0] if options.sweep else ""
     out = Table(title=title(options))
     for column in (*([name] if name else []), "median", "p99", "of limit", "missing", "network"):
@@ -288,3 +279,103 @@ def _interval(row: dict[str, Any]) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def draw(plt: Any, name: str, rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    values = [row[name] for row in rows]
+    figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
+    time.plot(values, [row["seconds"] for row in rows], marker="o", label="median")
+    time.plot(values, [row["seconds_p99"] for row in rows], marker=".", label="99th percentile")
+    intervals = np.array([row["seconds_interval"] for row in rows])
+    if (intervals[:, 1] > intervals[:, 0]).any():
+        label = "error of hosts that stand for others"
+        time.fill_between(values, *intervals.T, alpha=0.2, label=label)
+    limits = [row["limit_seconds"] for row in rows]
+    time.plot(values, limits, color="black", linestyle=":", label="limit")
+    time.set(ylabel="seconds", title=title, yscale="log")
+    time.legend()
+    missing.plot(values, [100 * row["missing"] for row in rows], marker="o")
+    missing.set(xlabel=name.replace("_", " "), ylabel="missing, % of packets")
+    missing.set_ylim(bottom=0)
+    for axes in (time, missing):
+        axes.grid(alpha=0.3)
+    if min(values) > 0 and max(values) >= 8 * min(values):
+        missing.set_xscale("log", base=2)
+        missing.set_xticks(values, [f"{value:g}" for value in values])
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+MODELS: Final = {"resnet50": 25_557_032, "bert-large": 336_226_108, "gpt2": 124_439_808}
+"""Parameters, as published."""
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group()
+    text = "whose parameters have gradients in float32 (%(default)s)"
+    what.add_argument("--model", choices=list(MODELS), default="resnet50", help=text)
+    what.add_argument("--bytes", type=size, metavar="N", help="of all gradients, as 100M")
+    add("--bucket", type=size, default=25 << 20, metavar="N", help="bytes of a bucket (25M)")
+    text = "of a micro-batch, forward and backward pass (%(default)s)"
+    add("--compute", type=real(0), default=0.2, metavar="SECONDS", help=text)
+    text = "standard deviation of its logarithm, over ranks and steps (%(default)s)"
+    add("--sigma", type=real(0), default=0.05, metavar="S", help=text)
+    add("--micro-batches", type=whole(1), default=1, metavar="N", help="of a step (%(default)s)")
+    add("--method", choices=METHODS, default="plain", help="(%(default)s)")
+    text = "DropCompute: a rank that has computed for so long begins no further micro-batch"
+    add("--threshold", type=real(0), metavar="SECONDS", help=text)
+    text = (
+        "in which the last rank's host dies, from 0 (never); wants --option on_peer_loss=continue"
+    )
+    add("--death", type=whole(0), metavar="STEP", help=text)
+    add("--steps", type=whole(1), default=7, metavar="N", help="in a row (%(default)s)")
+    text = "of these, the first that don't count (%(default)s)"
+    add("--settle", type=whole(0), default=2, metavar="N", help=text)
+    _add_network(parser)
+
+
+def run_training(options: argparse.Namespace) -> int:
+    network = network_of(options)
+    hosts = network.total_hosts if options.hosts is None else options.hosts
+    shape = options.steps, hosts * options.ranks_per_host, options.micro_batches
+    spread = np.random.default_rng(network.seed).lognormal(0, options.sigma, shape)
+    found = simulate_training(
+        network,
+        buckets_of(options.bytes or 4 * MODELS[options.model], options.bucket),
+        options.compute * spread,
+        hosts=hosts,
+        ranks_per_host=options.ranks_per_host,
+        options=group_options(options.option),
+        method=options.method,
+        threshold=options.threshold,
+        death=options.death,
+        settle=min(options.settle, options.steps - 1),
+    )
+    if options.json:
+        shown = ("seconds", "seconds_p99", "computing", "missing", "bound")
+        said = {name: getattr(found, name) for name in shown}
+        print(json.dumps(said | {"steps": [asdict(one) for one in found.steps]}, allow_nan=False))
+    else:
+        Console().print(_steps(found, options))
+    return 0
+
+
+def _steps(found: Trained, options: argparse.Namespace) -> Table:
+    """A row for each step, and one for those that count."""
+    out = Table(title=f"{options.method} on {options.network}: {found.bound} takes most of a step")
+    for column in ("step", "seconds", "computing", "missing", "dropped", "network"):
+        out.add_column(column, justify="right")
+    for number, step in enumerate(found.steps):
+        out.add_row(
+            str(number),
+            f"{step.seconds:.3f}",
+            f"{step.computing:.3f}",
+            f"{step.missing:.2%}",
+            f"{step.dropped:.1%}",
+            f"{step.bytes / (1 << 20):,.1f} MiB",
+        )
+    out.add_section()
+    out.add_row("median", f"{found.seconds:.3f}", f"{found.computing:.3f}", f"{found.missing:.2%}")
+    out.add_row("p99", f"{found.seconds_p99:.3f}")
+    return out

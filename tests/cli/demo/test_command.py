@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from lossycoll.cli.demo import corpus as demo_data
-from lossycoll.cli.demo import plot as demo_plot
 from lossycoll.cli.demo import report as demo_report
 from lossycoll.cli.demo import worker as demo_train
-from lossycoll.cli.demo.methods.ddp import PERIOD
+from lossycoll.cli.demo.methods import PERIOD
 from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
 from tests.support.harness import warm_python
 from tests.support.waiting import until
@@ -221,7 +220,7 @@ def test_recovery_of_the_second_half() -> None:
 
 def test_points_of_the_picture() -> None:
     curve = [(step, {"far": float(step > 8)}) for step in range(1, 17)]
-    points = demo_plot.means(curve, "far")
+    points = demo_report.means(curve, "far")
     assert points == [(9.5, 1.0), (11.5, 1.0), (13.5, 1.0), (15.5, 1.0)]  # no zeros on a log axis
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import lossycoll
 from lossycoll.cli.demo import drift_theory
 from lossycoll.cli.demo import worker as demo_train
-from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED, sharded
+from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED, wrap_sharded
 from lossycoll.train.common.staleness import MAX_AGE, Staleness
 from lossycoll.train.sharded.parameter_sync import TOO_MANY
 from tests.support.harness import init, run_good
@@ -130,7 +130,7 @@ def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
     init()
     out = {}
     # Resent: what parity leaves is missing by sets, of which there are few here.
-    for method in (DRIFT_BOUND, replace(SHARDED, wrap=partial(sharded.wrap, repair=2))):
+    for method in (DRIFT_BOUND, replace(SHARDED, wrap=partial(wrap_sharded, repair=2))):
         model = Noise()
         prepared = method.prepare(model, torch.optim.AdamW, demo_train.ADAMW, LOSS)
         replica, optimizer = prepared.forward, prepared.optimizer

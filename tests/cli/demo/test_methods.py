@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.studies.quality import variants
 from lossycoll.cli.demo import methods
-from lossycoll.cli.demo.methods import ddp, registry
 from lossycoll.cli.demo.report import demo_runs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,9 +76,9 @@ def test_a_bad_field_is_refused(changes: dict[str, Any], complaint: str) -> None
 
 
 def test_a_reloaded_method_takes_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_METHODS", {one.name: one for one in methods.methods()})
-    copy = types.FunctionType(ddp.wrap.__code__, ddp.wrap.__globals__)
-    copy.__qualname__ = ddp.wrap.__qualname__
+    monkeypatch.setattr(methods, "_METHODS", {one.name: one for one in methods.methods()})
+    copy = types.FunctionType(methods.wrap_ddp.__code__, methods.wrap_ddp.__globals__)
+    copy.__qualname__ = methods.wrap_ddp.__qualname__
     again = dataclasses.replace(methods.DDP, wrap=copy)
     assert methods.register(again) is methods.find("ddp", again.module) is again
     assert len({again, methods.DDP}) == 2

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from lossycoll.cli.doctor import checks, job_environment, loopback
 from lossycoll.cli.doctor import command as doctor
-from lossycoll.cli.doctor.findings import Finding, Severity
-from lossycoll.cli.doctor.requirements import Admitted, torch_versions
+from lossycoll.cli.doctor.checks import Finding, Severity, admits, torch_versions
 from lossycoll.runtime.keys import aead
 from lossycoll.runtime.net import control_groups, descriptor_exchange, interfaces
 from lossycoll.runtime.net.interfaces import Interface
@@ -147,32 +146,22 @@ def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
         (">=2.13,<2.16", "2.16.0a0+git1234", False),
         (">=3.10", "3.9.18", False),
         (">=3.10", "3.10.0", True),
-        ("==2.13", "2.13.0", True),
-        ("!=2.14.0,>=2.13", "2.14", False),
         ("", "1", True),
-        ("~=2.13", "2.15.3+cpu", True),
-        ("~=2.13", "3.0", False),
-        ("~=2.13.1", "2.14.0", False),
-        ("~=2.13.1", "2.13.0", False),
-        ("==2.13.*", "2.13.4+cu130", True),
-        ("==2.13.*", "2.14.0", False),
-        ("!=2.14.*", "2.14.1", False),
         (">=2.13", "2.13.0rc1", False),
         (">=2.13", "2.13.0a0+git1234", False),
         (">=2.13", "2.13.0.dev20260101+cpu", False),
-        ("==2.13.0", "2.13.0rc1", False),
         (">=2.13", "2.13.1rc1", True),
         (">=2.13", "2.13.0.post1", True),
     ],
 )
 def test_versions_are_those_that_the_package_admits(text: str, version: str, good: bool) -> None:
-    assert Admitted(text).admits(version) is good
+    assert admits(text, version) is good
 
 
 def test_a_range_of_versions_that_cannot_be_read_is_an_error() -> None:
-    for text, version in (("===2.13", "2.13"), (">=2.13.*", "2.13"), (">=2.13", "unknown")):
+    for text, version in (("~=2.13", "2.13"), (">=2.13.*", "2.13"), (">=2.13", "unknown")):
         with pytest.raises(ValueError, match=r"version"):
-            Admitted(text).admits(version)
+            admits(text, version)
 
 
 def test_a_version_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +184,7 @@ def test_every_torch_that_the_package_admits_is_good(monkeypatch: pytest.MonkeyP
         assert (found["torch"].found, found["torch"].status) == (version, status)
         assert found["Python"].status is Severity.OK
         if status is Severity.FAIL:
-            assert found["torch"].advice == f'pip install "torch{torch_versions().text}"'
+            assert found["torch"].advice == f'pip install "torch{torch_versions()}"'
 
 
 def test_injection_is_a_warning_and_leaves_the_self_test_alone() -> None:

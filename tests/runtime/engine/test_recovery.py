@@ -1,4 +1,4 @@
-"""The choice of means: the engine's is that of lossycoll/simulate/recovery.py."""
+"""The choice of means: the engine's is that of tests/oracle/recovery.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from lossycoll._native import ffi, lib
 
 from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of
-from lossycoll.simulate.recovery import Ask, Means, choose, left
+from tests.oracle.recovery import Ask, Means, choose, left
 
 CODES = [Code(), *(Code(s, r) for s in SIZES for r in ROWS[1:] if s + r <= SYMBOLS_MOST)]
 

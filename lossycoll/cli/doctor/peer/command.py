@@ -9,10 +9,10 @@ from typing import Final
 from lossycoll.errors import InterfaceError
 
 from ...argtypes import whole
-from ..findings import Finding, Severity
+from ..checks import Finding, Severity
 from .control import Control, Meeting, Peer, PeerError
 from .measure import Direction, Flow, Found, Limits, Rate, measure
-from .ports import Reached, open_ports
+from .probes import Reached, open_ports
 
 PORT: Final = 29499
 WAIT_SECONDS: Final = 60

@@ -69,7 +69,6 @@ class Control:
 
     @property
     def rtt_ms(self) -> float:
-        """The round trip as TCP knows it."""
         info = self.end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         return float(struct.unpack_from("I", info, _TCP_RTT_AT)[0]) / 1000
 
@@ -111,7 +110,6 @@ class Control:
 
 
 def number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number of a message, checked."""
     found = message.get(name)
     if not isinstance(found, int) or isinstance(found, bool) or not low <= found <= high:
         raise PeerError(f"the other doctor says {name} {found!r}, wanted {low} to {high}")
@@ -119,7 +117,6 @@ def number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def numbers(message: Mapping[str, Any], name: str, most: int, high: int) -> list[int]:
-    """A list of whole numbers from 0 on, checked."""
     found = message.get(name)
     if not isinstance(found, list) or len(found) > most:
         raise PeerError(f"the other doctor says {name} {str(found)[:40]!r}, wanted up to {most}")
@@ -168,7 +165,6 @@ class Meeting:
         self._allowed = {plain(str(one[4][0])) for one in found}
 
     def find(self, seconds: float) -> Control:
-        """Returns when both ends have found each other."""
         end = time.monotonic() + seconds
         tried = -PAUSE_SECONDS
         listener = self._listener()
@@ -380,7 +376,6 @@ class Meeting:
 
 
 def _is_routed(family: int, place: Any) -> bool:
-    """True if there is a route to a place."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)

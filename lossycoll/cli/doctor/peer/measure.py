@@ -11,20 +11,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from .control import Control, number, numbers
-from .packets import (
+from .probes import (
     BLAST,
     FLOW,
     IDLE,
     IP_BYTES,
+    MOST_PORTS,
     SIZE,
     Arrival,
+    Ports,
+    Reach,
     dropped_here,
     packet,
     receive_train,
     send_train,
     take,
+    try_ports,
 )
-from .ports import MOST_PORTS, Ports, Reach, try_ports
 
 WINDOW: Final = 100
 """Packets over which loss is looked at, to find where a burst ends."""
@@ -60,7 +63,6 @@ class Rate:
 
 
 def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
-    """Loss, order and doubles."""
     order = [one.number for one in arrivals]
     seen = set(order)
     late, top = 0, -1
@@ -186,7 +188,6 @@ Tell = Callable[[str], None]
 
 
 def measure(control: Control, ports: Ports, limits: Limits, tell: Tell) -> Found:
-    """Measures all; both ends at once."""
     tell("ports: TCP and UDP, both ways")
     reach = try_ports(control, ports)
     both = sorted(set(reach.out.heard) & set(reach.back.heard))
@@ -244,7 +245,6 @@ def _way(
 
 
 def _told(said: Mapping[str, Any], mtu: int) -> Direction:
-    """Result that the receiver told, checked."""
     count, lost, late, doubled, longest = _reals(said.get("flow"), 5)
     flow = Flow(int(count), lost, late, doubled, int(longest))
     speed, got, lost, burst, queue = _reals(said.get("rate"), 5)

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from lossycoll.cli.doctor.findings import Severity
-from lossycoll.cli.doctor.peer import command, control, measure, packets
+from lossycoll.cli.doctor.checks import Severity
+from lossycoll.cli.doctor.peer import command, control, measure, probes
 from lossycoll.cli.doctor.peer.control import Control, Meeting, PeerError
 from lossycoll.cli.doctor.peer.measure import Direction, Found
-from lossycoll.cli.doctor.peer.packets import Arrival
-from lossycoll.cli.doctor.peer.ports import Reach, Reached
+from lossycoll.cli.doctor.peer.probes import Arrival, Reach, Reached
 from lossycoll.cli.main import main
 from lossycoll.lab import Lab, Link, Network, Port
 from tests.support.harness import free_port
@@ -182,21 +181,21 @@ def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
 
 
 def test_packets_of_strangers_are_not_believed() -> None:
-    with two_ends() as (one, other), packets.open_udp("127.0.0.1", 0) as end:
+    with two_ends() as (one, other), probes.open_udp("127.0.0.1", 0) as end:
         place = end.getsockname()
-        good = packets.packet(other, packets.FLOW, 3, 5)
-        of_another_kind = packets.packet(one, packets.SIZE, 3, 5)
+        good = probes.packet(other, probes.FLOW, 3, 5)
+        of_another_kind = probes.packet(one, probes.SIZE, 3, 5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for data in (good[:-1], bytes(16) + good[16:], of_another_kind, good):
                 sender.sendto(data, place)
         time.sleep(0.05)
-        found = packets.take(end, one, packets.FLOW, 3)
+        found = probes.take(end, one, probes.FLOW, 3)
         assert [arrival.number for arrival, _ in found] == [5]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.bind(("127.0.0.2", 0))
             stranger.sendto(good, place)
         time.sleep(0.05)
-        assert not packets.take(end, one, packets.FLOW, 3)
+        assert not probes.take(end, one, probes.FLOW, 3)
 
 
 # ---- what arrivals say ----

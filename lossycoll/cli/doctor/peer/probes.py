@@ -1,4 +1,4 @@
-"""Ports of each end that the other one reaches, by TCP and by UDP, both ways at once.
+"""What measurements send: datagrams that no stranger can make, and the ports that they reach.
 
 UDP packets go from a port to a port, as those of ranks do: a filter that lets answers in lets in
 what it would let in of a job.
@@ -9,14 +9,159 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import selectors
 import socket
+import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from .control import Control, number, numbers
-from .packets import PORT, open_udp, packet, take
+from .control import Control, number, numbers, plain
+
+HEADER: Final = struct.Struct("!16sBxHIQ")
+"""The session, the kind of measurement, its number, the packet's number, and when it was sent."""
+PORT, SIZE, FLOW, BLAST, IDLE = range(1, 6)
+IP_BYTES: Final = {socket.AF_INET: 28, socket.AF_INET6: 48}
+"""Headers of IP and UDP."""
+QUIET_SECONDS: Final = 0.4
+"""Time in which packets may still come after the last one was sent."""
+TRAIN_SECONDS: Final = 20.0
+BUFFER: Final = 8 << 20
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE = 10, 23, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A packet. ``sent`` and ``came`` in ns, of two clocks; ``size`` without headers."""
+
+    number: int
+    sent: int
+    came: int
+    size: int
+
+
+def open_udp(address: str, port: int) -> socket.socket:
+    """A socket whose packets are never cut into fragments. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    end = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        end.bind((address, port))
+        if family == socket.AF_INET:
+            end.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PROBE)
+        else:
+            end.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PROBE)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+        end.setblocking(False)
+    except OSError:
+        end.close()
+        raise
+    return end
+
+
+def packet(control: Control, kind: int, run: int, at: int, size: int = 0) -> bytes:
+    head = HEADER.pack(control.session, kind, run, at, time.monotonic_ns())
+    return head + bytes(max(0, size - HEADER.size))
+
+
+def take(
+    end: socket.socket, control: Control, kind: int, run: int, most: int = 64
+) -> list[tuple[Arrival, tuple[str, int]]]:
+    """Packets of one measurement, with their senders; strangers' packets are dropped."""
+    found = []
+    address = control.address
+    for _ in range(most):
+        try:
+            data, place = end.recvfrom(65536)
+        except OSError:  # nothing more, or an ICMP message about something that was sent
+            break
+        came = time.monotonic_ns()
+        if len(data) < HEADER.size or plain(str(place[0])) != address:
+            continue
+        session, its_kind, its_run, at, sent = HEADER.unpack_from(data)
+        if session == control.session and (its_kind, its_run) == (kind, run):
+            found.append((Arrival(at, sent, came, len(data)), (plain(place[0]), place[1])))
+    return found
+
+
+def send_train(
+    end: socket.socket,
+    to: tuple[str, int],
+    control: Control,
+    kind: int,
+    run: int,
+    sizes: Sequence[int],
+    rate: float,
+    seconds: float = TRAIN_SECONDS,
+) -> tuple[int, float]:
+    """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``. Returns how
+    many, and how long that took. Those that the interface refuses are counted as sent."""
+    control.receive("ready")
+    begin = time.monotonic()
+    due = begin
+    count = 0
+    for size in sizes:
+        now = time.monotonic()
+        if now - begin > seconds:
+            break
+        if due > now + 0.001:
+            time.sleep(due - now)
+        elif due < now - 0.05:
+            due = now - 0.05  # what a sleep has lost isn't caught up with at once
+        try:
+            end.sendto(packet(control, kind, run, count, size), to)
+        except BlockingIOError:
+            select.select([], [end], [], 0.05)
+        except OSError as error:
+            if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS, errno.ECONNREFUSED):
+                break
+        count += 1
+        due += size / rate
+    took = time.monotonic() - begin
+    control.send("sent", count=count, ms=int(took * 1000))
+    return count, took
+
+
+def receive_train(
+    end: socket.socket, control: Control, kind: int, run: int
+) -> tuple[list[Arrival], int, float]:
+    """Arrivals of a train, the number that was sent, and for how long (s)."""
+    found: list[Arrival] = []
+    control.send("ready")
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.register(control.end, select.POLLIN)
+    until = time.monotonic() + TRAIN_SECONDS + 5
+    told = None
+    while (left := until - time.monotonic()) > 0:
+        ready = dict(poll.poll(1000 * left))
+        if not ready:
+            break
+        while some := take(end, control, kind, run):
+            found += [one for one, _ in some]
+        if told is None and (control.end.fileno() in ready or b"\n" in control.received):
+            told = control.receive("sent")
+            poll.unregister(control.end)
+            until = time.monotonic() + QUIET_SECONDS
+    told = told or control.receive("sent")
+    count, ms = told.get("count"), told.get("ms")
+    if not isinstance(count, int) or not isinstance(ms, int):
+        count = ms = 0
+    return [one for one in found if one.number < count], count, max(ms, 1) / 1000
+
+
+def dropped_here(end: socket.socket) -> int:
+    """Packets that this very socket had no room for: /proc's count."""
+    name = "udp6" if end.family == socket.AF_INET6 else "udp"
+    try:
+        with open(f"/proc/net/{name}", encoding="ascii") as file:
+            rows = [line.split() for line in file][1:]
+    except OSError:
+        return 0
+    inode = str(os.fstat(end.fileno()).st_ino)
+    return sum(int(row[12]) for row in rows if len(row) > 12 and row[9] == inode)
+
 
 MOST_PORTS: Final = 32
 """Most ports of a range that are tried, evenly spread."""
@@ -100,7 +245,6 @@ def open_ports(address: str, ports: tuple[int, int]) -> Ports:
 
 
 def try_ports(control: Control, ports: Ports) -> Reach:
-    """Tries all ports of both ends."""
     mine_udp = [end.getsockname()[1] for end in ports.udp]
     mine_tcp = [end.getsockname()[1] for end in ports.tcp]
     said = control.swap("ports", udp=mine_udp, tcp=mine_tcp, busy=ports.busy)
@@ -207,23 +351,23 @@ class _Attempt:
         self._open.append(end)
         self._selector.register(end, selectors.EVENT_WRITE, ("connect", port))
 
-    def _serve(self, end: socket.socket, what: str, number: int) -> None:
+    def _serve(self, end: socket.socket, what: str, which: int) -> None:
         if what == "udp":
             for arrival, place in take(end, self._control, PORT, 0):
-                if arrival.number == number:
-                    self.heard.add(number)
-                    self.sources[number] = place
+                if arrival.number == which:
+                    self.heard.add(which)
+                    self.sources[which] = place
         elif what == "listen":
             with contextlib.suppress(OSError):
                 other, _ = end.accept()
                 other.setblocking(False)
                 self._open.append(other)
-                self._selector.register(other, selectors.EVENT_READ, ("token", number))
+                self._selector.register(other, selectors.EVENT_READ, ("token", which))
         elif what == "connect":
             self._selector.unregister(end)
             code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self.trouble[number] = os.strerror(code).lower()
+                self.trouble[which] = os.strerror(code).lower()
             else:
                 with contextlib.suppress(OSError):
                     end.send(self._control.session)
@@ -231,4 +375,4 @@ class _Attempt:
             self._selector.unregister(end)
             with contextlib.suppress(OSError):
                 if end.recv(TOKEN_BYTES) == self._control.session:
-                    self.accepted.add(number)
+                    self.accepted.add(which)

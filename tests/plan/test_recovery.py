@@ -9,9 +9,9 @@ import pytest
 
 from lossycoll.plan.faults import Inject
 from lossycoll.plan.sets import Code
-from lossycoll.simulate.recovery import Ask, Means, choose, left
 from tests.oracle.masks import lost
 from tests.oracle.parity import shape_of
+from tests.oracle.recovery import Ask, Means, choose, left
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.1, 0.2, 0.4])

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -18,14 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.cli.argtypes import share, whole
-from lossycoll.cli.plotting import drawn, must_be_png
-from lossycoll.simulate.recorded import load
-from lossycoll.simulate.scale import profiles
-from lossycoll.simulate.theory import best
-from lossycoll.simulate.threshold import Choice, Cut, Point
+from lossycoll.simulate.noise import Empirical, Noise, fit
+from lossycoll.simulate.theory import best, noise_curve, normal_curve
+from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
+from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
-from .prediction import HARMLESS_DROP, Prediction, predict, slow_rank
+from .argtypes import share, whole
+from .plotting import must_be_png, pyplot
 
 MOST_WORKERS: Final = 1 << 14
 
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prediction and draws it; returns the exit status."""
     must_be_png(options.picture)
     recorded = load(options.times)
     prediction = predict(recorded, options.workers, options.drop_rate, options.cut, options.seed)
@@ -70,9 +69,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(table(prediction))
         for line in remarks(prediction):
             console.print(line, markup=False, highlight=False)
-    if options.picture is not None and drawn(
-        "lossycoll.cli.threshold.plot", errors, prediction, options.picture
-    ):
+    if options.picture is not None and (plt := pyplot(errors)) is not None:
+        draw(plt, prediction, options.picture)
         console.print(f"picture: {options.picture}", markup=False, highlight=False)
     return 0
 
@@ -85,6 +83,86 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "speedup": choice.speedup,
         "curve": [dataclasses.asdict(point) for point in choice.curve],
     }
+
+
+HARMLESS_DROP: Final = 0.1
+"""The drop rate up to which others have seen no loss of quality."""
+SLOW_RANK: Final = 1.1
+"""A rank that is slower than the median rank by this factor on average is worth a remark."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The choice, what it was made from, and other curves to compare it with."""
+
+    recorded: Recorded
+    choice: Choice
+    times: Times
+    """The times that the choice was made from: recorded, or resampled."""
+    workers: int
+    resampled: bool
+    noise: Noise
+    """The distribution that fits the recorded micro-batches."""
+    independent: tuple[Point, ...]
+    """The curve if micro-batches are as they were recorded, but independent."""
+    fitted: tuple[Point, ...]
+    """The curve if micro-batches are independent draws of ``noise``."""
+    paper: tuple[Point, ...]
+    """The curve by the paper's formula from their mean and deviation."""
+    at: Point | None
+    """The chosen threshold's point; None for no threshold."""
+    harmless: Choice | None
+    """The choice for HARMLESS_DROP, if the best threshold drops more."""
+
+    @property
+    def full_seconds(self) -> float:
+        return self.choice.curve[-1].step_seconds
+
+
+def predict(
+    recorded: Recorded, workers: int | None, drop_rate: float | None, cut: Cut, seed: int
+) -> Prediction:
+    """Chooses a threshold, for ``workers`` ranks or for the recorded ones, and compares."""
+    times, communication = recorded.times, recorded.communication
+    if workers is None:
+        choice = choose(times, communication, drop_rate=drop_rate, cut=cut)
+        used = times[usual(times)]
+    else:
+        choice, used = choose_at(
+            times, communication, workers, drop_rate=drop_rate, cut=cut, seed=seed
+        )
+    pool = profiles(times)
+    noise, recorded_noise = fit(pool), Empirical(pool)
+    count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
+    taus = np.array([point.threshold for point in choice.curve])
+    ranks = used.shape[1]
+    at = harmless = None
+    if math.isfinite(choice.threshold):
+        (at,) = curve(used, np.array([choice.threshold]), communication, cut=cut)
+    if drop_rate is None and choice.drop_rate > HARMLESS_DROP:
+        harmless = choose(used, communication, drop_rate=HARMLESS_DROP, cut=cut)
+    return Prediction(
+        recorded=recorded,
+        choice=choice,
+        times=used,
+        workers=ranks,
+        resampled=workers is not None,
+        noise=noise,
+        independent=noise_curve(taus, ranks, count, recorded_noise, communication),
+        fitted=noise_curve(taus, ranks, count, noise, communication),
+        paper=normal_curve(taus, ranks, count, recorded_noise, communication),
+        at=at,
+        harmless=harmless,
+    )
+
+
+def slow_rank(times: Times) -> tuple[int, float] | None:
+    """The slowest rank, and its mean compute time over the median rank's, if that is much. Times
+    are by micro-batch, so that a rank with more of them doesn't count as slow."""
+    means = np.nanmean(times[usual(times)], axis=(0, 2))
+    slowest = int(np.argmax(means))
+    ratio = float(means[slowest] / np.median(means))
+    return (slowest, ratio) if ratio > SLOW_RANK else None
 
 
 ROWS: Final = 14
@@ -186,3 +264,69 @@ def remarks(prediction: Prediction) -> list[str]:
             f"what is dropped is its data above all; look at that machine first"
         )
     return lines
+
+
+CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
+
+
+def draw(plt: Any, prediction: Prediction, path: Path) -> None:
+    figure, table = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
+    gain, cost, spread, empty = table.flat
+    empty.set_axis_off()
+    what = "resampled" if prediction.resampled else "recorded"
+    curves = (
+        (prediction.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
+        (prediction.independent, "independent micro-batches", {"color": "tab:green"}),
+        (prediction.fitted, "fitted distribution", {"color": "tab:orange", "linestyle": "--"}),
+        (prediction.paper, "paper's normal formula", {"color": "tab:gray", "linestyle": ":"}),
+    )
+    for points, label, style in curves:
+        speedups = [point.speedup for point in points]
+        gain.plot([point.threshold for point in points], speedups, label=label, **style)
+        cost.plot([100 * point.drop_rate for point in points], speedups, label=label, **style)
+    if prediction.at is not None:
+        label = f"chosen: {prediction.at.threshold:.4g} s"
+        gain.axvline(prediction.at.threshold, label=label, **CHOSEN)
+        label = f"{prediction.at.drop_rate:.1%} dropped: {prediction.at.speedup:.3f}"
+        at = (100 * prediction.at.drop_rate, prediction.at.speedup)
+        cost.plot(*at, "o", color="tab:red", label=label)
+    for axes in (gain, cost):
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set(ylabel="effective speed-up")
+    gain.set(xlabel="threshold, s")
+    gain.set_title("Speed-up against the threshold")
+    cost.set(xlabel="micro-batches dropped, %")
+    cost.set_title("Speed-up against what is dropped")
+    _spread(spread, prediction)
+    besides = f"{prediction.recorded.communication:.3g} s of a step besides compute"
+    figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
+    for axes in (gain, cost, spread):
+        axes.grid(alpha=0.3)
+    # In a panel of its own: among three curves there is no room.
+    handles, labels = gain.get_legend_handles_labels()
+    empty.legend(handles, labels, loc="center")
+    for axes in (cost, spread):
+        axes.legend(*_own(axes, labels))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _own(axes: Any, others: list[str]) -> tuple[list[Any], list[str]]:
+    """Entries that the legend below the figure does not have."""
+    entries = zip(*axes.get_legend_handles_labels(), strict=True)
+    own = [(handle, label) for handle, label in entries if label not in others]
+    return [handle for handle, _ in own], [label for _, label in own]
+
+
+def _spread(axes: Any, prediction: Prediction) -> None:
+    ranks = np.nansum(prediction.times, axis=2).ravel()
+    for values, label, colour in (
+        (ranks, "a rank", "tab:green"),
+        (compute_seconds(prediction.times), "the slowest rank", "tab:purple"),
+    ):
+        axes.ecdf(values, label=label, color=colour, linewidth=2)
+    if prediction.at is not None:
+        axes.axvline(prediction.at.threshold, **CHOSEN)
+    axes.margins(x=0.05)
+    axes.set(xlabel="compute in a step, s", ylabel="share of the steps done by then")
+    axes.set_title("What a threshold cuts off")

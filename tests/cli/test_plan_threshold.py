@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from lossycoll.cli import main as cli
-from lossycoll.cli.threshold.command import as_json
-from lossycoll.cli.threshold.prediction import HARMLESS_DROP
-from lossycoll.simulate import Delayed, choose, choose_at, recorded
+from lossycoll.cli.plan_threshold import HARMLESS_DROP, as_json
+from lossycoll.simulate import Delayed, choose, choose_at, load
 from tests.support import dropcompute_checks as checks
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "dropcompute-times.json"
 KEYS = {"threshold", "drop_rate", "speedup", "curve"}
 
@@ -43,7 +42,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_the_example_is_what_its_command_writes() -> None:
     assert EXAMPLE.read_text(encoding="utf-8") == checks.example()
-    loaded = recorded.load(EXAMPLE)
+    loaded = load(EXAMPLE)
     assert loaded.times.shape == checks.EXAMPLE_SHAPE
     assert int(np.isnan(loaded.times).sum()) == 3
     assert loaded.communication == checks.EXAMPLE_COMMUNICATION
@@ -71,7 +70,7 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
     assert report.keys() == KEYS
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "picture" in done.stderr
-    loaded = recorded.load(EXAMPLE)
+    loaded = load(EXAMPLE)
     choice = choose(loaded.times, loaded.communication)
     assert [report["threshold"], report["drop_rate"], report["speedup"]] == [
         choice.threshold,
@@ -84,7 +83,7 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
 
 def test_the_table_has_the_curve_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, EXAMPLE)
-    loaded = recorded.load(EXAMPLE)
+    loaded = load(EXAMPLE)
     choice = choose(loaded.times, loaded.communication)
     assert "recorded: 24 steps, 4 ranks, 8 micro-batches; 0.15 s" in text
     assert "log-normal" in text
@@ -127,7 +126,7 @@ def test_another_scale(capsys: pytest.CaptureFixture[str]) -> None:
         assert report.keys() == KEYS
         return report
 
-    loaded = recorded.load(EXAMPLE)
+    loaded = load(EXAMPLE)
     report = asked("--workers", 512, "--seed", 5)
     choice, _ = choose_at(loaded.times, loaded.communication, 512, seed=5)
     assert report == as_json(choice)

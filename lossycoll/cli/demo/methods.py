@@ -1,4 +1,16 @@
-"""Training methods, and their registry. Imports no torch, for ``--help``."""
+"""The training methods that the demo and the study of quality compare. No torch, for ``--help``.
+
+To add a method, write one module like tests/cli/demo/sign_sgd.py and register it once:
+
+- ``wrap(model, optimizer_class, settings)`` returns what is run forward and what is stepped.
+- ``attach(forward, optimizer)``, if needed, adds what hooks into both, such as DriftBound.
+- ``register(Method(name=..., module=__name__, wrap=wrap, summary=..., colour=...))``.
+
+In this module, add it to ``BUILT_IN`` below instead of registering it. From your own package,
+import your module before you start the demo (``lossycoll.cli.main.main``) or the study. The demo's
+``--runs``, table, notes and plot, and the study's runs, tables and plots then include the method.
+Ranks are processes of their own that import ``module``: it has to be on ``PYTHONPATH``.
+"""
 
 from __future__ import annotations
 
@@ -185,8 +197,111 @@ def methods() -> Sequence[Method]:
 
 
 def find(name: str, module: str) -> Method:
-    """Imports a module and finds the method that it registers."""
     import_module(module)
     if name not in _METHODS:
         raise ValueError(f"{module} registers no method {name!r}, only {', '.join(_METHODS)}")
     return _METHODS[name]
+
+
+def wrap_ddp(
+    model: nn.Module, optimizer_class: Callable[..., Optimizer], settings: Mapping[str, Any]
+) -> tuple[nn.Module, Optimizer]:
+    """DDP's wrapper forward, the optimizer of the model's parameters as it is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(model), optimizer_class(model.parameters(), **settings)
+
+
+DDP: Final = Method(
+    name="ddp",
+    module=__name__,
+    wrap=wrap_ddp,
+    run="lossy",
+    summary=(
+        "a rank that a mean does not reach continues with its own gradient, so replicas drift "
+        "apart for as long as training lasts"
+    ),
+    colour="tab:red",
+    marker="D",
+)
+
+
+PERIOD: Final = 16
+"""Steps in which DriftBound brings all parameters together once."""
+
+
+def attach_drift_bound(forward: nn.Module, optimizer: Optimizer, period: int = PERIOD) -> object:
+    """DriftBound, which hooks into the optimizer's step."""
+    import lossycoll
+
+    return lossycoll.DriftBound(forward, optimizer, period)
+
+
+def _drift_of_bound(optimizer: Optimizer, loss: float, period: int = PERIOD) -> Theory:
+    """From the replicas' own steps."""
+    from .drift_theory import OwnSteps
+
+    return OwnSteps(optimizer, period, loss)
+
+
+DRIFT_BOUND: Final = Method(
+    name="ddp+driftbound",
+    module=__name__,
+    wrap=wrap_ddp,
+    attach=attach_drift_bound,
+    run="bounded",
+    summary=f"DriftBound brings 1/{PERIOD} of the parameters together after each step",
+    expected_drift=_drift_of_bound,
+    colour="tab:orange",
+)
+
+
+def wrap_sharded(
+    model: nn.Module,
+    optimizer_class: Callable[..., Optimizer],
+    settings: Mapping[str, Any],
+    **how: Any,
+) -> tuple[nn.Module, Optimizer]:
+    """``how``: options of ShardedOptimizer."""
+    import lossycoll
+
+    sharded = lossycoll.ShardedOptimizer(
+        model.parameters(), optimizer_class, model=model, **how, **settings
+    )
+    return model, sharded
+
+
+def _wait_sharded(optimizer: Any) -> None:
+    """Parameters travel during the next forward pass, whose modules wait for their own."""
+    optimizer.wait_parameters()
+
+
+def _drift_of_sharded(optimizer: Optimizer, loss: float) -> Theory:
+    """From how the owners' values move, and how many were missing."""
+    import lossycoll
+
+    from .drift_theory import OwnersTrail
+
+    del loss  # which says how many packets are lost, and not how many come back
+    assert isinstance(optimizer, lossycoll.ShardedOptimizer)
+    return OwnersTrail(optimizer)
+
+
+SHARDED: Final = Method(
+    name="sharded",
+    module=__name__,
+    wrap=wrap_sharded,
+    wait=_wait_sharded,
+    summary=(
+        "parameters are sent, not gradients; a lost packet leaves a value that is a step or two old"
+    ),
+    expected_drift=_drift_of_sharded,
+    colour="tab:purple",
+    marker="P",
+)
+
+
+BUILT_IN: Final = (DDP, DRIFT_BOUND, SHARDED)
+
+for _method in BUILT_IN:
+    register(_method)

@@ -1,1 +1,0 @@
-"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times."""

@@ -48,9 +48,7 @@ if TYPE_CHECKING:
     from .train.dropcompute.report import DropReport, DropStep
     from .train.elastic.torchft import torchft_process_group
     from .train.elastic.world import ElasticWorld, WorldChange
-    from .train.hooks.arc_topk import arc_topk_hook
-    from .train.hooks.dispersing import dispersing_hook
-    from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
+    from .train.hooks import WireFeedbackState, arc_topk_hook, dispersing_hook, wire_feedback_hook
     from .train.moshpit.averager import MoshpitAverager
     from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
     from .train.sharded.backup import ShardBackup
@@ -73,8 +71,8 @@ _HOME: Final = {
     "MoshpitSGD": "train.moshpit.sgd",
     "ShardBackup": "train.sharded.backup",
     "ShardedStats": "train.sharded.parameter_sync",
-    "dispersing_hook": "train.hooks.dispersing",
-    **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
+    "dispersing_hook": "train.hooks",
+    **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks"),
     "wire_allreduce_": "backend.wire_all_reduce",
     "stop_replacing": "backend.replacement",
     "export_chrome_trace": "backend.spans",
@@ -84,7 +82,7 @@ _HOME: Final = {
     "DropCompute": "train.dropcompute.controller",
     **dict.fromkeys(("DropReport", "DropStep"), "train.dropcompute.report"),
     "ARCTopKState": "train.compress.arc_topk",
-    "arc_topk_hook": "train.hooks.arc_topk",
+    "arc_topk_hook": "train.hooks",
 }
 """The module of each public name."""
 

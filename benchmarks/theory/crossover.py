@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common.report import fill, markdown, plt, save
+from benchmarks.common.report import fill_and_keep, markdown, plt, save
 from tests.oracle.recovery import NO_PARITY, Ask, Means, choose
 
 LOSSES: Final = (0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4)
@@ -122,7 +122,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     found = measured()
     draw(found, folder / "parity-map.png")
-    fill(folder / "parity-speed.md", {"parity-map": table(found)})
+    fill_and_keep(folder / "parity-speed.md", "parity-map", table(found))
 
 
 if __name__ == "__main__":

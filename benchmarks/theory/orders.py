@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lossycoll.plan import Missing, hierarchical
 from lossycoll.plan.order import draw_order
-from lossycoll.train.hooks import dispersing
+from lossycoll.train import hooks
 from tests.support.network import GROUP
 
 from .experiments import IN_FLIGHT, PER_PACKET, Job, executing
@@ -74,11 +74,11 @@ def rotated_back(sent: Tensor, length: int, per_packet: int) -> Tensor:
 
 def dispersed(flat: Tensor, per_packet: int) -> Tensor:
     """As dispersing_hook sends it."""
-    return dispersing._interleaved(flat, dispersing._prime_from(len(flat) / per_packet))
+    return hooks._interleaved(flat, hooks._prime_from(len(flat) / per_packet))
 
 
 def dispersed_back(sent: Tensor, length: int, per_packet: int) -> Tensor:
-    return dispersing._restored(sent, dispersing._prime_from(length / per_packet), length)
+    return hooks._restored(sent, hooks._prime_from(length / per_packet), length)
 
 
 Order = tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor, int, int], Tensor]]

@@ -15,8 +15,8 @@ from benchmarks.studies.arc_topk.contraction import kept, rank_gradients
 from benchmarks.studies.arc_topk.long import plot as long_plot
 from benchmarks.studies.arc_topk.long import report as long_report
 from benchmarks.studies.arc_topk.long.variants import DENSE, LEVELS, LONG_VARIANTS, SEEDS
-from benchmarks.studies.arc_topk.measure import train_long
 from benchmarks.studies.arc_topk.speed import share
+from benchmarks.studies.arc_topk.study import train_long
 from benchmarks.studies.arc_topk.tasks import conv
 from benchmarks.studies.arc_topk.variants import (
     NONE_VARIANTS,

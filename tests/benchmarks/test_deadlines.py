@@ -11,9 +11,9 @@ import pytest
 from benchmarks.common.results import Result
 from benchmarks.studies.deadlines import hindsight, report
 from benchmarks.studies.deadlines.hindsight import Stream
-from benchmarks.studies.deadlines.measure import run
 from benchmarks.studies.deadlines.rank import STREAM
 from benchmarks.studies.deadlines.scenarios import BY_NAME, Change, Scenario, Trial
+from benchmarks.studies.deadlines.study import run
 from benchmarks.studies.deadlines.summary import Operation, figures, operations, summary
 from lossycoll.lab import Link, Network, Port
 from tests.support.lab_kit import needs_lab

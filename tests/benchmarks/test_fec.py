@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.results import Result
-from benchmarks.studies.fec.cells import VARIANTS, Cell
-from benchmarks.studies.fec.formulas import predicted
-from benchmarks.studies.fec.measure import residual
+from benchmarks.studies.fec.cells import VARIANTS, Cell, predicted
 from benchmarks.studies.fec.report import write
+from benchmarks.studies.fec.study import residual
 
 PAGE = "<!-- fec: begin -->\nbefore\n<!-- fec: end -->\n"
 

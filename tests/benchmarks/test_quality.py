@@ -14,7 +14,7 @@ import pytest
 from benchmarks.common import results as store
 from benchmarks.common.results import Result
 from benchmarks.common.runner import main, only
-from benchmarks.studies.quality import measure, report
+from benchmarks.studies.quality import report
 from benchmarks.studies.quality import study as command
 from benchmarks.studies.quality.matrix import (
     AGE_RULES,
@@ -232,7 +232,7 @@ def test_the_study_goes_on_where_it_was_stopped(
     log: list[str] = []
     failing = ""
     monkeypatch.setattr(command, "runs", lambda seeds: [base, first, second, third])
-    monkeypatch.setattr(measure, "Pool", lambda world: NoRanks(world, log, failing))
+    monkeypatch.setattr(command, "Pool", lambda world: NoRanks(world, log, failing))
     results = tmp_path / "results.jsonl"
     arguments = ["--results", str(results)]
     assert main(command.STUDY, [*arguments, "--limit-minutes", "1e-12"]) == 0

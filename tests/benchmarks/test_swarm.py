@@ -17,7 +17,6 @@ from benchmarks.common.results import Result, append
 from benchmarks.common.runner import one_by_one
 from benchmarks.studies.swarm import report
 from benchmarks.studies.swarm import study as command
-from benchmarks.studies.swarm.measure import check_faults
 from benchmarks.studies.swarm.runs import (
     FAULTS,
     JOINED,
@@ -28,6 +27,7 @@ from benchmarks.studies.swarm.runs import (
     Run,
     runs,
 )
+from benchmarks.studies.swarm.study import check_faults
 from lossycoll.errors import LossyError
 
 BUDGET = Budget(steps=80)

@@ -36,7 +36,7 @@ TRAINING = (
     ),
     mutation(
         "the default of a method goes before what the group was given",
-        "lossycoll/train/common/recovery.py",
+        "lossycoll/train/common/delivery.py",
         "(exact or self.asked or not given)",
         "(exact or not given or True)",
         "tests/train/common/test_recovery.py::test_a_call_is_made_with",
@@ -71,7 +71,7 @@ TRAINING = (
     ),
     mutation(
         "what is rounded off of a gradient is forgotten",
-        "lossycoll/train/common/wire.py",
+        "lossycoll/train/common/delivery.py",
         "torch.sub(row, missed.masked_fill_(gone, 0), out=missed)",
         "missed.copy_(row).masked_fill_(~gone, 0)",
         "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",

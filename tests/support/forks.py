@@ -42,7 +42,7 @@ PRELOADED = (
         "lossycoll.train.drift.bound",
     ),
     *("lossycoll.train.sharded.optimizer", "lossycoll.train.dropcompute.runner"),
-    *("lossycoll.train.hooks.arc_topk", "lossycoll.train.hooks.dispersing"),
+    "lossycoll.train.hooks",
 )
 """What most ranks need: an optimizer imports torch._dynamo."""
 PRIVATE = ("torch.profiler._cupti_monitor",)

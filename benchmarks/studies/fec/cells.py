@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.common.results import Piece
 from lossycoll.lab import Link, Network, Port
+from lossycoll.options.fields import Options
+from lossycoll.plan.sets import Code
+from tests.oracle import recovery
+from tests.oracle.parity import shape_of
 
 LOSSES = (0.001, 0.01, 0.05, 0.1)
 BURSTS = (1, 4)
@@ -52,3 +58,21 @@ def cells() -> Iterator[Cell]:
             for variant in VARIANTS:
                 yield Cell("residual", variant, loss, burst)
     yield Cell("lab", ALL, WIRE.link.loss, 1)
+
+
+def left(loss: float, burst: float, code: Code) -> float:
+    """What a code leaves of a stream of the study."""
+    fitted = code.fitted(STREAM)
+    shape = shape_of(fitted, STREAM)
+    columns = int(np.bincount(shape.of_data)[0])
+    sets = int(shape.of_data[: shape.window].max()) + 1
+    return recovery.left(loss, burst, columns, fitted.rows, sets)
+
+
+def predicted(variant: str, loss: float, burst: float) -> float | None:
+    """What a loss leaves with a variant; None where no formula is given."""
+    options = Options(**VARIANTS[variant])
+    code, most_parity, _ = options.parity
+    if most_parity or (code.rows and options.repair):
+        return None
+    return left(loss, burst, code) if code.rows else loss ** (1 + options.repair)

@@ -12,8 +12,7 @@ from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result
 from lossycoll.plan.sets import ROWS, USUAL, Code
 
-from .cells import VARIANTS
-from .formulas import left
+from .cells import VARIANTS, left
 
 MARKS: Final = {
     "fec=auto": "*",

@@ -11,7 +11,7 @@ from lossycoll.cli.bench.command import human
 from lossycoll.cli.bench.plot import COLOURS
 
 from .cells import RANKS, RAW_BASE, WIRES
-from .rates import bus
+from .verdict import bus
 
 SHOWN = tuple(WIRES)[:2]
 """The others are in the tables."""

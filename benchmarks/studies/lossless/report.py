@@ -13,7 +13,7 @@ from lossycoll.cli.bench.command import human
 
 from . import plot, verdict
 from .cells import MIB, RAW, RAW_BASE, RAW_SIZES, WIRES, goal
-from .rates import bus, cpu_per_gb, raw_share
+from .verdict import bus, cpu_per_gb, raw_share
 
 Row = dict[str, Any]
 README_ROW = ("all_reduce", 25 * MIB)

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import lossycoll
-from lossycoll.train.common.recovery import MAX_MISSING
+from lossycoll.train.common.delivery import MAX_MISSING
 from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY
 from lossycoll.train.sharded.parameter_sync import TOO_MANY
 

@@ -8,7 +8,8 @@ backend's collectives are reliable, and a group of one rank needs none.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,13 +17,104 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
+from lossycoll.backend.work import LossyWork
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.options.scopes import lossy, reliable
 
-from .recovery import NOTHING_ASKED, Recovery
+from .delivery import (
+    FP16,
+    NOT_ASKED,
+    NOTHING_ASKED,
+    Recovery,
+    Wire,
+    as_elements,
+    exactly,
+    missed_by_rounding,
+    rounded_to,
+)
 from .staleness import Mask
-from .wire import FP16, NOT_ASKED, Wire, as_elements, exactly, missed_by_rounding, rounded_to
-from .works import BlockGather, Complete, ReportedMean, Work
+
+
+class Work(Protocol):
+    """A collective that may be under way."""
+
+    def wait(self) -> Any: ...
+
+
+class BlockGather:
+    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
+
+    def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
+        self._work = work
+        self._arrived = arrived
+
+    def wait(self) -> Mask:
+        """bool (world, blocks): True where the block that the owner sent is in the result."""
+        self._work.wait()
+        return self._arrived()
+
+    def wait_result(self) -> Mask:
+        """Wait as :meth:`wait` does, but only until the result can be read. This rank's chunk may
+        still be asked for, so no chunk may be written until :meth:`wait` has returned.
+        """
+        wait_result(self._work)
+        return self._arrived()
+
+
+class ReportedMean:
+    """A mean whose senders learn what of their contributions isn't in it."""
+
+    def __init__(self, work: Work, missed: Callable[[], Tensor | None]) -> None:
+        self._work = work
+        self._missed = missed
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    @property
+    def missed(self) -> Tensor | None:
+        """What of this rank's contribution (world * n,) was lost or rounded off; None: nothing."""
+        self.wait()
+        return self._missed()
+
+
+class OnHost:
+    """A collective that is waited for on the host, wherever its tensors lie."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        if isinstance(self._work, LossyWork):
+            self._work.wait_on_host()
+        else:
+            self._work.wait()
+
+
+class Complete:
+    def wait(self) -> None: ...
+
+
+def wait_result(work: Work) -> None:
+    """Waits until a collective's result can be read; its tensors may be written only after
+    ``work.wait()``, as what this rank sends may still be asked for.
+    """
+    if isinstance(work, LossyWork | BlockGather):
+        work.wait_result()
+    else:
+        work.wait()
+
+
+def wait_all(works: Sequence[Work]) -> None:
+    """Waits for all, also after one has failed; raises the first failure."""
+    failure: Exception | None = None
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def own_group(group: object) -> dist.ProcessGroup:
@@ -47,10 +139,9 @@ class Collectives:
     """The collectives of one process group, as the methods of training use them.
 
     A method that returns a :class:`Work` only starts its collective; any other is complete when it
-    returns. Sums of gradients, reductions to owners and gathers of blocks may lose packets
-    (:attr:`may_lose`), all others are reliable. ``recovery`` is what is brought back of lost
-    packets; with ``exact`` it holds as it is (:meth:`.Recovery.changes`). With ``optional`` a
-    process without a process group works as a single rank.
+    returns. Sums of gradients, reductions to owners and gathers of blocks may lose packets, all
+    others are reliable. With ``exact``, ``recovery`` holds as it is (:meth:`.Recovery.changes`);
+    with ``optional`` a process without a process group works as a single rank.
     """
 
     def __init__(
@@ -88,7 +179,7 @@ class Collectives:
     # ---- lost ranks ----
 
     def agreed_lost(self) -> tuple[int, ...]:
-        """Ranks that took no part in the group's last collective, ascending, the same on all ranks.
+        """Ranks that took no part in the group's last collective, the same on all ranks.
 
         A decision about the next collective goes by this. By what one rank happens to know, that
         rank would raise, and another that has already begun the next collective would wait for it.
@@ -105,10 +196,7 @@ class Collectives:
         return self.world - len(self.agreed_lost())
 
     def continues_after(self, error: PeerLostError) -> bool:
-        """True if the group continues with the survivors of a loss.
-
-        False: the error is the group's end.
-        """
+        """True if the group continues with the survivors of a loss; False: the error is its end."""
         return error.peer in self.known_lost()
 
     # ---- what may lose packets ----
@@ -120,10 +208,7 @@ class Collectives:
         return found is not None and self.world > 1 and not self._reliable_now(found)
 
     def delivery(self, gradient: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
-        """The scope in which gradients and parameters are sent.
-
-        A ``gradient`` in it is encoded as gradients are.
-        """
+        """The scope in which parameters, and gradients such as ``gradient``, are sent."""
         asked = self._wire.asked_of_gradients
         is_asked = asked is not None and gradient is not None and gradient.dtype is torch.float32
         wire = {"wire": asked} if is_asked else {}
@@ -193,11 +278,9 @@ class Collectives:
         return BlockGather(work, lambda: work.arrived_result)
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """The number of blocks, each a packet's payload, of a chunk of ``nbytes``."""
         return 1 if self.lossy is None else self.lossy.blocks(nbytes, encoding)
 
     def block_elements(self, flat: Tensor, encoding: str = "same") -> int:
-        """The number of elements, of the type of ``flat``, of a block."""
         if self.lossy is None:
             return 1
         if encoding != "same":
@@ -239,7 +322,6 @@ class Collectives:
     # ---- what is reliable ----
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Work:
-        """Starts to reduce a tensor over the ranks, in place; reliable."""
         if self._group is None:
             return Complete()
         with reliable():
@@ -254,7 +336,6 @@ class Collectives:
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather(self, row: Tensor) -> Tensor:
-        """Gathers a row (n,) of each rank as (world, n); reliable."""
         if self._group is None:
             return row.clone().view(1, -1)
         out = row.new_empty(self.world * len(row))
@@ -263,10 +344,7 @@ class Collectives:
         return out.view(self.world, -1)
 
     def all_gather_parameters(self, row: Tensor) -> Tensor:
-        """Like :meth:`all_gather`, with the encoding of parameters.
-
-        For the same bits on all ranks, :meth:`round_parameters` comes before.
-        """
+        """Like :meth:`all_gather`, but encoded; see :meth:`round_parameters` for equal bits."""
         if self.parameter_encoding(row) == "same":
             return self.all_gather(row)
         out = row.new_empty(self.world * len(row))
@@ -292,12 +370,10 @@ class Collectives:
         return table
 
     def broadcast(self, flat: Tensor) -> None:
-        """Overwrites (n,) with rank 0's; reliable."""
         with reliable():
             dist.broadcast(flat, group=self.group, group_src=0)
 
     def gather_objects(self, value: object, to: int) -> list[Any] | None:
-        """Gathers a picklable object of each rank at rank ``to``, None elsewhere; reliable."""
         out: list[Any] | None = [None] * self.world if self.rank == to else None
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)

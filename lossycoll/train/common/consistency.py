@@ -22,13 +22,9 @@ PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 
 @dataclass(frozen=True)
 class Agreement:
-    """Lines of text that all ranks of a group must have alike."""
-
     collectives: Collectives  # of the group
-    lines: Sequence[str]
-    """One for each tensor or argument, in order."""
-    device: torch.device
-    """Device of the tensors of the group's collectives."""
+    lines: Sequence[str]  # one for each tensor or argument, in order
+    device: torch.device  # device of the tensors of the group's collectives
 
 
 def as_line(name: str, tensor: Tensor) -> str:
@@ -45,7 +41,6 @@ def as_line(name: str, tensor: Tensor) -> str:
 
 
 def as_lines(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as lines of text, one each."""
     return [f"{name} = {value!r}" for name, value in settings.items()]
 
 

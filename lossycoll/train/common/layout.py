@@ -25,28 +25,19 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter that is to be laid out."""
-
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    """In elements."""
-    itemsize: int
-    """Bytes of an element."""
-    key: Hashable = None
-    """Only parameters of equal keys share a bucket."""
+    stride: tuple[int, ...]  # in elements
+    itemsize: int  # bytes of an element
+    key: Hashable = None  # only parameters of equal keys share a bucket
 
     @property
     def numel(self) -> int:
-        """Its elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketMember:
-    """A parameter in its bucket."""
-
-    index: int
-    """The parameter's, in order of registration."""
+    index: int  # the parameter's, in order of registration
     begin: int  # the bucket's element at which it begins
     end: int  # after its last one
     shape: tuple[int, ...]
@@ -70,8 +61,6 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Bucket of parameters that one collective carries."""
-
     key: Hashable  # of all its parameters
     members: tuple[BucketMember, ...]  # its parameters, in order
     size: int  # its elements with padding, of which each rank owns as many
@@ -80,11 +69,9 @@ class Bucket:
 
     @property
     def chunk(self) -> int:
-        """Elements of one rank."""
         return self.size // self.world
 
     def fragments(self, rank: int) -> list[Fragment]:
-        """The fragments that ``rank`` owns, in order; none where its chunk is padding alone."""
         first, last = rank * self.chunk, (rank + 1) * self.chunk
         return [
             Fragment(member, max(member.begin, first), min(member.end, last), self.whole)
@@ -105,10 +92,8 @@ def lay_out(
 
     Parameters are taken last first, since the backward pass ends with the first. Those of one key
     fill one bucket after another; a parameter that is larger than a bucket has one of its own.
-    ``start`` is the index of the first of ``specs``; ``first_bytes`` bounds the very first bucket.
-
-    With ``whole`` no parameter is cut. Then a bucket has room for as many of the largest one as
-    there are ranks: chunks are equal, and what a rank has less of is padding that travels.
+    With ``whole`` no parameter is cut: a bucket has room for as many of the largest one as there
+    are ranks, and what a rank has less of is padding that travels.
     """
     if whole:
         bucket_bytes = max(bucket_bytes, world * max(map(_padded, specs), default=0))
@@ -169,7 +154,6 @@ def _dealt(specs: Sequence[ParameterSpec], world: int) -> tuple[list[int], int]:
 
 
 def _unit(spec: ParameterSpec) -> int:
-    """Elements in ALIGNMENT bytes."""
     return ALIGNMENT // spec.itemsize
 
 
@@ -182,7 +166,6 @@ def _bytes(specs: Sequence[ParameterSpec], indices: Sequence[int]) -> int:
 
 
 def round_up(value: int, unit: int) -> int:
-    """The least multiple of ``unit`` that isn't below ``value``."""
     return -(-value // unit) * unit
 
 

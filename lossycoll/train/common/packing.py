@@ -134,7 +134,6 @@ FAILED: Final = -1
 
 
 def byte_tensor(text: bytes) -> Tensor:
-    """Bytes as a uint8 tensor (n,) in host memory, a copy."""
     return (
         torch.frombuffer(bytearray(text), dtype=torch.uint8)
         if text

@@ -27,23 +27,19 @@ Mask = NDArray[np.bool_]
 
 
 class Staleness:
-    """The ages of one bucket's blocks at one rank.
-
-    This rank's own have age 0. A block of age ``max_age`` is needed in the next step.
-    """
+    """The ages of one bucket's blocks at one rank; its own have age 0."""
 
     def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
         self._rank = rank
         self._max_age = max_age
         self._probes = np.arange(blocks) % PROBE_EVERY
         self._steps = 0
-        self.values = np.zeros((world, blocks), np.int32)
-        """Steps, int32 (world, blocks), by owner."""
+        self.values = np.zeros((world, blocks), np.int32)  # steps, int32 (world, blocks), by owner
 
     def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
         """The blocks, bool (world, blocks), that the next step must bring; None: none.
 
-        All blocks of the owners in ``strict``, bool (world,), must arrive but for a sample.
+        Of the owners in ``strict``, bool (world,), these are all blocks but a sample.
         """
         if self._max_age is None:
             return None
@@ -54,14 +50,12 @@ class Staleness:
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
-        """Takes in one more step's arrivals, bool (world, blocks) by owner."""
         self._steps += 1
         self.values += 1
         self.values[arrived] = 0
         self.values[self._rank] = 0
 
     def reset(self) -> None:
-        """All replicas are equal."""
         self.values[:] = 0
 
 

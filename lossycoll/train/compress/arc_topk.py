@@ -15,37 +15,38 @@ from torch import Tensor
 from lossycoll.errors import CheckpointError, OptionError, TrainingError, UnsupportedError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
+from lossycoll.train.common.delivery import Wire
 from lossycoll.train.common.layout import is_dense
-from lossycoll.train.common.wire import Wire
 
 from .error_memory import RankMemory
 from .selection import MatrixShape, by_element, by_first_dimension, pays
-from .settings import DENSE_BELOW, ARCTopKSettings
-from .step import BucketGradient, BucketStep, TrafficCounts, mean_whole
+from .step import (
+    DENSE_BELOW,
+    ARCTopKSettings,
+    BucketGradient,
+    BucketStep,
+    TrafficCounts,
+    mean_whole,
+)
 
 Dense = Callable[[str, Tensor], bool] | Collection[str]
 VERSION: Final = 1
 
 
 class ParameterNames:
-    """The parameters' own names, once :meth:`set` was called; before, numbers in the order in which
-    parameters are met. That order is the same in every run of a model, if it is met in the first
-    step."""
+    """The parameters' names, or, while none are set, numbers in the order in which they are met:
+    the same in every run of a model, if all are met in the first step.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[Tensor, str] = {}
         self._known = False
 
     def set(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes the parameters' names, as a module's ``named_parameters()`` gives them."""
         self._keys = {parameter: name for name, parameter in named_parameters}
         self._known = True
 
     def keys(self, parameters: Iterable[Tensor]) -> list[str]:
-        """The keys by which gradients are known.
-
-        TrainingError: a parameter has no name, others do.
-        """
         out = []
         for parameter in parameters:
             if parameter not in self._keys:
@@ -59,7 +60,6 @@ class ParameterNames:
         return out
 
     def say(self, key: str) -> str:
-        """A parameter as errors call it: its name in quotes, or its number."""
         return repr(key) if self._known else f"parameter {key}"
 
 
@@ -147,7 +147,6 @@ class ARCTopKState:
             _check_no_names(dense)
 
     def _init_process_state(self) -> None:
-        """Sets what is not pickled."""
         self._names = ParameterNames()
         self._collectives: Collectives | None = None
         """Once the ranks' arguments have been compared."""

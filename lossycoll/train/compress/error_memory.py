@@ -32,8 +32,6 @@ from .selection import Parts
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """Addends of a matrix's rows."""
-
     index: Tensor  # int64 (k,), the rows
     values: Tensor  # (k, n), what is added to each of them
 
@@ -41,9 +39,9 @@ class RowSum:
 class ErrorMemory:
     """The rule ``none``: nothing is remembered.
 
-    A step is :meth:`parts` (of which rows are chosen), :meth:`accumulate`, :meth:`select` (the rows
-    that are sent) and :meth:`update`. A rule that is not :attr:`ready` first needs one gradient to
-    be sent whole, and :meth:`initialize`.
+    A step is :meth:`parts` (by which rows are chosen), :meth:`accumulate`, :meth:`select` and
+    :meth:`update`. A rule that is not :attr:`ready` first needs a gradient that is sent whole, and
+    :meth:`initialize`. Gradients are (m, n), an index is int64 (k,).
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +52,6 @@ class ErrorMemory:
 
     @property
     def ready(self) -> bool:
-        """True if rows can be chosen."""
         return True
 
     def move(self, device: torch.device) -> None:
@@ -62,15 +59,15 @@ class ErrorMemory:
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
 
     def parts(self, gradient: Tensor) -> Parts:
-        """The addends (m, n) of what is to be compressed of a gradient (m, n); changes nothing."""
+        """The addends of what is to be compressed of a gradient; changes nothing."""
         return [(gradient, 1.0)]
 
     def accumulate(self, gradient: Tensor) -> Tensor:
-        """Takes a gradient (m, n) in, and returns the matrix (m, n) that :meth:`select` reads."""
+        """Takes a gradient in, and returns the matrix that :meth:`select` reads."""
         return gradient
 
     def select(self, accumulated: Tensor, index: Tensor, out: Tensor) -> None:
-        """Writes c (k, n), the rows ``index``, int64 (k,), of what is compressed."""
+        """Writes the rows ``index`` of what is compressed to ``out``."""
         rows = out if out.dtype == accumulated.dtype else accumulated.new_empty(out.shape)
         torch.index_select(accumulated, 0, index, out=rows)
         self._subtract_sent(rows, index)
@@ -81,10 +78,10 @@ class ErrorMemory:
         """Takes from ``rows`` what all ranks have of them already."""
 
     def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
-        """Ends a step: ``result`` (m, n), maybe the gradient itself, becomes what is to be used.
+        """Ends a step: ``result``, maybe the gradient itself, becomes what is to be used.
 
-        ``delivered`` are the rows that this rank sent, zeros where lost; ``applied`` are their
-        means over all ranks, which are added up.
+        ``delivered`` are the rows that this rank sent, zeros where lost; ``applied`` add up to the
+        means over all ranks.
         """
         self._replace(applied, result)
 
@@ -94,7 +91,7 @@ class ErrorMemory:
             result.index_add_(0, rows.index, rows.values)
 
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
-        """Takes in the first gradient (m, n), sent whole: what of it arrived, and its mean."""
+        """Takes in the first gradient, sent whole: what of it arrived, and its mean."""
 
 
 class EF14Memory(ErrorMemory):
@@ -144,10 +141,7 @@ class EF21Memory(ErrorMemory):
 
 
 class EF21MMemory(EF21Memory):
-    """EF21 of the running average of this rank's gradients (arXiv 2305.15155).
-
-    ``momentum`` is eta, the weight of the new gradient in it, above 0 up to 1.
-    """
+    """EF21 of the running average of this rank's gradients (arXiv 2305.15155)."""
 
     names: ClassVar[tuple[str, ...]] = ("own", "all", "average")
 
@@ -177,7 +171,6 @@ RULES: Final[Mapping[str, type[ErrorMemory]]] = {
 
 
 def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
-    """An empty memory of one matrix, by one of RULES; ``momentum`` is that of ``ef21m``."""
     kind = RULES[rule]
     return EF21MMemory(momentum) if kind is EF21MMemory else kind()
 
@@ -196,7 +189,6 @@ class RankMemory:
     """Shapes of all gradients so far."""
 
     def of(self, key: str) -> ErrorMemory:
-        """The memory of a gradient, by its key; an empty one if there is none yet."""
         memory = self.matrices.get(key)
         if memory is None:
             memory = self.matrices[key] = memory_of(self.rule, self.momentum)
@@ -208,12 +200,10 @@ class RankMemory:
         return [(key, shape) for key, shape in sorted(self.shapes.items()) if key in begun]
 
     def nbytes(self) -> int:
-        """Bytes of all tensors that are remembered."""
         tensors = [t for memory in self.matrices.values() for t in memory.tensors.values()]
         return sum(t.numel() * t.element_size() for t in (*tensors, *self.residuals.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all that is remembered, for :meth:`from_state_dict`."""
         return {
             "memories": {key: _copied(memory.tensors) for key, memory in self.matrices.items()},
             "shapes": dict(self.shapes),
@@ -224,10 +214,6 @@ class RankMemory:
     def from_state_dict(
         cls, rule: str, momentum: float, state_dict: Mapping[str, Any]
     ) -> RankMemory:
-        """A memory with copies of the tensors saved by :meth:`state_dict`; ``rule`` is today's.
-
-        CheckpointError: the tensors are another rule's.
-        """
         found = cls(rule, momentum)
         names = RULES[rule].names
         for key, tensors in state_dict["memories"].items():

@@ -30,21 +30,15 @@ class MatrixShape:
 
     @property
     def numel(self) -> int:
-        """All elements."""
         return self.rows * self.columns
 
 
 def by_first_dimension(shape: Sequence[int]) -> MatrixShape:
-    """The first dimension against all others.
-
-    A row is then an output of a linear layer, a filter of a convolution, a token of an embedding. A
-    scalar is (1, 1).
-    """
+    """The first dimension against all others: outputs of a linear layer, filters, tokens."""
     return MatrixShape(shape[0], math.prod(shape[1:])) if shape else MatrixShape(1, 1)
 
 
 def by_element(shape: Sequence[int]) -> MatrixShape:
-    """Makes every element a row of its own."""
     return MatrixShape(math.prod(shape), 1)
 
 
@@ -62,9 +56,8 @@ def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
 def as_matrix(tensor: Tensor, matrix: MatrixShape) -> Tensor:
     """A view (rows, columns) of a tensor in the order of its memory; ValueError if it has gaps.
 
-    That order is the one of its indices, or another (``channels_last``): the first dimension must
-    be the outermost in either. Where it isn't, rows are other stretches of memory, the same on all
-    ranks.
+    Where the first dimension isn't the outermost in it, rows are other stretches of memory, the
+    same on all ranks.
     """
     if not is_dense(tuple(tensor.shape), tensor.stride()):
         raise ValueError(f"shape {tuple(tensor.shape)} and stride {tensor.stride()} have gaps")
@@ -87,8 +80,7 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
     """V^T / sqrt(r), (r, n), of independent N(0, 1), of the type and on the device of ``like``.
 
     E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
-    relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones. The
-    generator is in the same state on all ranks.
+    relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones.
     """
     # torch draws normal numbers 16 at a time, and draws the last 16 again for any other length.
     v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
@@ -97,10 +89,7 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
 
 
 def sketch(parts: Parts, v: Tensor) -> Tensor:
-    """(G V / sqrt(r))^T, (r, m), of a matrix G (m, n) as a sum, in one pass over each part of it.
-
-    V is what :func:`directions` returned.
-    """
+    """(G V / sqrt(r))^T, (r, m), of a matrix G (m, n) as a sum, in one pass over each part."""
     (first, factor), *rest = parts
     out = torch.mm(v, first.t())
     if factor != 1.0:
@@ -125,7 +114,6 @@ def scores(sketch: Tensor) -> Tensor:
 
 
 def row_scores(parts: Parts) -> Tensor:
-    """The squared norm (m,) of each row; exact, of this rank alone."""
     (first, factor), *rest = parts
     total = first if not rest and factor == 1.0 else first * factor
     for tensor, factor in rest:
@@ -135,10 +123,7 @@ def row_scores(parts: Parts) -> Tensor:
 
 
 def best(scores: Tensor, k: int) -> Tensor:
-    """The rows of the ``k`` highest scores, int64 ascending; of equal ones the first.
-
-    NaN is highest.
-    """
+    """The rows of the ``k`` highest scores, int64 ascending; of equal ones the first."""
     if k >= len(scores):
         return torch.arange(len(scores), device=scores.device)
     border = torch.topk(scores, k, sorted=True).values[-1]
@@ -153,8 +138,4 @@ def best(scores: Tensor, k: int) -> Tensor:
 
 
 def random_rows(rows: int, k: int, draw: torch.Generator) -> Tensor:
-    """Draws ``k`` rows, int64 ascending, each set of them equally likely.
-
-    The generator is in the same state on all ranks.
-    """
     return torch.randperm(rows, generator=draw)[:k].sort().values

@@ -10,19 +10,75 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from lossycoll.errors import NonFiniteError
+from lossycoll.errors import NonFiniteError, OptionError
+from lossycoll.options.ranges import is_number, is_whole
 from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.delivery import Wire
 
 from . import selection
-from .error_memory import ErrorMemory, RowSum
+from .error_memory import RULES, ErrorMemory, RowSum
 from .selection import MatrixShape, as_matrix, kept_rows
-from .settings import ARCTopKSettings
 from .transport import Mean, is_exact, mean, padded, sent_bytes
+
+METHODS: Final = ("arc", "randk", "topk")
+"""Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""
+SKETCH_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ON_NONFINITE: Final = ("pass", "raise")
+DENSE_BELOW: Final = 1024
+
+
+@dataclass(frozen=True)
+class ARCTopKSettings:
+    ratio: float = 0.2  # mu, the share of each matrix's rows that is sent, above 0 up to 1
+    sketch_dim: int = 4  # r, numbers of a row's sketch
+    start_iter: int = 1000  # steps that send gradients whole before the first that chooses rows
+    error_feedback: str = "ef14"  # the rule, one of RULES
+    momentum: float = 0.9  # eta of the rule ``ef21m``, above 0 up to 1
+    method: str = "arc"  # how rows are chosen, one of METHODS
+    # the type in which sketches are summed; None: the gradient's, or float32 where that has fewer
+    # bits
+    sketch_dtype: torch.dtype | None = None
+    dense_below: int = DENSE_BELOW  # a gradient of fewer elements is sent whole
+    on_nonfinite: str = "pass"  # what becomes of NaN and infinity: ``"pass"`` or ``"raise"``
+    seed: int = 0  # of what is drawn
+    wire: str | None = None  # how rows, and what is sent whole, travel; None: as the group has it
+
+    def __post_init__(self) -> None:
+        for name in ("ratio", "momentum"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 < value <= 1):
+                raise OptionError(f"{name} is {value!r}, wanted a number above 0, up to 1")
+        for name, least in (("sketch_dim", 1), ("start_iter", 0), ("dense_below", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if not is_whole(value, least):
+                raise OptionError(f"{name} is {value!r}, wanted a whole number from {least} on")
+        for name, known in (
+            ("error_feedback", RULES),
+            ("method", METHODS),
+            ("on_nonfinite", ON_NONFINITE),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptionError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        if self.sketch_dtype is not None and self.sketch_dtype not in SKETCH_DTYPES:
+            listed = ", ".join(str(dtype) for dtype in SKETCH_DTYPES)
+            raise OptionError(f"sketch_dtype is {self.sketch_dtype!r}, wanted None or {listed}")
+        Wire.of(self.wire)
+
+    @property
+    def sketch_size(self) -> int:
+        """Numbers that ranks sum for each row to choose by; 0 if rows are chosen otherwise."""
+        return self.sketch_dim if self.method == "arc" else 0
+
+    @property
+    def own_rows(self) -> bool:
+        return self.method == "topk"
 
 
 @dataclass
@@ -42,22 +98,15 @@ class TrafficCounts:
 
 @dataclass(eq=False)
 class BucketGradient:
-    """One gradient of a bucket."""
-
     key: str  # by which it is known from one step to the next
-    name: str
-    """Name in errors."""
+    name: str  # name in errors
     tensor: Tensor  # this rank's; replaced by what is to be used
-    shape: MatrixShape | None
-    """The matrix whose rows are chosen; None to send the gradient whole."""
-    memory: ErrorMemory | None
-    """Error memory of that matrix."""
+    shape: MatrixShape | None  # the matrix whose rows are chosen; None to send the gradient whole
+    memory: ErrorMemory | None  # error memory of that matrix
     matrix: Tensor = field(init=False)
     """The gradient as (m, n), of at least 32 bits; shares its memory where that has them."""
-    index: Tensor = field(init=False)
-    """The rows that are sent: int64 (k,)."""
-    nonfinite: bool = False
-    """Whether it holds NaN or infinity on any rank."""
+    index: Tensor = field(init=False)  # the rows that are sent: int64 (k,)
+    nonfinite: bool = False  # whether it holds NaN or infinity on any rank
 
     def __post_init__(self) -> None:
         shape = self.shape or MatrixShape(1, self.tensor.numel())
@@ -66,23 +115,19 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
-        """True if rows of it are chosen, rather than all of it sent."""
         return self.memory is not None and self.memory.ready
 
     @property
     def error_memory(self) -> ErrorMemory:
-        """The memory of a gradient whose rows are chosen."""
         assert self.memory is not None
         return self.memory
 
     @property
     def parts(self) -> selection.Parts:
-        """Addends of what is to be compressed."""
         return self.error_memory.parts(self.matrix)
 
     @property
     def selected(self) -> int:
-        """Elements of the rows that are sent."""
         return len(self.index) * self.matrix.shape[1]
 
     def select(self, out: Tensor) -> None:
@@ -95,7 +140,6 @@ class BucketGradient:
         return RowSum(index, values.view(len(index), -1).to(self.matrix.dtype))
 
     def write_back(self) -> None:
-        """Makes the gradient what ``matrix`` has become."""
         if self.matrix.dtype != self.tensor.dtype:
             as_matrix(self.tensor, MatrixShape(*self.matrix.shape)).copy_(self.matrix)
 
@@ -109,7 +153,6 @@ class GradientSpan:
     end: int  # after the last
 
     def of(self, flat: Tensor) -> Tensor:
-        """The span's elements in (..., n), a view."""
         return flat[..., self.begin : self.end]
 
 
@@ -123,16 +166,11 @@ def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> lis
 
 
 def end_of(spans: Sequence[GradientSpan]) -> int:
-    """The index after the last span; 0 if there is none."""
     return spans[-1].end if spans else 0
 
 
 @torch.no_grad()
 def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
-    """Replaces (n,) by its mean over the ranks, the same on all; of arrivals where lossy.
-
-    ``counts`` grows by what is sent.
-    """
     counts.whole += flat.numel()
     counts.bytes += sent_bytes(collectives, flat, flat.numel())
     if is_exact(collectives, flat):
@@ -145,12 +183,11 @@ def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) ->
 
 
 class BucketStep:
-    """Compresses and averages ``gradients``: in the same order on all ranks, of one type and on one
-    device.
+    """Compresses and averages ``gradients``: of one type and device, in one order on all ranks.
 
     What is drawn for a gradient depends on ``step``, its number, and on the gradient's key, but not
     on the other gradients: buckets change from run to run, and a step should not. ``residuals``
-    has, by key, what was lost of gradients that were sent whole; ``counts`` grows by what is sent.
+    has, by key, what was lost of gradients that were sent whole.
     """
 
     def __init__(
@@ -240,7 +277,6 @@ class BucketStep:
             span.of(vector).copy_(found.view(-1))
 
     def _best_rows(self, gradient: BucketGradient, summed: Tensor) -> Tensor:
-        """The rows to send. ``summed``: the gradient's span of what the ranks have added up."""
         rows = len(gradient.matrix)
         k = kept_rows(rows, self._settings.ratio)
         if self._settings.sketch_size:
@@ -265,7 +301,6 @@ class BucketStep:
     # ---- what is sent ----
 
     def _average(self, chosen: Sequence[BucketGradient]) -> None:
-        """Averages the rows of ``chosen``, and what is sent whole."""
         rows = spans_of((gradient, gradient.selected) for gradient in chosen)
         whole = spans_of(((g, g.matrix.numel()) for g in self._whole), end_of(rows))
         end = end_of(whole) or end_of(rows)

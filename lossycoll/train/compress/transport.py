@@ -32,8 +32,7 @@ class Mean:
 
 
 def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
-    """A vector that splits into an equal chunk for each rank: ``numel`` elements, left
-    uninitialized, and zeros up to the next multiple of the world."""
+    """A vector of ``numel`` uninitialized elements, and zeros up to a multiple of the world."""
     chunk = -(-numel // collectives.world)
     out = like.new_empty(chunk * collectives.world)
     out[numel:].zero_()
@@ -44,7 +43,7 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
     """The mean over the ranks of (n,), which :func:`padded` made and which stays.
 
     With ``feedback`` what is lost counts as zero and is reported; otherwise the mean is over the
-    contributions that arrived. After the loss of a rank all raise PeerLostError.
+    contributions that arrived.
     """
     if is_exact(collectives, flat):
         total = flat.clone()
@@ -74,16 +73,12 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
 
 
 def is_exact(collectives: Collectives, like: Tensor) -> bool:
-    """True if a mean of vectors like this is exact: nothing is lost, nor travels in few bits.
-
-    The same on all ranks.
-    """
+    """True if nothing is lost, nor travels in few bits; the same on all ranks."""
     encodings = collectives.gradient_encoding(like), collectives.parameter_encoding(like)
     return not collectives.may_lose and encodings == ("same", "same")
 
 
 def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
-    """The bytes, without headers, of a rank's contribution of ``count`` elements to a mean."""
     encoding = collectives.gradient_encoding(like)
     if encoding == "same":
         return count * like.element_size()
@@ -91,10 +86,6 @@ def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
 
 
 def check_members(collectives: Collectives) -> None:
-    """Checks that the last collective was made with all ranks; else PeerLostError on all ranks.
-
-    A lost rank's memory is lost, and the means are of ranks that are not there any more.
-    """
     lost = collectives.agreed_lost()
     if lost:
         raise PeerLostError(

@@ -1,5 +1,5 @@
 """The drift of replicas under DDP: measured, and bounded.
 
 measure has measure_drift. bound has DriftBound, which after each step brings a slice of the
-parameters (slices, of sources) to one value on all ranks, and notices silent owners.
+parameters (slices) to one value on all ranks, and notices silent owners.
 """

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -23,41 +22,40 @@ from torch.optim import Optimizer
 
 from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedError
 from lossycoll.options.ranges import is_whole
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.collectives import BlockGather, Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
-from lossycoll.train.common.recovery import Recovery
-from lossycoll.train.common.replicas import in_memory_order
+from lossycoll.train.common.delivery import Recovery
+from lossycoll.train.common.models import in_memory_order, steps_of
 from lossycoll.train.common.staleness import Mask
-from lossycoll.train.common.works import BlockGather
-from lossycoll.train.common.wrapped import steps_of
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-from .slices import slice_owner, slice_up
-from .sources import Layout, Source, device_of, group_of, layout_of, sources_of, stepped
+from .slices import (
+    Source,
+    device_of,
+    group_of,
+    layout_of,
+    slice_owner,
+    slice_up,
+    sources_of,
+    stepped,
+)
 
-BLOCKS: Final = 256
-"""So many in a row are lost once in 5e11 times, at 90% loss."""
+BLOCKS: Final = 256  # so many in a row are lost once in 5e11 times, at 90% loss
 SWEEPS: Final = 2
 KNOWN_STEPS: Final = 2
 
 
 class SilentOwners:
-    """The steps and blocks, by owner, since one of its blocks last arrived at this rank.
-
-    In ``period`` steps, a sweep, each owner sends its share of everything.
-    """
+    """The steps and blocks, by owner, since one of its blocks last arrived at this rank."""
 
     def __init__(self, rank: int, world: int, period: int) -> None:
         self._rank = rank
         self._period = period
         self._since = np.full(world, np.nan)
-        self.blocks = np.zeros(world, np.int64)
-        """Blocks that were lost since, by owner."""
-        self.steps = np.zeros(world, np.int64)
-        """Steps since, by owner."""
+        self.blocks = np.zeros(world, np.int64)  # blocks that were lost since, by owner
+        self.steps = np.zeros(world, np.int64)  # steps since, by owner
 
     def note(self, arrived: Mask, now: float) -> None:
-        """Takes in one more step's arrivals, bool (world, blocks) by owner, at ``now`` seconds."""
         came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
         self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
         self.steps = np.where(came, 0, self.steps + 1)
@@ -65,13 +63,11 @@ class SilentOwners:
         self._since = np.where(np.isnan(self._since), now, self._since)
 
     def last_arrival(self, owner: int) -> float:
-        """Seconds at which an owner's block last arrived, or should have for the first time."""
         return float(self._since[owner])
 
     def dead(self, now: float, link_timeout: float, known: Collection[int] = ()) -> list[int]:
-        """Ranks, ascending, of owners whose links are dead; times are in seconds.
+        """Ranks of owners of whom nothing arrived in SWEEPS sweeps, BLOCKS blocks and the timeout.
 
-        Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's timeout.
         A link that is away for less has only lost much. Links in ``known``, which the engine has
         found dead, need not be waited for through so many steps.
         """
@@ -87,34 +83,19 @@ log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(frozen=True, eq=False)
-class _LaidOut:
-    """A tensor as the slices were made for it."""
-
-    source: Source
-    layout: Layout
-
-
-@dataclass(frozen=True, eq=False)
 class _Span:
     """Elements of a tensor that travel after a step; all views are of one dimension."""
 
-    own: Tensor
-    """In the tensor."""
-    staged: Tensor
-    """In the staging memory, which the owner's values overwrite."""
-    before: Tensor
-    """This rank's values when they were staged."""
-    owner: int
-    """The rank whose values all take."""
+    own: Tensor  # in the tensor
+    staged: Tensor  # in the staging memory, which the owner's values overwrite
+    before: Tensor  # this rank's values when they were staged
+    owner: int  # the rank whose values all take
 
 
 @dataclass(frozen=True, eq=False)
 class _UnderWay:
-    """A slice that was sent after a step, and is taken before the next update."""
-
     gather: BlockGather
-    theirs: list[_Span]
-    """Spans of it that other ranks own."""
+    theirs: list[_Span]  # spans of it that other ranks own
 
 
 class DriftBound:
@@ -248,12 +229,7 @@ class DriftBound:
     def __enter__(self) -> DriftBound:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.detach()
         else:  # what is under way may never come
@@ -262,7 +238,6 @@ class DriftBound:
     # ---- the slices ----
 
     def _sources(self) -> list[Source]:
-        """Tensors to exchange now."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
         return sources_of(holdings, self._optimizer, state=self._state)
 
@@ -279,10 +254,7 @@ class DriftBound:
             PARAMETERS_DIFFER,
             "DriftBound needs the same model on all ranks, and the same optimizer",
         )
-        self._laid_out = [
-            _LaidOut(source, layout_of(tensor))
-            for source, tensor in zip(sources, tensors, strict=True)
-        ]
+        self._laid_out = list(zip(sources, map(layout_of, tensors), strict=True))
         world = self._collectives.world
         sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors]
         self._slices = slice_up(sizes, self.period, world)
@@ -301,13 +273,13 @@ class DriftBound:
         """True if slice ``number`` differs from the layout. Additions are seen by the first one."""
         if number == 0:
             now = [source.identity for source in self._sources()]
-            if now != [each.source.identity for each in self._laid_out]:
+            if now != [source.identity for source, _ in self._laid_out]:
                 return True
         touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
         for index in touched:
-            laid_out = self._laid_out[index]
-            tensor = laid_out.source.tensor(self._optimizer)
-            if tensor is None or layout_of(tensor) != laid_out.layout:
+            source, layout = self._laid_out[index]
+            tensor = source.tensor(self._optimizer)
+            if tensor is None or layout_of(tensor) != layout:
                 return True
         return False
 
@@ -341,7 +313,6 @@ class DriftBound:
         return _UnderWay(gather, [span for span in spans if span.owner != self._collectives.rank])
 
     def _spans(self, number: int, sweep: int) -> list[_Span]:
-        """Spans of slice ``number``, tensor by tensor."""
         chunk_bytes = self._slices.chunk_bytes
         rows: dict[int, Tensor] = {}
         spans: list[_Span] = []
@@ -349,7 +320,7 @@ class DriftBound:
             owner = slice_owner(number, chunk, sweep, self._collectives.world)
             for piece in pieces:
                 if piece.tensor not in rows:
-                    tensor = self._tensor(self._laid_out[piece.tensor].source)
+                    tensor = self._tensor(self._laid_out[piece.tensor][0])
                     rows[piece.tensor] = in_memory_order(tensor)
                 own = rows[piece.tensor][piece.begin : piece.end]
                 begin = owner * chunk_bytes + piece.at
@@ -361,11 +332,7 @@ class DriftBound:
         return spans
 
     def _keep_own(self, span: _Span) -> int:
-        """Stages own values in place of what isn't to be taken; returns how many were changed.
-
-        That is what isn't finite: one diverged replica isn't spread. And what was changed since it
-        was staged, by whoever loads, clips or projects parameters between steps.
-        """
+        """Stages own values for those that aren't finite or were changed; counts the latter."""
         finite = torch.isfinite(span.staged)
         same = (span.own == span.before) | torch.isnan(span.own)
         wanted = finite & same
@@ -397,7 +364,6 @@ class DriftBound:
         )
 
     def _check_owners(self, arrived: Mask) -> None:
-        """Notices owners of whom nothing comes any more."""
         group = self._collectives.lossy
         if group is None:
             return

@@ -15,7 +15,7 @@ from lossycoll.errors import PeerLostError
 from lossycoll.runtime.world import metrics
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
-from lossycoll.train.common.replicas import (
+from lossycoll.train.common.models import (
     Groups,
     Holding,
     as_real,
@@ -25,8 +25,7 @@ from lossycoll.train.common.replicas import (
     local,
 )
 
-BATCH: Final = 1 << 20
-"""Elements that are compared at a time; memory is a few doubles for each."""
+BATCH: Final = 1 << 20  # elements that are compared at a time; memory is a few doubles for each
 ATTEMPTS: Final = 8
 
 
@@ -109,22 +108,10 @@ def _agreements(holdings: Sequence[Holding], group: dist.ProcessGroup | None) ->
 
 
 def _sum(squares: Sequence[float]) -> float:
-    """Exact; infinite where it is more than a float can be."""
     try:
         return math.fsum(squares)
     except OverflowError:
         return math.inf
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Common properties of parameters that are compared together."""
-
-    copies: Groups
-    rest: Groups
-    exact: bool
-    """Whether the mean of equal elements is that element."""
-    device: torch.device
 
 
 def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
@@ -133,21 +120,21 @@ def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
     With N replicas x_i and their mean m, the mean over pairs of ||x_i - x_j||^2 is
     2 / (N - 1) * sum_i ||x_i - m||^2.
     """
-    kinds: dict[_Kind, list[int]] = {}
+    # What is compared together: its ranks, whether the mean of equal elements is exact, its device.
+    kinds: dict[tuple[Groups, Groups, bool, torch.device], list[int]] = {}
     for number, holding in enumerate(holdings):
         # The mean of equal floats is that float as long as their sum has bits to spare.
         exact = holding.parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
         device = local(holding.parameter).device
-        kind = _Kind(holding.copies, holding.rest, exact, device)
-        kinds.setdefault(kind, []).append(number)
+        kinds.setdefault((holding.copies, holding.rest, exact, device), []).append(number)
     squares, norm = [0.0] * len(holdings), 0.0
-    for kind, numbers in kinds.items():
+    for (copies, rest, exact, _), numbers in kinds.items():
         tensors = [local(holdings[number].parameter) for number in numbers]
         found, norms = _sums_of_kind(
             tensors,
-            [Collectives(group) for group in kind.copies],
-            [Collectives(group) for group in kind.rest],
-            kind.exact,
+            [Collectives(group) for group in copies],
+            [Collectives(group) for group in rest],
+            exact,
         )
         norm += _sum(norms)
         for number, value in zip(numbers, found, strict=True):

@@ -18,11 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lossycoll.errors import OptionError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.collectives import Collectives, Work, wait_all
 from lossycoll.train.common.layout import lay_out
-from lossycoll.train.common.replicas import is_dtensor
-from lossycoll.train.common.works import Work, wait_all
-from lossycoll.train.common.wrapped import check_keeps_parameters, ddp_of, innermost, steps_of
+from lossycoll.train.common.models import (
+    check_keeps_parameters,
+    ddp_of,
+    innermost,
+    is_dtensor,
+    steps_of,
+)
 from lossycoll.train.sharded.eligibility import spec
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
@@ -33,18 +37,15 @@ NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64)
 
 
 def device_of(parameters: Sequence[Parameter]) -> torch.device:
-    """The device of the tensors of a group's collectives; the CPU if there are no parameters."""
     return parameters[0].device if parameters else torch.device("cpu")
 
 
 def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
-    """float64 (n,), 1 for each parameter that has a gradient at this rank, else 0."""
     return torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
 
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
-    """Multiplies by a factor the gradients of the parameters that have one."""
     if factor == 1.0:
         return
     dense: list[Tensor] = []
@@ -62,38 +63,30 @@ def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
 class GradientAveraging:
     """Averages the gradients of one model once this rank has stopped computing."""
 
-    collectives: Collectives
-    """Collectives of the ranks that average."""
+    collectives: Collectives  # collectives of the ranks that average
     optimizer: ShardedOptimizer | None = None
     """The optimizer that averages the gradients itself, if one does."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """The parameters whose gradients are averaged."""
         raise NotImplementedError
 
     @property
     def grad_flags(self) -> Tensor:
-        """1 for each parameter that has a gradient at this rank, float64 [n]; empty if the ranks
-        need not know. :meth:`finish` takes the sums over the ranks."""
+        """1 for each parameter that has a gradient at this rank, float64 (n,); empty if the ranks
+        need not know. :meth:`finish` takes the sums over the ranks.
+        """
         return NO_FLAGS
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """A scope whose backward passes accumulate gradients and send nothing."""
         return contextlib.nullcontext()
 
     def average(self, submit: Submit) -> Work | None:
-        """Replaces the gradients by the mean over the ranks; returns what ``submit`` returned.
-
-        It is called once, at the same place among the collectives on all ranks.
-        """
+        """Replaces the gradients by the mean over the ranks; returns what ``submit`` returned."""
         raise NotImplementedError
 
     def finish(self, grad_counts: Tensor, factor: float) -> None:
-        """Multiplies gradients by ``factor``, from the mean over ranks to that over micro-batches.
-
-        ``grad_counts`` is float64 (n,), the sums of the flags over the ranks.
-        """
+        """Multiplies gradients by ``factor``: from a mean over ranks to one over micro-batches."""
         del grad_counts
         scale_gradients(self.parameters, factor)
 
@@ -125,20 +118,13 @@ class ShardedAveraging(GradientAveraging):
 
 
 class ModuleAveraging(GradientAveraging):
-    """Averages the gradients of a plain module.
-
-    They go in buckets, each rank's divided by the world's size, and are added up. A single rank
-    sends nothing.
-    """
+    """Averages the gradients of a plain module, in buckets."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         self._model = model
-        self._laid_out: list[Parameter] = []
-        """The parameters that the buckets were made for."""
-        self._flats: list[Tensor] = []
-        """The buckets, flat."""
-        self._views: list[Tensor] = []
-        """The place of each parameter's gradient in them."""
+        self._laid_out: list[Parameter] = []  # the parameters that the buckets were made for
+        self._flats: list[Tensor] = []  # the buckets, flat
+        self._views: list[Tensor] = []  # the place of each parameter's gradient in them
         self.collectives = Collectives(group, optional=True)
 
     @property
@@ -198,10 +184,6 @@ class DdpAveraging(GradientAveraging):
     DDP reduces within a backward pass. So it is given one that computes nothing: its own reducer,
     with its buckets and comm hooks, takes the gradients that are there, and zeros where there are
     none (docs/dropcompute.md, "What the gradients are").
-
-    Its find_unused_parameters, static_graph, views of buckets and comm hooks are served.
-    UnsupportedError: an option with which DDP reduces elsewhere than in the backward pass.
-    TrainingError: parameters were frozen or unfrozen since DDP was constructed.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -295,8 +277,6 @@ class DdpAveraging(GradientAveraging):
         return submitted
 
     def _ready_order(self) -> Sequence[Parameter]:
-        """The parameters that take part in an empty pass, in the order in which they are to be
-        ready, where that matters."""
         if self._finds_unused:
             # DDP finds the others by itself. Of nothing it would find nothing.
             trained = [p for p in self.parameters if p.requires_grad]
@@ -347,8 +327,7 @@ class _ReadySignal(torch.autograd.Function):
 class _GradientOrder:
     """The order in which parameters last got their gradients.
 
-    DDP lays its buckets out again by the order of its first reduced pass. Here that is an empty
-    one, so it repeats the order of the last true one.
+    DDP lays its buckets out again by that of its first reduced pass, which is an empty one here.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -368,23 +347,17 @@ class _GradientOrder:
         self._seen[index] = None
 
     def parameters(self) -> list[Parameter]:
-        """In that order; those without a gradient come last, in reverse."""
         seen = list(self._seen)
         rest = [i for i in reversed(range(len(self._parameters))) if i not in self._seen]
         return [self._parameters[index] for index in seen + rest]
 
     def remove(self) -> None:
-        """Stops watching."""
         for hook in self._hooks:
             hook.remove()
 
 
 def averaging_of(model: object, group: dist.ProcessGroup | None) -> GradientAveraging:
-    """The way of averaging for DDP (compiled or not), a ShardedOptimizer, or a plain module.
-
-    UnsupportedError: another model, or one whose passes talk to other ranks. OptionError: a group
-    for a model that has its own.
-    """
+    """The way of averaging for DDP (compiled or not), a ShardedOptimizer, or a module."""
     if isinstance(model, Optimizer):
         model = steps_of(model, "DropCompute")
     if isinstance(model, ShardedOptimizer):

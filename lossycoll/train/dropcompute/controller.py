@@ -23,8 +23,8 @@ from .averaging import GradientAveraging, averaging_of, device_of
 from .loop import MicroBatches, Stopwatch
 from .report import DropReport
 from .runner import StepRunner
-from .settings import DropSettings
 from .source import BatchSource, PeekingIterator, RequeueSampler
+from .threshold import DropSettings
 
 T = TypeVar("T")
 

@@ -6,8 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch.nn import Parameter
 
@@ -15,14 +14,16 @@ from lossycoll.train.sharded.backward_pass import GradStamp
 
 from .report import StepRecord
 
+if TYPE_CHECKING:
+    from .runner import StepRunner
+
 
 class Stopwatch:
     """Measures laps, in seconds.
 
     A lap of less than 0 s by the clock counts as 0 s. A reading that isn't finite counts as no time
-    since the last one. Both are counted in :attr:`jumps`. ``clock`` returns seconds;
-    ``synchronize`` is called before each reading, and returns when the work so far is done, for
-    devices that compute asynchronously.
+    since the last one. Both are counted in :attr:`jumps`. ``synchronize`` is called before each
+    reading, and returns when the work so far is done.
     """
 
     def __init__(
@@ -32,8 +33,7 @@ class Stopwatch:
         self._synchronize = synchronize
         self._started: float | None = None
         self._last = 0.0
-        self.elapsed = 0.0
-        """Seconds of all laps since the start."""
+        self.elapsed = 0.0  # seconds of all laps since the start
         self.jumps = 0
 
     def start(self) -> float | None:
@@ -45,7 +45,6 @@ class Stopwatch:
         return since if since is not None and since >= 0 else None
 
     def lap(self) -> float:
-        """Ends a lap; returns the seconds since the last one, or since the start."""
         now = self._read()
         seconds = now - self._last
         self._last = now
@@ -56,7 +55,6 @@ class Stopwatch:
         return seconds
 
     def passed(self) -> float:
-        """The seconds since the start, those of the current lap included."""
         return self.elapsed + max(0.0, self._read() - self._last)
 
     def _read(self) -> float:
@@ -72,19 +70,6 @@ class Stopwatch:
 T = TypeVar("T")
 
 
-class LoopListener(Protocol):
-    """Listener that a loop reports to."""
-
-    def batch_used(self) -> None:
-        """The micro-batch handed out last does not come again."""
-
-    def loop_ended(self, loop: MicroBatches[Any]) -> None:
-        """The loop is over: the ranks are to average what they have. May raise."""
-
-    def loop_failed(self, error: BaseException) -> None:
-        """:meth:`loop_ended` has raised an error where nobody could catch it."""
-
-
 class MicroBatches(Generic[T]):
     """The micro-batches of one step: an iterator, and a context manager for leaving it early.
 
@@ -97,7 +82,7 @@ class MicroBatches(Generic[T]):
 
     def __init__(
         self,
-        listener: LoopListener,
+        listener: StepRunner,
         source: Iterator[T],
         most: int,
         threshold: float,
@@ -112,12 +97,10 @@ class MicroBatches(Generic[T]):
         self._parameters = parameters
         self._stamps: list[GradStamp] = []
         self._pending: list[T] = []
-        """The micro-batch that was handed out last, until it is known what became of it."""
         self._thread = threading.get_ident()
         self._completed = 0
         self._stopped = False
-        self.laps: list[float] = []
-        """Seconds of each micro-batch that was handed out."""
+        self.laps: list[float] = []  # seconds of each micro-batch that was handed out
         self.returned: list[T] = []
         """The last micro-batch, if it was left before its backward pass for being late."""
         self.over = False
@@ -156,12 +139,7 @@ class MicroBatches(Generic[T]):
     def __enter__(self) -> MicroBatches[T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
         else:
@@ -173,7 +151,6 @@ class MicroBatches(Generic[T]):
             self._close_quietly()
 
     def close(self) -> None:
-        """Ends the loop, if it is not over, with what was done so far."""
         if self.over:
             return
         self._finish_pending()
@@ -181,7 +158,6 @@ class MicroBatches(Generic[T]):
         self._listener.loop_ended(self)
 
     def record(self, wanted: int) -> StepRecord:
-        """The record of the step so far; a full one has ``wanted`` micro-batches."""
         return StepRecord(
             tuple(self.laps), self._completed, len(self.returned), wanted, self._stopped
         )

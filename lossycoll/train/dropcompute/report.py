@@ -17,19 +17,13 @@ from .threshold import NANO, Table
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Record of one step at this rank."""
-
-    laps: Sequence[float]
-    """Seconds of each micro-batch that was handed out."""
-    completed: int
-    """Micro-batches whose backward pass added to a gradient."""
+    laps: Sequence[float]  # seconds of each micro-batch that was handed out
+    completed: int  # micro-batches whose backward pass added to a gradient
     returned: int
     """1 if the last micro-batch was left before its backward pass because it was late, else 0. It
     counts as dropped, and comes again."""
-    wanted: int
-    """Micro-batches of a full step of this rank."""
-    stopped: bool
-    """Whether the threshold ended the step."""
+    wanted: int  # micro-batches of a full step of this rank
+    stopped: bool  # whether the threshold ended the step
 
     @property
     def used(self) -> int:
@@ -38,7 +32,6 @@ class StepRecord:
 
     @property
     def dropped(self) -> int:
-        """Micro-batches that were dropped because of the threshold."""
         return self.wanted - self.used if self.stopped else 0
 
     @property
@@ -48,7 +41,6 @@ class StepRecord:
 
     @property
     def seconds(self) -> float:
-        """Seconds of compute, the loading of data included."""
         return sum(self.laps)
 
     @property
@@ -63,52 +55,35 @@ class StepRecord:
 class StepSums:
     """The ranks' sums at the end of a step: one rank's addends, or the totals over all ranks."""
 
-    completed: float
-    """Micro-batches."""
-    dropped: float
-    """Micro-batches."""
-    outdated: float
-    """Ranks whose threshold is to be measured again."""
-    warm_up_left: float
-    """Steps until the threshold is due; the same on all ranks."""
+    completed: float  # micro-batches
+    dropped: float  # micro-batches
+    outdated: float  # ranks whose threshold is to be measured again
+    warm_up_left: float  # steps until the threshold is due; the same on all ranks
     # the square of ``warm_up_left``; the sums show by it whether ranks differ
     warm_up_left_squared: float
-    threshold: float
-    """Seconds, 0 while nothing is dropped; the same on all ranks."""
-    unfinished: float
-    """Ranks that have more batches."""
+    threshold: float  # seconds, 0 while nothing is dropped; the same on all ranks
+    unfinished: float  # ranks that have more batches
 
     def pack(self, grad_flags: Tensor) -> Tensor:
-        """The addends, and the flags, float64 (n,), after them: float64 (FIELDS + n,)."""
         return torch.cat([torch.tensor(astuple(self), dtype=torch.float64), grad_flags])
 
     @classmethod
     def unpack(cls, packed: Tensor, share: float) -> StepSums:
-        """The inverse of :meth:`pack` for sums over ranks, times ``share``; without the flags."""
         return cls(*(packed[:FIELDS] * share).tolist())
 
     def warm_up_differs(self, ranks: int) -> bool:
-        """True if the ``ranks`` that added up have different numbers of warm-up steps left.
-
-        Their variance isn't 0 then.
-        """
         mean = self.warm_up_left / ranks
         return self.warm_up_left_squared / ranks - mean * mean > 1e-6
 
 
-FIELDS: Final = len(fields(StepSums))
-"""Elements of a packed StepSums, before the flags."""
+FIELDS: Final = len(fields(StepSums))  # elements of a packed StepSums, before the flags
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The figures that all ranks know once a step is averaged."""
-
     sums: StepSums  # over the ranks
-    ranks: int
-    """Number of ranks that took part."""
-    factor: float
-    """Between the mean over the ranks and the mean over the completed micro-batches."""
+    ranks: int  # number of ranks that took part
+    factor: float  # between the mean over the ranks and the mean over the completed micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +149,6 @@ class DropReport:
 
 
 def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> DropReport:
-    """A report with one more step of this rank in it."""
     completed, dropped = round(outcome.sums.completed), round(outcome.sums.dropped)
     return replace(
         report,
@@ -197,33 +171,20 @@ def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> 
     )
 
 
-COUNTS: Final = (
-    "steps",
-    "completed",
-    "dropped",
-    "skipped",
-    "choices",
-    "clock_jumps",
-    "total_completed",
-    "total_dropped",
-)
 SECONDS: Final = ("seconds", "saved", "threshold")
+PACKED: Final = [each.name for each in fields(DropReport) if each.name not in ("rank", "last")]
 
 
 def pack(report: DropReport) -> Table:
-    """A report as int64 (COUNTS + SECONDS,), seconds in ns, -1 for inf; no rank, no last step."""
-    seconds = [getattr(report, name) for name in SECONDS]
-    in_ns = [round(s * NANO) if math.isfinite(s) else -1 for s in seconds]
-    return np.array([*(getattr(report, name) for name in COUNTS), *in_ns], np.int64)
+    """A report as int64 (PACKED,), seconds in ns, -1 for inf; no rank, no last step."""
+    values = {name: getattr(report, name) for name in PACKED}
+    for name in SECONDS:
+        values[name] = round(values[name] * NANO) if math.isfinite(values[name]) else -1
+    return np.array([values[name] for name in PACKED], np.int64)
 
 
 def unpack(rank: int, row: Table) -> DropReport:
-    """The inverse of :func:`pack`."""
-    values: list[int] = row.tolist()
-    counts, in_ns = values[: len(COUNTS)], values[len(COUNTS) :]
-    seconds = [ns / NANO if ns >= 0 else math.inf for ns in in_ns]
-    named: dict[str, Any] = {
-        **dict(zip(COUNTS, counts, strict=True)),
-        **dict(zip(SECONDS, seconds, strict=True)),
-    }
-    return DropReport(rank, **named)
+    values: dict[str, Any] = dict(zip(PACKED, row.tolist(), strict=True))
+    for name in SECONDS:
+        values[name] = values[name] / NANO if values[name] >= 0 else math.inf
+    return DropReport(rank, **values)

@@ -24,16 +24,15 @@ from lossycoll.errors import MismatchError, PeerLostError, TrainingError
 from .averaging import GradientAveraging, device_of
 from .loop import MicroBatches, Stopwatch
 from .report import FIELDS, DropReport, StepOutcome, StepRecord, StepSums, after_step, pack, unpack
-from .settings import DropSettings
 from .source import BatchSource
-from .threshold import Table, Threshold
+from .threshold import DropSettings, Table, Threshold
 
 
 class LoopGuard:
     """Raises TrainingError while a loop is open, or if the averaging at its end has failed.
 
     It is asked when the next loop begins, and when any optimizer steps that has a parameter whose
-    gradient is averaged. The hook of the optimizers goes when the guard does.
+    gradient is averaged.
     """
 
     def __init__(self, averaging: GradientAveraging) -> None:
@@ -47,15 +46,12 @@ class LoopGuard:
         weakref.finalize(self, hook.remove)
 
     def loop_began(self, loop: MicroBatches[Any]) -> None:
-        """Takes in that a loop is open; it may be dropped without an end."""
         self._loop = weakref.ref(loop)
 
     def loop_ended(self) -> None:
-        """Takes in that the loop's gradients are averaged."""
         self._loop = None
 
     def loop_failed(self, error: BaseException) -> None:
-        """Takes in an error that could not be raised where it occurred."""
         self._failure = error
 
     def check(self) -> None:
@@ -80,7 +76,6 @@ class LoopGuard:
         return loop is not None and not loop.over
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        """Any optimizer is about to step."""
         if self._failure is None and not self._is_open():
             return
         if optimizer is not self._averaging.optimizer:
@@ -100,7 +95,7 @@ SHORT_STEPS: Final = 3
 
 
 class StepRunner:
-    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step."""
+    """Starts each step's loop and, when that says so, ends the step."""
 
     def __init__(
         self,
@@ -121,13 +116,11 @@ class StepRunner:
         self._report = DropReport(self._collectives.rank)
         self._short_steps = 0
         self.threshold = Threshold(settings)
-        self.unfinished = False
-        """Whether a rank had more batches when the last step ended."""
+        self.unfinished = False  # whether a rank had more batches when the last step ended
 
     # ---- the start of a step ----
 
     def start(self, batches: Iterable[T]) -> MicroBatches[T]:
-        """Starts a step; returns the loop over its batches."""
         self._guard.check()
         self._check_cleared()
         source = self._source.open(batches)
@@ -209,7 +202,6 @@ class StepRunner:
             self._warn_of_short_steps(record)
 
     def _addends(self, record: StepRecord) -> StepSums:
-        """Addends of this rank to the sums."""
         return StepSums(
             completed=record.completed,
             dropped=record.dropped,
@@ -221,7 +213,6 @@ class StepRunner:
         )
 
     def _average(self, addends: StepSums) -> StepOutcome:
-        """Averages the gradients over the micro-batches that were completed."""
         group = self._collectives
         packed = addends.pack(self._averaging.grad_flags).to(self._device)
         # The sums are submitted first and needed last, so they cost no time of their own.
@@ -245,7 +236,6 @@ class StepRunner:
         return self._settings.micro_batches * ranks / completed
 
     def _follow_up(self, outcome: StepOutcome) -> None:
-        """Begins a warm-up if a rank's threshold is outdated: all ranks do, in the same step."""
         if outcome.sums.outdated or outcome.sums.warm_up_differs(outcome.ranks):
             # Warm-ups differ where a rank was lost while the ranks exchanged their tables.
             self.threshold.restart()
@@ -278,7 +268,6 @@ class StepRunner:
     # ---- the report ----
 
     def report(self) -> DropReport:
-        """Report of this rank so far."""
         return replace(
             self._report,
             threshold=self.threshold.seconds,
@@ -287,7 +276,6 @@ class StepRunner:
         )
 
     def gather_report(self) -> list[DropReport]:
-        """All ranks', without the lost ones."""
         rows = self._gather(pack(self.report()))
         return [unpack(rank, row) for rank, row in enumerate(rows) if row.any()]
 

@@ -26,14 +26,10 @@ class RequeueSampler(Sampler[Batch]):
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
-        self._drawn: deque[Batch] = deque()
-        """Batches that were drawn and are not done."""
-        self._rest: Iterator[Batch] = iter(())
-        """Batches of this epoch that were not drawn."""
-        self._returned = 0
-        """Number of this epoch's batches that the previous step left."""
-        self._fresh = False
-        """Whether an epoch has begun of which nothing was drawn."""
+        self._drawn: deque[Batch] = deque()  # batches that were drawn and are not done
+        self._rest: Iterator[Batch] = iter(())  # batches of this epoch that were not drawn
+        self._returned = 0  # number of this epoch's batches that the previous step left
+        self._fresh = False  # whether an epoch has begun of which nothing was drawn
 
     def __iter__(self) -> Iterator[Batch]:
         # Not within the generator: an epoch begins with this call, not with its first batch. A
@@ -58,7 +54,6 @@ class RequeueSampler(Sampler[Batch]):
         return self._returned + len(self._batches)
 
     def done(self) -> None:
-        """The first of the batches drawn was used."""
         if self._drawn:
             self._drawn.popleft()
 
@@ -85,7 +80,6 @@ class PeekingIterator(Generic[T]):
         return self._next.pop() if self._next else next(self._source)
 
     def has_more(self) -> bool:
-        """True if there is more; draws the next one for that."""
         if not self._next:
             self._next.extend(_first(self._source))
         return bool(self._next)
@@ -108,8 +102,7 @@ class BatchSource:
         self._returned: Sequence[Any] = ()
         """Batches that were drawn from an iterator and are to come again."""
         self._peeking: PeekingIterator[Any] | None = None
-        self.dropped: Sequence[Any] = ()
-        """Batches of the last step's sequence that were not used."""
+        self.dropped: Sequence[Any] = ()  # batches of the last step's sequence that were not used
 
     @property
     def room(self) -> int:
@@ -125,16 +118,11 @@ class BatchSource:
         return min(self._micro_batches, len(self._listed))
 
     def sampler(self, batches: Any) -> RequeueSampler:
-        """Makes a sampler over a batch sampler that hears which batches were used."""
         sampler = RequeueSampler(batches)
         self._samplers.append(sampler)
         return sampler
 
     def open(self, batches: Iterable[T]) -> Iterator[T]:
-        """Begins a step: an iterator over its batches, after those that come again.
-
-        OptionError: a DataLoader, which starts again with each loop.
-        """
         if isinstance(batches, DataLoader):
             raise OptionError(
                 "a DataLoader starts again with each loop; pass iter(loader), made once per epoch"
@@ -162,7 +150,6 @@ class BatchSource:
             self.dropped = self._listed[record.used :]
 
     def has_more(self) -> bool:
-        """True if the iterator of the last step has more; False for all but a PeekingIterator."""
         if self._peeking is None:
             return False
         return bool(self._returned) or self._peeking.has_more()

@@ -1,4 +1,4 @@
-"""The threshold at one rank: measured in a warm-up, and again when compute times change.
+"""Arguments of a DropCompute, and its threshold: measured in a warm-up, and again later.
 
 No torch, no clock: times come in by :meth:`Threshold.step_ended`, tables that the ranks exchange
 by :meth:`Threshold.adopt`.
@@ -9,15 +9,82 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.simulate.threshold import Choice, choose
+from lossycoll.errors import OptionError
+from lossycoll.options.ranges import is_number, is_whole
+from lossycoll.simulate.threshold import Choice, Cut, choose
 from lossycoll.simulate.times import Times
 
-from .settings import DropSettings
+DIVISORS: Final = ("completed", "fixed")
+LEAST: Final = {"micro_batches": 1, "warm_up": 2, "skip": 0, "window": 1}
+"""The smallest value of each whole number."""
+SAME_ON_ALL_RANKS: Final = (
+    "micro_batches",
+    "threshold",
+    "drop_rate",
+    "divisor",
+    "warm_up",
+    "skip",
+    "cut",
+)
+
+
+@dataclass(frozen=True)
+class DropSettings:
+    micro_batches: int
+    threshold: float | str = "auto"
+    drop_rate: float | None = None
+    divisor: str = "completed"
+    warm_up: int = 44
+    skip: int = 5
+    window: int = 32
+    tolerance: float = 0.25
+    cut: Cut = "started"
+
+    def __post_init__(self) -> None:
+        self._check_threshold()
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if not is_whole(value, least):
+                raise OptionError(f"{name} is {value!r}, wanted a whole number, at least {least}")
+        if self.divisor not in DIVISORS:
+            raise OptionError(f"divisor is {self.divisor!r}, wanted 'completed' or 'fixed'")
+        if self.cut not in get_args(Cut):
+            raise OptionError(f"cut is {self.cut!r}, wanted one of {', '.join(get_args(Cut))}")
+        if not is_number(self.tolerance) or not self.tolerance > 0:
+            raise OptionError(f"tolerance is {self.tolerance!r}, wanted a share above 0")
+
+    def _check_threshold(self) -> None:
+        threshold, rate = self.threshold, self.drop_rate
+        if threshold == "auto":
+            if rate is not None and not (is_number(rate) and 0 <= rate < 1):
+                raise OptionError(f"drop_rate is {rate!r}, wanted a share, at least 0 and below 1")
+            return
+        if not is_number(threshold) or not threshold > 0:
+            raise OptionError(f"threshold is {threshold!r}, wanted seconds above 0, or 'auto'")
+        if rate is not None:
+            raise OptionError(
+                f"threshold is {threshold!r} and drop_rate {rate!r}, wanted one of them; a drop "
+                f"rate goes with threshold='auto'"
+            )
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.threshold == "auto" else float(self.threshold)
+
+    @property
+    def fixed_divisor(self) -> bool:
+        return self.divisor == "fixed"
+
+    def shared(self) -> Mapping[str, Any]:
+        return {name: getattr(self, name) for name in SAME_ON_ALL_RANKS}
+
 
 Table = NDArray[np.int64]
 NANO = 1_000_000_000
@@ -36,14 +103,11 @@ class Threshold:
         given = settings.seconds
         self.measured = given is None
         self.seconds = math.inf if given is None else given
-        self.choice: Choice | None = None
-        """The last measured threshold, with its prediction."""
-        self.choices = 0
-        """Number of times that it was measured."""
+        self.choice: Choice | None = None  # the last measured threshold, with its prediction
+        self.choices = 0  # number of times that it was measured
         self.warm_up_left = settings.skip + settings.warm_up if self.measured else 0
         """Steps until the warm-up is over; the same on all ranks."""
-        self._laps: list[Sequence[float]] = []
-        """The warm-up: each step's seconds by micro-batch."""
+        self._laps: list[Sequence[float]] = []  # the warm-up: each step's seconds by micro-batch
         self._walls: list[float | None] = []
         """The warm-up: the seconds from each step's begin to the next one's, None if unknown."""
         self._recent: deque[float] = deque(maxlen=settings.window)
@@ -55,7 +119,6 @@ class Threshold:
     # ---- step by step ----
 
     def step_began(self, since: float | None) -> None:
-        """Takes in that a step begins, ``since`` seconds after the one before; None: unknown."""
         if len(self._walls) < len(self._laps):
             self._walls.append(since)
 
@@ -76,7 +139,6 @@ class Threshold:
         return self.measured and not self.warm_up_left and bool(self._laps)
 
     def request(self) -> None:
-        """Makes the threshold outdated at this rank."""
         self._requested = True
 
     @property
@@ -93,7 +155,6 @@ class Threshold:
         return abs(now - self._reference) > self._settings.tolerance * self._reference
 
     def restart(self) -> None:
-        """Begins a warm-up."""
         self.warm_up_left = self._settings.warm_up
         self.seconds = math.inf
         self._laps, self._walls = [], []
@@ -117,10 +178,9 @@ class Threshold:
         return out
 
     def adopt(self, tables: Table) -> bool:
-        """Chooses the threshold by all ranks' tables, int64 ns, [ranks, steps, micro-batches + 1].
+        """Chooses the threshold, the same on all ranks, by all ranks' tables.
 
-        The same one on all ranks; a lost rank's table is zeros. False: nothing was computed in the
-        warm-up, and the next one has begun.
+        False: nothing was computed in the warm-up, and the next one has begun.
         """
         seconds = tables.transpose(1, 0, 2) / NANO
         times = np.where(seconds[..., :-1] > 0, seconds[..., :-1], np.nan)

@@ -124,8 +124,6 @@ class ShardBackup:
 
 @dataclass(frozen=True)
 class _PendingExchange:
-    """A copy on its way: works, what is sent, and where what comes will be."""
-
     works: Sequence[Any]
     mine: Sequence[Tensor]
     room: Sequence[Tensor]
@@ -134,9 +132,7 @@ class _PendingExchange:
 def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> list[ShardState]:
     """The latest state of each shard of the group that was, by rank; none if no rank was in one.
 
-    All ranks of the new group call this; ``backup`` is None at a rank that was in none. Who has
-    what is told first, so that each shard's state travels once. CheckpointError on all ranks: an
-    owner and whoever had its copy are gone, or a state can't travel.
+    All ranks of the new group call this; ``backup`` is None at a rank that was in none.
     """
     mine, failure = [], ""
     if backup is not None:
@@ -165,8 +161,7 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
 def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
     """For each rank of the latest group that was: the rank of the new one, and which of its two.
 
-    ``rows`` has, by rank of the new group, the labels of what it has. CheckpointError: nobody has
-    the state of some rank.
+    ``rows`` has, by rank of the new group, the labels of what it has.
     """
     found = [
         (label, (at, which))
@@ -197,10 +192,7 @@ def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
 def assembled(
     shards: Sequence[ShardState], store: ParameterStore, groups: Sequence[Group]
 ) -> dict[str, Any]:
-    """The checkpoint, as ``state_dict()``, of what the ranks of a group had, each for itself.
-
-    ``shards`` has one for each of them. CheckpointError: they are another model's.
-    """
+    """The checkpoint, as ``state_dict()``, of ``shards``, one for each rank of a group."""
     by_index: dict[int, list[FragmentState]] = {}
     for shard in shards:
         for each in shard.fragments:

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from torch.autograd.function import BackwardCFunction
 
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
+
+if TYPE_CHECKING:
+    from .gradient_reducer import GradientReducer
 
 
 class GradStamp:
@@ -46,30 +49,24 @@ class PassStatus:
         self._world = world
 
     def note_used(self, index: int) -> None:
-        """Takes in that the parameter ``index`` has a gradient at this rank."""
         self.flags[self._world + index] = 1
 
     def note_bad(self, rank: int) -> None:
-        """Takes in that a rank's gradients hold NaN or infinity."""
         self.flags[rank] = 1
 
     @property
     def bad(self) -> tuple[int, ...]:
-        """The ranks whose own gradients hold NaN or infinity."""
         return tuple(self.flags[: self._world].nonzero().flatten().tolist())
 
     @property
     def used(self) -> list[bool]:
-        """Flag of each parameter: True if any rank had a gradient of it."""
         return [bool(flag) for flag in self.flags[self._world : -1].tolist()]
 
     def note_written(self) -> None:
-        """Takes in that parameters were written to at this rank since the last step."""
         self.flags[-1] = 1
 
     @property
     def written(self) -> bool:
-        """True if parameters were written to since the last step, at any rank."""
         return bool(self.flags[-1])
 
 
@@ -79,7 +76,6 @@ def pass_number() -> int:
 
 
 def at_end(callback: Callable[[], None]) -> None:
-    """Has something called when the running backward pass ends, unless that raises."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
 
@@ -87,11 +83,8 @@ def at_end(callback: Callable[[], None]) -> None:
 def is_nested() -> bool:
     """True if the running backward pass is inside another one, as with a reentrant checkpoint.
 
-    The stack of this thread is the only place that shows it. Autograd counts the depth, but doesn't
-    expose it; the number of a pass says nothing of an outer one; in a hook the current node is the
-    inner pass's; the outer pass is run by torch's checkpoint, so nothing can be passed along; and
-    no callback tells that a pass has raised, which looks the same otherwise. False outside of a
-    pass.
+    The stack of this thread is the only place that shows it: autograd doesn't expose the depth,
+    and no callback tells that a pass has raised, which looks the same otherwise.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -101,51 +94,30 @@ def is_nested() -> bool:
     return False
 
 
-class OrderedReducer(Protocol):
-    """Reducer as the order needs it."""
-
-    @property
-    def is_open(self) -> bool:
-        """True if a pass has touched it that it hasn't sent."""
-
-    @property
-    def is_used(self) -> bool:
-        """True if it still has any of its parameters."""
-
-    def send(self) -> None:
-        """Sends all buckets."""
-
-
 class ReducerOrder:
     """The reducers of one group, in the order in which they were made, the same on all ranks.
 
-    A single reducer sends its buckets while the backward pass goes on. Of several, one rank's pass
-    may touch some and another's pass others. So they wait until the pass ends, the ranks agree on
-    which were touched anywhere, and those send. The ranks agree on who is among them, too: one rank
-    may have deleted an optimizer that another's garbage still contains.
+    A single reducer sends while the backward pass goes on. Of several, ranks' passes may touch
+    different ones: they wait until the pass ends, the ranks agree on which were touched anywhere,
+    and those send. They agree on who is among them, too: garbage may still contain an optimizer.
     """
 
     def __init__(self) -> None:
-        self._reducers: list[weakref.ref[OrderedReducer]] = []
+        self._reducers: list[weakref.ref[GradientReducer]] = []
 
     @property
     def is_single(self) -> bool:
-        """True if there are no others to wait for."""
         return len(self._reducers) < 2
 
-    def join(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Adds one that was made. All ranks must call this."""
+    def join(self, reducer: GradientReducer, collectives: Collectives) -> None:
         if self._reducers:
             used = _flags(found is not None and found.is_used for found in self._found())
             collectives.all_reduce(used, dist.ReduceOp.MAX).wait()
             self._keep(used)
         self._reducers.append(weakref.ref(reducer))
 
-    def finish(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Sends a reducer whose pass has ended, and all others that a pass has touched at any rank.
-
-        TrainingError: one of those is at some ranks only.
-        """
+    def finish(self, reducer: GradientReducer, collectives: Collectives) -> None:
+        """Sends a reducer whose pass has ended, and all others that a pass has touched anywhere."""
         found = self._found()
         if self.is_single or reducer not in found:
             reducer.send()
@@ -173,16 +145,14 @@ class ReducerOrder:
         if failure is not None:
             raise failure
 
-    def _found(self) -> Sequence[OrderedReducer | None]:
+    def _found(self) -> Sequence[GradientReducer | None]:
         return [reference() for reference in self._reducers]
 
     def _keep(self, used: Tensor) -> None:
-        """Keeps the reducers that any rank still uses."""
         self._reducers = [one for one, flag in zip(self._reducers, used, strict=True) if flag]
 
 
 def order_of(group: dist.ProcessGroup) -> ReducerOrder:
-    """The order of a group's reducers; there is one for each group."""
     return _orders.setdefault(group, ReducerOrder())
 
 

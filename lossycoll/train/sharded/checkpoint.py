@@ -30,18 +30,13 @@ State = dict[str, Any]
 class FragmentState:
     """The optimizer's state of one fragment, as one rank sends it to another."""
 
-    index: int
-    """Index of the model's parameter."""
-    begin: int
-    """The first of its elements, in the order of memory."""
+    index: int  # index of the model's parameter
+    begin: int  # the first of its elements, in the order of memory
     end: int  # after the last of its elements
     state: State  # by name, tensors on the CPU
 
     def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """True if a state has an entry for each element, and is cut like the parameter.
-
-        Of a single element the shape can't tell, and ``elementwise`` must.
-        """
+        """True if a state has an entry for each element; of a single one, ``elementwise`` tells."""
         value, length = self.state[key], self.end - self.begin
         each = isinstance(value, Tensor) and value.shape == (length,)
         return each and (length > 1 or key in elementwise)
@@ -61,17 +56,14 @@ class ShardState:
 
     @property
     def label(self) -> tuple[int, int, int, int]:
-        """All but the state."""
         return self.era, self.world, self.rank, self.steps
 
     def to_plain(self) -> list[Any]:
-        """Plain values, as ``packed`` takes them."""
         fragments = [[one.index, one.begin, one.end, one.state] for one in self.fragments]
         return [*self.label, fragments, [dict(one) for one in self.options]]
 
     @classmethod
     def of_plain(cls, plain: Any) -> ShardState:
-        """Reads what :meth:`to_plain` has written; CheckpointError if it is something else."""
         try:
             *label, fragments, options = plain
             era, world, rank, steps = label
@@ -112,11 +104,7 @@ def _flat(member: BucketMember, value: Any) -> Any:
 def joined(
     member: BucketMember, states: Sequence[FragmentState], elementwise: Collection[str]
 ) -> State:
-    """The state of a whole parameter, of those of all its fragments.
-
-    ``elementwise`` names what has an entry for each element; those have the parameter's shape and
-    strides.
-    """
+    """The state of a whole parameter, of those of all its fragments."""
     length = member.end - member.begin
     out: State = {}
     for each in states:
@@ -137,11 +125,7 @@ def part_of(
     elementwise: Collection[str],
     device: torch.device | None = None,
 ) -> State:
-    """A fragment's part of a whole parameter's state that :func:`check_state` has passed.
-
-    Element-wise tensors go to ``device``; None: in host memory, for an optimizer that moves them
-    when it loads them.
-    """
+    """A fragment's part of a whole parameter's state, on ``device``; None: in host memory."""
     member, out = fragment.member, {}
     for key, value in state.items():
         if not (isinstance(value, Tensor) and key in elementwise):
@@ -160,7 +144,6 @@ def part_of(
 def check_state(
     state: Mapping[str, Any], shape: tuple[int, ...], elementwise: Collection[str], name: str
 ) -> None:
-    """Raises CheckpointError unless a state is one of a parameter of that shape and name."""
     for key, value in state.items():
         each = isinstance(value, Tensor) and key in elementwise
         if each and tuple(value.shape) != shape:
@@ -173,10 +156,9 @@ def check_state(
 def elementwise_of(
     states: Mapping[_Of, Mapping[str, Any]], known: Collection[str]
 ) -> frozenset[str]:
-    """Names of what has an entry for each element of some parameter.
+    """``known``, and the names of what has an entry for each element of some parameter.
 
-    An option that was changed in training may have added state that a trial didn't see. Returns
-    these and ``known``.
+    An option that was changed in training may have added state that a trial didn't see.
     """
     return frozenset(known) | {
         key
@@ -197,10 +179,7 @@ def save(
     residuals: Sequence[Tensor] | None,
     to: int,
 ) -> dict[str, Any] | None:
-    """The result of ``state_dict()`` at rank ``to``; None elsewhere. All ranks must call this.
-
-    ``residuals`` is float (size,) of each bucket; None without error feedback.
-    """
+    """The result of ``state_dict()`` at rank ``to``; None elsewhere. All ranks must call this."""
     out: dict[str, Any] | None = None
     state = consolidate(collectives, store, inner.state, to)
     if state is not None:
@@ -216,10 +195,7 @@ def save(
 def consolidate(
     collectives: Collectives, store: ParameterStore, state: Mapping[Any, State], to: int
 ) -> dict[Tensor, State] | None:
-    """The state of all parameters at rank ``to``; None elsewhere. ``state`` is by fragment.
-
-    That goes bucket by bucket, so that what travels at once is bounded.
-    """
+    """The state of all parameters at rank ``to``; None elsewhere. ``state`` is by fragment."""
     gathered: list[tuple[BucketMember, list[FragmentState]]] = []
     elementwise = set(store.elementwise)
     for shard in store.shards:
@@ -247,21 +223,16 @@ def consolidate(
 class Checkpoint:
     """Contents of a checkpoint, checked against the parameters that it is loaded for."""
 
-    states: Mapping[Tensor, State]
-    """States by the model's parameter."""
-    groups: Sequence[Mapping[str, Any]]
-    """With the options that were in force."""
-    elementwise: Collection[str]
-    """Names of the state that has an entry for each element."""
-    residuals: Mapping[int, Tensor]
-    """Residuals by the index of the parameter."""
+    states: Mapping[Tensor, State]  # states by the model's parameter
+    groups: Sequence[Mapping[str, Any]]  # with the options that were in force
+    elementwise: Collection[str]  # names of the state that has an entry for each element
+    residuals: Mapping[int, Tensor]  # residuals by the index of the parameter
 
 
 def read(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> Checkpoint:
-    """The checkpoint of a ``state_dict()``; CheckpointError, which begins with ``where``, if
-    groups, counts or shapes don't fit."""
+    """The checkpoint of a ``state_dict()``; CheckpointError if groups or shapes don't fit."""
     states = by_parameter(state_dict, groups, where)
     elementwise = elementwise_of(states, store.elementwise)
     for parameter, name in zip(store.model, store.names, strict=True):
@@ -292,10 +263,6 @@ def deal(
 def by_parameter(
     state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
 ) -> dict[Tensor, State]:
-    """The state in a checkpoint, by parameter.
-
-    CheckpointError, which begins with ``where``: groups or numbers of parameters differ.
-    """
     fits = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict)
     if fits:
         entries = [*state_dict["param_groups"], *state_dict["state"].values()]
@@ -336,10 +303,7 @@ def by_parameter(
 def consolidate_residuals(
     collectives: Collectives, store: ParameterStore, residuals: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
-    """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere.
-
-    ``residuals`` is float (size,) of each bucket. The mean of the gradients lacks just that mean.
-    """
+    """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere."""
     out: dict[Tensor, Tensor] = {}
     for shard, flat in zip(store.shards, residuals, strict=True):
         mean = flat.to(torch.promote_types(flat.dtype, torch.float32))
@@ -358,11 +322,7 @@ def consolidate_residuals(
 def residuals_of(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> dict[int, Tensor]:
-    """Each rank's residuals after loading a checkpoint :func:`by_parameter` has passed, by index.
-
-    They are the mean, so that the mean over these ranks gets just what that over the others lacked.
-    CheckpointError: one has another shape, or is of no parameter.
-    """
+    """Each rank's residuals, by index, after loading: the mean of those that were saved."""
     given = dict(state_dict.get(RESIDUALS, {}))
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -392,10 +352,7 @@ def residuals_of(
 
 
 def pack_groups(fragments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-    """Groups as a plain optimizer's ``state_dict`` has them, numbers in place of parameters.
-
-    The options in force are those of ``fragments``, the inner optimizer's groups.
-    """
+    """Groups as a plain optimizer's ``state_dict`` has them, numbers in place of parameters."""
     numbers = _numbers(groups)
     out = []
     for mine, given in zip(fragments, groups, strict=True):
@@ -410,7 +367,6 @@ _Entry = TypeVar("_Entry")
 
 
 def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[int, _Entry]:
-    """State by the numbers of :func:`pack_groups`, ascending."""
     numbers = _numbers(groups)
     by_number = {numbers[parameter]: state for parameter, state in states.items()}
     return dict(sorted(by_number.items()))

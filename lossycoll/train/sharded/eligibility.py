@@ -29,23 +29,18 @@ from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
 
 @dataclass(frozen=True, eq=False)
 class NamedParameter:
-    """A parameter of the model."""
-
     parameter: Parameter
-    name: str
-    """Name in errors."""
-    group: int
-    """The number of its parameter group."""
+    name: str  # name in errors
+    group: int  # the number of its parameter group
 
     @property
     def spec(self) -> ParameterSpec:
-        """Shape and strides, for the layout."""
         return spec(self.parameter, self.group)
 
 
 @dataclass(frozen=True, order=True)
 class _Span:
-    """The memory of a parameter: its first address, and the one after the last."""
+    """A parameter's memory: its first address, and the one after the last."""
 
     begin: int
     end: int
@@ -56,10 +51,7 @@ class _Span:
 def check_parameters(
     collectives: Collectives, trained: Sequence[NamedParameter], frozen: Sequence[Parameter]
 ) -> None:
-    """Checks parameters before they are moved into buckets; the UnsupportedError names one.
-
-    No other parameter may share the memory of the frozen ones.
-    """
+    """Refuses, by UnsupportedError, parameters that can't be moved into buckets."""
     for each in trained:
         reason = _why_not(each.parameter, lossy=collectives.lossy is not None)
         if reason:
@@ -116,7 +108,6 @@ def spec(parameter: Tensor, group: int) -> ParameterSpec:
 def agreement(
     collectives: Collectives, settings: Mapping[str, Any], trained: Sequence[NamedParameter]
 ) -> Agreement:
-    """The lines that all ranks must have alike."""
     lines = as_lines(settings)
     device = torch.device("cpu")
     for each in trained:
@@ -133,8 +124,7 @@ def agreement(
 OptimizerClass = Callable[..., torch.optim.Optimizer]
 
 SHAPE: Final = (6, 8)
-CUTS: Final = (0, 5, 17, 33, 48)
-"""Cuts of the matrix, in elements: within rows and across them."""
+CUTS: Final = (0, 5, 17, 33, 48)  # cuts of the matrix, in elements: within rows and across them
 SCALES: Final = (1.0, 1e-3, 50.0, 1.0)
 """Scale of each step's gradients. A large one is for optimizers that clip."""
 TOLERANCE: Final = 1e-4
@@ -157,8 +147,7 @@ def elementwise_state(
     """The names of the state that has an entry for each element (``exp_avg``, say).
 
     Neither the global random state nor ``options`` are touched. What the optimizer's constructor
-    raises passes through. ``group`` is what the parameters' group says besides ``options``, maybe
-    unknown to the class. UnsupportedError: it isn't element-wise.
+    raises passes through. UnsupportedError: it isn't element-wise.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -188,10 +177,7 @@ def whole_state(
     where: str,
     group: Mapping[str, Any] | None = None,
 ) -> frozenset[str]:
-    """As :func:`elementwise_state`, of an optimizer that is to step whole parameters.
-
-    UnsupportedError: two matrices are stepped otherwise together than each for itself.
-    """
+    """As :func:`elementwise_state`, of an optimizer that is to step whole parameters."""
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     values, grads = _inputs()
     cut = SHAPE[0] // 2
@@ -220,7 +206,6 @@ def whole_state(
 
 
 def _shaped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> frozenset[str]:
-    """Names of the state that has an entry for each element of a parameter."""
     return frozenset(
         key
         for key, value in optimizer.state[parameter].items()

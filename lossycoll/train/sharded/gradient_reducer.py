@@ -13,6 +13,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,27 +22,94 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from lossycoll.errors import PeerLostError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.errors import OptionError, PeerLostError, TrainingError, UnsupportedError
+from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
 from lossycoll.train.common.layout import Bucket
-from lossycoll.train.common.works import ReportedMean, Work, wait_all
+from lossycoll.train.compress.arc_topk import ARCTopKState
 from lossycoll.train.sharded.backward_pass import GradStamp
 
 from .backward_pass import PassStatus, at_end, is_nested, order_of, pass_number
-from .compression import Compressor
+from .parameter_store import Shard
 from .refusals import check_owners, owners_needed
-from .shard import Shard
+
+
+class Compressor:
+    """Compresses one optimizer's buckets; ``state`` works over its group from now on."""
+
+    def __init__(self, state: ARCTopKState, collectives: Collectives) -> None:
+        if state.process_group not in (None, collectives.group):
+            raise OptionError(
+                f"{collectives}: compression is of another group, wanted the optimizer's; leave "
+                f"process_group out of ARCTopKState"
+            )
+        state.process_group = collectives.group
+        self._state = state
+        self._collectives = collectives
+        self._reduced = False
+
+    def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
+        """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
+        keys = self._state.keys(model[member.index] for member in shard.bucket.members)
+
+        def work() -> None:
+            self._state.reduce(keys, shard.views, shard.grads)
+            shard.own_grads.copy_(
+                shard.grads.chunk(self._collectives.world)[self._collectives.rank]
+            )
+
+        with self._collectives.delivery():
+            if shard.grads.is_cpu:
+                return _Future(self._state.start(work))
+            return _Future(_done_here(work))
+
+    def begin(self) -> None:
+        """Raises TrainingError if no step was taken with the last pass: its gradients are in the
+        memory of errors, and would be there twice.
+        """
+        if self._reduced:
+            raise TrainingError(
+                f"{self._collectives}: a second backward pass was sent before step() or "
+                f"zero_grad(), with compression; put all but the last one into "
+                f"`with optimizer.no_sync():`"
+            )
+
+    def end(self) -> None:
+        self._state.iter += 1
+        self._reduced = True
+
+    def forget(self) -> None:
+        self._reduced = False
+
+
+def _done_here(work: Callable[[], None]) -> Future[None]:
+    """Where kernels are queued. An error comes from the wait, as another thread's would: so all
+    buckets have been started when it does."""
+    done: Future[None] = Future()
+    try:
+        work()
+    except Exception as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done
+
+
+class _Future:
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
 
 
 class Residual:
     """Error feedback of one bucket: lost gradients, which are sent with the next ones.
 
     The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p). Here
-    what is lost counts as zero instead, and its sender, to whom it is reported, adds it to its next
+    what is lost counts as zero, and its sender, to whom it is reported, adds it to its next
     gradient, and so what encodings round off: error-feedback SGD (Seide et al., Interspeech 2014;
     Karimireddy et al., arXiv 1901.09847) with the network as the compressor. The residual is
-    without the scale of a GradScaler, which is known only when a step is taken. It is sent with the
-    expected scale, and what that was wrong by stays. ``like`` has the bucket's type.
+    without a GradScaler's scale, which is known only at a step: it is sent with the expected one.
     """
 
     def __init__(self, bucket: Bucket, like: Tensor) -> None:
@@ -53,7 +121,6 @@ class Residual:
         ]
 
     def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
-        """Adds a member's residual, times ``scale``, to the gradient that is sent now, in place."""
         gradient.add_(self._views[position], alpha=scale)
 
     def keep(
@@ -62,12 +129,10 @@ class Residual:
         present: Collection[int],
         scales: tuple[float, float],
     ) -> None:
-        """Takes what was lost, for the next pass.
+        """Takes what was lost of this rank's contribution, ``missed`` (size,), for the next pass.
 
-        ``missed``, float (size,), was lost or rounded off of what this rank sent, also for others
-        of its host or site; None: nothing. ``present`` are positions of members that had a
-        gradient: the others' residual, of which zeros were sent, stays and gets what others lost of
-        theirs. ``scales``: the one given to :meth:`add_to`, and the one that it should have been.
+        ``present`` are positions of members that had a gradient; the others' residual, of which
+        zeros were sent, stays. ``scales``: the one given to :meth:`add_to`, and the right one.
         """
         absent = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
         added, scale = scales
@@ -78,7 +143,6 @@ class Residual:
             self._values.add_(missed, alpha=1 / scale)
 
     def values(self) -> Tensor:
-        """A copy, float (size,)."""
         return self._values.clone()
 
     def replace(self, values: Mapping[int, Tensor]) -> None:
@@ -89,7 +153,6 @@ class Residual:
                 view.copy_(values[member.index])
 
     def norm(self) -> float:
-        """L2 norm."""
         return float(torch.linalg.vector_norm(self._values))
 
 
@@ -98,31 +161,19 @@ class _BucketState:
     """A bucket, and how far the last backward pass has come with it."""
 
     shard: Shard
-    residual: Residual | None
-    """With error feedback, what is still to be sent of the bucket."""
-    missing: int = 0
-    """Parameters without a gradient so far."""
-    work: Work | None = None
-    """The collective, once it has started."""
+    residual: Residual | None  # with error feedback, what is still to be sent of the bucket
+    missing: int = 0  # parameters without a gradient so far
+    work: Work | None = None  # the collective, once it has started
     report: ReportedMean | None = None
     """With error feedback, the collective until its losses have been added to the residual."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Position of a parameter: the number of its bucket, and its position among the members."""
-
-    bucket: int
-    position: int
 
 
 class GradientReducer:
     """Reduces the gradients of the parameters that :meth:`watch` was given.
 
-    ``name`` returns a parameter's name for errors by its index; ``begun`` and ``finished`` are
-    called when a pass begins and has been reduced; ``written`` says whether parameters were written
-    to at this rank since the last step. With ``feedback`` what is lost is sent again with the next
-    pass (:meth:`keep_lost`). ``compression`` sends the buckets instead of a reduction.
+    ``name`` returns a parameter's name by its index; ``begun`` and ``finished`` are called when a
+    pass begins and has been reduced; ``written`` says whether parameters were written to since the
+    last step. With ``feedback`` what is lost is sent again with the next pass.
     """
 
     def __init__(
@@ -146,25 +197,20 @@ class GradientReducer:
         self._order = order_of(collectives.group)
         self._model: list[Parameter] = []
         self._buckets: list[_BucketState] = []
-        self._places: dict[int, _Place] = {}
-        self._scale = 1.0
-        """The scale that a GradScaler is expected to have in the next pass."""
+        self._places: dict[int, tuple[int, int]] = {}  # bucket and position there, by index
+        self._scale = 1.0  # the scale that a GradScaler is expected to have in the next pass
         self._sync = True
-        self._armed: int | None = None
-        """The number of the backward pass that calls :meth:`end`."""
+        self._armed: int | None = None  # the number of the backward pass that calls :meth:`end`
         self._open = False
-        self._launched = 0
-        """Buckets that have started in this pass: the first ones."""
+        self._launched = 0  # buckets that have started in this pass: the first ones
         self._seen: set[int] = set()
         """Indices of the parameters whose gradients were copied in this pass."""
         self._status = PassStatus(collectives.world, 0)
-        self._status_work: Work | None = None
-        """The collective of the status, once it has started."""
+        self._status_work: Work | None = None  # the collective of the status, once it has started
         self._sent: dict[int, GradStamp] = {}
         """The stamps of the gradients that were sent, by parameter."""
 
     def join(self) -> None:
-        """Takes its place among the group's reducers. All ranks must call this."""
         self._order.join(self, self._collectives)
 
     def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
@@ -177,7 +223,7 @@ class GradientReducer:
             residual = Residual(shard.bucket, shard.grads) if self.feedback else None
             self._buckets.append(_BucketState(shard, residual))
             for position, member in enumerate(shard.bucket.members):
-                self._places[member.index] = _Place(len(self._buckets) - 1, position)
+                self._places[member.index] = (len(self._buckets) - 1, position)
                 hook = partial(_on_gradient, weakref.ref(self), member.index)
                 self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -194,16 +240,12 @@ class GradientReducer:
 
     @torch.no_grad()
     def ready(self, index: int) -> None:
-        """Takes in, from within the backward pass, that a gradient is complete.
-
-        TrainingError: its bucket was sent before.
-        """
-        place = self._places[index]
-        bucket = self._buckets[place.bucket]
-        if not self._sync or not bucket.shard.holds(place.position, self._model[index]):
+        number, position = self._places[index]
+        bucket = self._buckets[number]
+        if not self._sync or not bucket.shard.holds(position, self._model[index]):
             return  # another optimizer has it now; step() tells whoever doesn't know
         self._enter_pass()
-        if place.bucket < self._launched:
+        if number < self._launched:
             raise TrainingError(
                 f"{self._collectives}: {self._name(index)} got its gradient in two parts during "
                 f"one backward pass, the second after its bucket had been sent; is it used inside "
@@ -241,14 +283,12 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Sends the gradients as they are, and zeros for missing ones; and those of the group's
-        other reducers that the pass has touched."""
+        """Sends the gradients as they are, and those of the group's other touched reducers."""
         with owners_needed():
             self._order.finish(self, self._collectives)
 
     @property
     def is_open(self) -> bool:
-        """True if a pass has begun that isn't over."""
         return self._open
 
     @property
@@ -265,7 +305,6 @@ class GradientReducer:
         )
 
     def send(self) -> None:
-        """Starts whatever hasn't started, and waits."""
         if not self._open:
             self._begin()
         try:
@@ -306,13 +345,13 @@ class GradientReducer:
                 f"{self._collectives}: the gradient of {self._name(index)} is {grad.layout}, but "
                 f"only dense ones can be sharded; make the embedding with sparse=False"
             )
-        place = self._places[index]
-        bucket = self._buckets[place.bucket]
-        view = bucket.shard.views[place.position]
+        number, position = self._places[index]
+        bucket = self._buckets[number]
+        view = bucket.shard.views[position]
         view.copy_(grad)
         self._sent[index] = GradStamp(grad)  # what hooks change from here on isn't sent
         if bucket.residual is not None:
-            bucket.residual.add_to(view, place.position, self._scale)
+            bucket.residual.add_to(view, position, self._scale)
         self._status.note_used(index)
 
     def _launch_rest(self) -> None:
@@ -370,7 +409,6 @@ class GradientReducer:
     # ---- between passes ----
 
     def forget(self) -> None:
-        """The gradients of the last pass are no longer wanted."""
         self._sent = {}
         if self._compression is not None:
             self._compression.forget()
@@ -386,10 +424,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def keep_lost(self, scale: float) -> None:
-        """A step was taken with the last pass: the next pass sends what this one lost.
-
-        The gradients of the pass have been divided by ``scale`` since they were sent.
-        """
+        """A step was taken with the last pass, whose gradients were divided by ``scale``."""
         if self._compression is not None:
             self._compression.forget()
         for bucket in self._buckets:
@@ -402,7 +437,6 @@ class GradientReducer:
         self._scale = scale
 
     def rescale(self, scale: float) -> None:
-        """Has residuals multiplied by another scale from the next pass on."""
         self._scale = scale
 
     def residuals(self) -> list[Tensor]:
@@ -411,14 +445,12 @@ class GradientReducer:
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residuals, by the index of the parameter, when a checkpoint is loaded."""
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:
                 bucket.residual.replace(values)
 
     def residual_norm(self) -> float:
-        """L2 norm of the residuals."""
         return math.hypot(*(b.residual.norm() for b in self._buckets if b.residual is not None))
 
 

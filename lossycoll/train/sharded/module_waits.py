@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.train.common.wrapped import ddp_of, layers_of
+from lossycoll.train.common.models import ddp_of, layers_of
 
 from .parameter_sync import ParameterSync
 
@@ -43,10 +43,9 @@ def _do_nothing(module: nn.Module) -> None:
 
 
 class ModuleWaits:
-    """The hooks of one model.
+    """The hooks of one model, which don't keep ``sync`` alive.
 
-    ``model`` runs forward between steps; one that was compiled as a whole waits as a whole: hooks
-    of its modules would cut its graph. The hooks don't keep ``sync`` alive.
+    One that was compiled as a whole waits as a whole: hooks of its modules would cut its graph.
     """
 
     def __init__(self, model: nn.Module, sync: ParameterSync) -> None:
@@ -78,7 +77,6 @@ class ModuleWaits:
         model.register_forward_hook(_Hook(self._leave))
 
     def check(self, parameters: Iterable[Parameter]) -> None:
-        """Raises UnsupportedError unless all trained parameters are the model's."""
         members = set(self._model.parameters())
         for parameter in parameters:
             if parameter not in members:
@@ -89,7 +87,6 @@ class ModuleWaits:
                 )
 
     def _enter(self, module: nn.Module) -> None:
-        """A module is about to run."""
         sync = self._sync()
         if sync is None:
             return
@@ -104,7 +101,6 @@ class ModuleWaits:
                 sync.finish(number)
 
     def _leave(self, model: nn.Module) -> None:
-        """The whole model has run."""
         self._finish_all(model)
         if self._waits is None and model.training:
             self._waits = {
@@ -125,7 +121,6 @@ class ModuleWaits:
             sync.finish_all()
 
     def _close(self, module: nn.Module) -> None:
-        """Before its parameters are written."""
         del module
         sync = self._sync()
         if sync is not None:

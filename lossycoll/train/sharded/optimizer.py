@@ -28,13 +28,12 @@ from . import checkpoint
 from .backup import ShardBackup, assembled, gathered
 from .backward_pass import PassStatus
 from .checkpoint import FragmentState
-from .compression import Compressor
-from .gradient_reducer import GradientReducer
+from .gradient_reducer import Compressor, GradientReducer
 from .module_waits import ModuleWaits
 from .parameter_store import ModelGroups, ParameterStore, options
 from .parameter_sync import ParameterSync, ShardedStats
 from .refusals import changed_gradient, nonfinite, unscaled_early
-from .scaling import ScalerProbe, clip, total_norm
+from .scaling import ScalerProbe, total_norm
 from .settings import ShardedSettings
 
 log: Final = logging.getLogger("lossycoll")
@@ -178,7 +177,6 @@ class ShardedOptimizer(Optimizer):
         self._consolidated = None
 
     def _fragment_groups(self) -> list[dict[str, Any]]:
-        """The model's groups, as the inner optimizer has them."""
         groups = self._model_groups.param_groups
         return [
             {**options(group), "params": fragments}
@@ -348,11 +346,11 @@ class ShardedOptimizer(Optimizer):
         if not norm_type > 0:
             raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
         self._reduce()
-        members = (p for g in self.param_groups for p in g["params"])
-        grads = [p.grad for p in members if p.grad is not None and not self._probe.is_dummy(p)]
+        members = [p for g in self.param_groups for p in g["params"] if not self._probe.is_dummy(p)]
+        grads = [p.grad for p in members if p.grad is not None]
         device = self._store.model[0].device if self._store.model else torch.device("cpu")
         norm = total_norm(grads, norm_type, device, self._collectives)
-        clip(grads, max_norm, norm)
+        nn.utils.clip_grads_with_norm_(members, max_norm, norm)
         return norm
 
     # ---- a step ----
@@ -396,7 +394,6 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def _refuse(self, bad: Sequence[int]) -> None:
-        """The gradients of ranks ``bad`` are not numbers."""
         if self._settings.on_nonfinite == "skip":
             self._clear()
             self._parameter_sync.skip()

@@ -1,11 +1,18 @@
-"""Parameters of a model at one rank: as the user groups them, in buckets, and as own fragments."""
+"""Parameters of a model at one rank: as the user groups them, in buckets, and as own fragments.
+
+All parameters of a bucket are views of one tensor, so what an all-gather writes there is in the
+model. This rank's chunk is cut into fragments, each a parameter of the optimizer, with a gradient
+that is a view as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -13,10 +20,74 @@ from torch.optim import Optimizer
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import check_same
-from lossycoll.train.common.layout import ParameterSpec, lay_out
+from lossycoll.train.common.layout import Bucket, Fragment, ParameterSpec, lay_out
 
 from .eligibility import NamedParameter, agreement, check_parameters, elementwise_state, whole_state
-from .shard import OwnedFragment, Shard
+
+
+@dataclass(eq=False)
+class OwnedFragment:
+    """A fragment that this rank owns, as its optimizer has it."""
+
+    fragment: Fragment
+    parameter: Parameter  # a view of the bucket, float (n,); of a whole parameter, in its shape
+    grad: Tensor  # its averaged gradient, of the same shape
+
+    @property
+    def index(self) -> int:
+        return self.fragment.member.index
+
+
+class Shard:
+    """A bucket in memory. Its parameters become views of it."""
+
+    def __init__(self, bucket: Bucket, model: Sequence[Parameter], rank: int) -> None:
+        first = model[bucket.members[0].index]
+        self.bucket = bucket
+        self.flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
+        """All parameters, float (size,)."""
+        self.grads = torch.zeros_like(self.flat)
+        """Contribution of this rank, float (size,). Padding stays 0."""
+        self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
+        """This rank's chunk of the mean, float (chunk,)."""
+        self.views = [
+            self.grads.as_strided(member.shape, member.stride, member.begin)
+            for member in bucket.members
+        ]  # place of each parameter's gradient, in the order of members
+        with torch.no_grad():
+            for member in bucket.members:
+                parameter = model[member.index]
+                view = self.flat.as_strided(member.shape, member.stride, member.begin)
+                view.copy_(parameter)
+                parameter.data = view
+        base = rank * bucket.chunk
+        self.owned = [
+            OwnedFragment(
+                fragment,
+                Parameter(_view(fragment, self.flat, fragment.begin)),
+                _view(fragment, self.own_grads, fragment.begin - base),
+            )
+            for fragment in bucket.fragments(rank)
+        ]
+
+    def holds(self, position: int, parameter: Parameter) -> bool:
+        """True if a parameter still is the bucket's view at its position, in memory and type."""
+        member = self.bucket.members[position]
+        place = self.flat.data_ptr() + member.begin * self.flat.element_size()
+        return member.begin == member.end or (
+            parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
+        )
+
+    def is_finite(self) -> bool:
+        low, high = torch.aminmax(self.grads)  # a single pass, and NaN gets through
+        return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _view(fragment: Fragment, flat: Tensor, begin: int) -> Tensor:
+    """A fragment's elements, which begin at ``begin`` in ``flat``."""
+    if fragment.whole:
+        return flat.as_strided(fragment.member.shape, fragment.member.stride, begin)
+    return flat[begin : begin + fragment.end - fragment.begin]
 
 
 class ModelGroups(Optimizer):
@@ -63,8 +134,7 @@ Group = dict[str, Any]
 class ParameterStore:
     """All parameters of one optimizer, in buckets, and this rank's fragments of them.
 
-    ``settings`` is what all ranks must have alike, by name; ``bucket_bytes`` and ``whole`` are
-    among them.
+    ``settings`` is what all ranks must have alike.
     """
 
     def __init__(
@@ -89,15 +159,13 @@ class ParameterStore:
         """Names of the optimizer's state that has an entry for each element."""
 
     def name(self, index: int) -> str:
-        """A parameter as errors call it."""
         return self.names[index]
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
-        """Moves parameters of new groups, with rank 0's values, into buckets. All ranks call this.
+        """Moves parameters of new groups, from group ``number`` on, into buckets.
 
-        ``number`` is that of the first group. Returns this rank's fragments, by group. Nothing has
-        been moved after UnsupportedError (something can't be sharded) or MismatchError (ranks
-        differ).
+        All ranks call this. Returns this rank's fragments, by group. After an error (one can't be
+        sharded, or ranks differ) nothing has been moved.
         """
         named = [
             each for place, group in enumerate(groups, number) for each in _named(group, place)
@@ -129,7 +197,6 @@ class ParameterStore:
         return state_of(self._class, self._options, where, options(group))
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
-        """The settings, and the options of new groups."""
         settings = dict(self._settings)
         for place, group in enumerate(groups, number):
             written = {**self._options, **options(group)}
@@ -150,7 +217,6 @@ class ParameterStore:
         return owned
 
     def check_sound(self) -> None:
-        """Raises TrainingError unless each parameter is where, and what, it was."""
         for shard in self.shards:
             for position, member in enumerate(shard.bucket.members):
                 if not shard.holds(position, self.model[member.index]):

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.collectives import BlockGather, Collectives, OnHost, wait_all
+from lossycoll.train.common.delivery import rounded_to
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
-from lossycoll.train.common.wire import rounded_to
-from lossycoll.train.common.works import BlockGather, OnHost, wait_all
 
+from .parameter_store import Shard
 from .refusals import check_owners, owners_needed
-from .shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +49,12 @@ class ShardedStats:
 TOO_MANY: Final = 0.02
 """Stale blocks up to this share have no measurable cost in quality, 4% and more do
 (docs/quality.md)."""
-ENOUGH: Final = 256
-"""Blocks that an owner must have sent before its share is believed."""
-MEMORY: Final = 1024
-"""Blocks after which what came of others counts by 1/e: links change."""
+ENOUGH: Final = 256  # blocks that an owner must have sent before its share is believed
+MEMORY: Final = 1024  # blocks after which what came of others counts by 1/e: links change
 
 
 class UndeliveredShare:
-    """The undelivered share at one rank, by owner.
-
-    Only blocks that weren't needed count: a needed one is resent until it arrives.
-    """
+    """Undelivered share at one rank, by owner, of blocks that weren't needed."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -92,13 +86,11 @@ class ParameterDifferences:
     """One bucket's parameters in few bits: what travels is how far they are from an anchor.
 
     All replicas hold the same *anchor*, a copy of the parameters of some steps ago. An owner sends
-    the rounded difference between its parameters and the anchor, and each replica holds the anchor
-    plus what it got, the owner included. So a weight is rounded to a small part of what it has
-    moved, not of its size; and a lost difference leaves a stale value, since none builds on
-    another. What rounding takes away is still owed: the owner's optimizer steps on the exact
-    parameters. An anchor that every replica has got the difference to is moved there: each step
-    where all blocks must come, and else each MOVE_EVERY, when they must. ``shard`` is of float32,
-    and the same on all ranks now.
+    the rounded difference to it, and each replica holds the anchor plus what it got, the owner
+    included. So a weight is rounded to a small part of what it has moved, and a lost difference
+    leaves a stale value, since none builds on another. What rounding takes away is still owed: the
+    owner's optimizer steps on the exact parameters. An anchor is moved to what every replica has
+    got: each step where all blocks must come, else each MOVE_EVERY.
     """
 
     def __init__(self, shard: Shard, rank: int, encoding: str, per_block: int) -> None:
@@ -111,16 +103,13 @@ class ParameterDifferences:
         chunk = slice(rank * shard.bucket.chunk, (rank + 1) * shard.bucket.chunk)
         self._own, self._own_anchor = shard.flat[chunk], self._anchor[chunk]
         self._own_values = self.values[chunk]
-        self._owed = torch.zeros_like(self._own)
-        """Owner's parameters minus the replicas'."""
+        self._owed = torch.zeros_like(self._own)  # owner's parameters minus the replicas'
 
     def settle_owed(self) -> None:
-        """Makes this rank's part of the bucket exact, as its optimizer needs it."""
         self._own.add_(self._owed)
         self._owed.zero_()
 
     def forget_owed(self) -> None:
-        """The parameters are others now."""
         self._owed.zero_()
 
     def take(self) -> None:
@@ -132,7 +121,6 @@ class ParameterDifferences:
         self._own.copy_(held)
 
     def apply(self) -> None:
-        """Makes the bucket what all hold of it; what has arrived is in :attr:`values`."""
         torch.add(self._anchor, self.values, out=self._flat)
 
     def move(self) -> None:
@@ -146,29 +134,22 @@ class _UnderWay:
     """Part of a bucket that the last step has sent."""
 
     gather: BlockGather
-    needed: Mask | None
-    """Blocks that are asked for until they come; None: none."""
-    due: Mask | None
-    """Blocks of them that are due by ``max_age``."""
-    strict: NDArray[np.bool_] | None
-    """Owners of whom no block may be stale."""
+    needed: Mask | None  # blocks that are asked for until they come; None: none
+    due: Mask | None  # blocks of them that are due by ``max_age``
+    strict: NDArray[np.bool_] | None  # owners of whom no block may be stale
     moves: bool = False
     """Whether all blocks must come, and differences are to what comes from then on."""
-    whole: bool = False
-    """Whether parameters were sent, and no differences."""
+    whole: bool = False  # whether parameters were sent, and no differences
 
 
 @dataclass(eq=False)
 class _BucketCopies:
-    """A bucket, and how old the other ranks' parts of it are here."""
-
     shard: Shard
     parameters: list[Parameter]
     staleness: Staleness
     differences: ParameterDifferences | None
     """Differences sent instead of parameters, where these travel in few bits."""
-    versions: list[int]
-    """Autograd's of the parameters, as this class has left them."""
+    versions: list[int]  # autograd's of the parameters, as this class has left them
     under_way: _UnderWay | None = None
     asked_for: BlockGather | None = None
     """A gather whose result is here. Others may still ask for this rank's part."""
@@ -176,7 +157,6 @@ class _BucketCopies:
     """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
 
     def was_written(self) -> bool:
-        """True if somebody else has written to the parameters."""
         return self.versions != _versions(self.parameters)
 
     def touch(self) -> None:
@@ -192,9 +172,8 @@ def _versions(parameters: Sequence[Parameter]) -> list[int]:
 class ParameterSync:
     """Keeps the replicas of one optimizer's parameters together.
 
-    ``max_age`` is the staleness bound (:class:`.Staleness`); None: no bound. "auto": MAX_AGE, and 0
-    for owners with too large an undelivered share, which each rank finds for itself: a receiver
-    asks for what it needs.
+    ``max_age`` is the staleness bound; None: no bound. "auto": MAX_AGE, and 0 for owners with too
+    large an undelivered share, which each rank finds for itself: a receiver asks for what it needs.
     """
 
     def __init__(self, collectives: Collectives, max_age: int | str | None) -> None:
@@ -204,20 +183,16 @@ class ParameterSync:
             self._undelivered = UndeliveredShare(collectives.rank, collectives.world)
         self._max_age = MAX_AGE if isinstance(max_age, str) else max_age
         self._buckets: list[_BucketCopies] = []
-        self._places: dict[Parameter, int] = {}
-        """The number of each parameter's bucket."""
+        self._places: dict[Parameter, int] = {}  # the number of each parameter's bucket
         self._failure: Exception | None = None
         """The first error of a collective since the last step."""
         self._dead: LinkError | None = None
         """The first link since the last step of which a block was due and didn't arrive."""
         self._figures = ShardedStats()
-        self._steps = 0
-        """Since the anchors of differences were moved."""
-        self._written = False
-        """Whether replicas may hold something else than differences are to."""
+        self._steps = 0  # since the anchors of differences were moved
+        self._written = False  # whether replicas may hold something else than differences are to
 
     def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
-        """Adds buckets that are equal on all ranks; ``model`` has all parameters, by index."""
         for shard in shards:
             here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
             encoding, differences = here.difference_encoding(shard.flat), None
@@ -233,22 +208,18 @@ class ParameterSync:
 
     @property
     def places(self) -> Mapping[Parameter, int]:
-        """The number of each parameter's bucket."""
         return self._places
 
     @property
     def stats(self) -> ShardedStats:
-        """Counts so far, with all that was sent."""
         self.finish_all()
         return self._figures
 
     # ---- a step ----
 
     def was_written(self) -> bool:
-        """True if replicas may hold something else than differences are to.
-
-        Somebody else has written to parameters since the last step, as a checkpoint that was
-        loaded, or what was sent in it didn't arrive.
+        """True if replicas may hold something else than differences are to: somebody has written to
+        parameters since the last step, or what was sent in it didn't arrive.
         """
         self._note_written()
         return self._written
@@ -258,7 +229,6 @@ class ParameterSync:
         self._written = self._written or any(bucket.was_written() for bucket in kept)
 
     def settle_owed(self) -> None:
-        """Makes this rank's parameters exact, before the optimizer steps."""
         self._note_written()
         for bucket in self._buckets:
             if bucket.differences is None:
@@ -270,8 +240,7 @@ class ParameterSync:
     def begin(self, *, whole: bool = False) -> None:
         """Starts to send every rank's chunk of every bucket to all, the first layers' first.
 
-        With ``whole``, the same on all ranks, differences go as whole values, and reliably:
-        replicas may hold anything.
+        With ``whole`` differences go as whole values, reliably: replicas may hold anything.
         """
         strict = None if self._undelivered is None else self._undelivered.owners()
         whole = whole or not self._collectives.rounds_parameters
@@ -294,7 +263,6 @@ class ParameterSync:
         *,
         moves: bool,
     ) -> _UnderWay:
-        """``moves``: whether all blocks are needed, where differences are sent."""
         flat, encoding, kept = bucket.shard.flat, "same", bucket.differences
         if kept is not None:
             kept.take()
@@ -345,13 +313,11 @@ class ParameterSync:
                 self._written = self._written or sent.moves  # this anchor is no other's
 
     def finish_all(self) -> None:
-        """Waits for all buckets. Errors are kept for :meth:`settle`."""
         for number in reversed(range(len(self._buckets))):
             self.finish(number)
 
     def close(self) -> None:
-        """Waits for all buckets, and until nobody asks for this rank's parts any more. Errors are
-        kept for :meth:`settle`."""
+        """Waits for all buckets, and until nobody asks for this rank's parts any more."""
         self.finish_all()
         for bucket in self._buckets:
             if bucket.asked_for is None:
@@ -367,11 +333,7 @@ class ParameterSync:
                 bucket.moves = False
 
     def settle(self) -> None:
-        """Like :meth:`close`, and raise its failure; all ranks call it at the same place.
-
-        LinkError: a block that was due didn't arrive. PeerLostError, on all ranks alike: its owner
-        is lost.
-        """
+        """Like :meth:`close`, and raise its failure; all ranks call it at the same place."""
         self.close()
         failure, self._failure = self._failure, None
         dead, self._dead = self._dead, None
@@ -401,11 +363,9 @@ class ParameterSync:
                 bucket.differences.move()
 
     def skip(self) -> None:
-        """Counts a step that no rank took."""
         self._figures = replace(self._figures, skipped=self._figures.skipped + 1)
 
     def ages(self) -> tuple[int, ...]:
-        """Numbers of other ranks' blocks that are 0, 1, 2, ... steps old."""
         self.finish_all()
         return histogram((bucket.staleness for bucket in self._buckets), self._collectives.rank)
 
@@ -419,7 +379,6 @@ class ParameterSync:
         )
 
     def _dead_link(self, staleness: Staleness, missing: Mask, sent: _UnderWay) -> LinkError:
-        """``missing``: the blocks that were needed and didn't arrive."""
         owner = int(missing.any(axis=1).argmax())
         all_due = sent.moves or (sent.strict is not None and sent.strict[owner])
         wanted = 0 if all_due else self._max_age

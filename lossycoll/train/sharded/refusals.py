@@ -35,7 +35,6 @@ def check_owners(collectives: Collectives) -> None:
 
 
 def unscaled_early(collectives: Collectives) -> TrainingError:
-    """Fragments' gradients were unscaled or clipped before there were any."""
     return TrainingError(
         f"{collectives}: a GradScaler has unscaled the gradients of "
         f"optimizer.param_groups, or they were changed, before they were reduced, which "
@@ -46,7 +45,6 @@ def unscaled_early(collectives: Collectives) -> TrainingError:
 
 
 def changed_gradient(collectives: Collectives, name: str) -> TrainingError:
-    """The gradient of a parameter isn't the one that was sent."""
     return TrainingError(
         f"{collectives}: the gradient of {name} was changed "
         f"after the backward pass had sent it, which has no effect; clip by "
@@ -60,7 +58,6 @@ def changed_gradient(collectives: Collectives, name: str) -> TrainingError:
 
 
 def nonfinite(collectives: Collectives, ranks: Sequence[int]) -> NonFiniteError:
-    """The gradients of some ranks hold NaN or infinity."""
     who = ", ".join(collectives.peer(rank) for rank in ranks)
     return NonFiniteError(
         f"{collectives}: the gradient of {who} holds NaN or infinity, and no rank took a "

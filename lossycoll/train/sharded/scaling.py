@@ -1,4 +1,4 @@
-"""Scale of gradients: a dummy parameter that observes a GradScaler, the norm, and clipping.
+"""Scale of gradients: a dummy parameter that observes a GradScaler, and the norm.
 
 A GradScaler wants a gradient from each rank, also from one that owns nothing of what had gradients.
 And what it does to the dummy's gradient shows by what it has divided the others, or that somebody
@@ -44,13 +44,11 @@ class ScalerProbe:
         return parameter.grad
 
     def detach(self) -> None:
-        """Removes the dummy parameter from its group, if it is in one."""
         if self._parameter is not None:
             self._members[:] = [one for one in self._members if one is not self._parameter]
             self._parameter, self._members = None, []
 
     def is_dummy(self, parameter: object) -> bool:
-        """Return whether a parameter is the dummy one."""
         return self._parameter is not None and parameter is self._parameter
 
     def was_changed(self) -> bool:
@@ -85,10 +83,3 @@ def total_norm(
     with owners_needed():
         collectives.all_reduce(total, op).wait()
     return total if highest else total.pow(1.0 / norm_type)
-
-
-def clip(grads: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scales gradients in place to ``max_norm``, as torch.nn.utils.clip_grad_norm_ does."""
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(scale.to(grad.device, grad.dtype))

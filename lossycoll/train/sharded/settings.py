@@ -8,9 +8,8 @@ from typing import Any
 
 from lossycoll.errors import OptionError
 from lossycoll.options.ranges import is_whole
-from lossycoll.train.common.recovery import Recovery
+from lossycoll.train.common.delivery import Recovery, Wire
 from lossycoll.train.common.staleness import AUTO
-from lossycoll.train.common.wire import Wire
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 
@@ -51,27 +50,22 @@ class ShardedSettings:
 
     @property
     def encodings(self) -> Wire:
-        """Encodings of gradients and parameters, the former unless they are compressed."""
         found = Wire.of(self.wire)
         return found if self.compression is None else Wire(None, found.parameters)
 
     @property
     def recovery(self) -> Recovery:
-        """Recovery of lost packets that was asked for."""
         return Recovery.of(self.max_missing, self.repair)
 
     @property
     def staleness_bound(self) -> int | str | None:
-        """The staleness bound that holds.
-
-        Who sets a share that may be missing, and forbids to resend, gets no bound by "auto": blocks
-        that are too old are resent.
+        """The staleness bound that holds: none by "auto" where a share may be missing and
+        ``repair`` forbids to resend, as blocks that are too old are resent.
         """
         resent = self.max_missing is None or self.repair != 0
         return self.max_age if resent or self.max_age != AUTO else None
 
     def _check_feedback(self) -> None:
-        """Only one may remember what wasn't sent."""
         if not isinstance(self.error_feedback, bool):
             raise OptionError(f"error_feedback is {self.error_feedback!r}, wanted True or False")
         if self.compression is not None and not isinstance(self.compression, ARCTopKState):
@@ -85,16 +79,6 @@ class ShardedSettings:
             )
 
     def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
-        """Settings by name that all ranks must have alike."""
-        return {
-            "optimizer_class": getattr(optimizer_class, "__name__", ""),
-            "max_age": self.max_age,
-            "max_missing": self.max_missing,
-            "repair": self.repair,
-            "error_feedback": self.error_feedback,
-            "compression": None if self.compression is None else self.compression.settings,
-            "bucket_bytes": self.bucket_bytes,
-            "on_nonfinite": self.on_nonfinite,
-            "wire": self.wire,
-            "whole": self.whole,
-        }
+        compression = None if self.compression is None else self.compression.settings
+        name = getattr(optimizer_class, "__name__", "")
+        return {"optimizer_class": name, **vars(self), "compression": compression}

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.wire import as_elements
-from lossycoll.train.common.works import BlockGather, wait_all, wait_result
+from lossycoll.train.common.collectives import BlockGather, Collectives, wait_all, wait_result
+from lossycoll.train.common.delivery import as_elements
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
 SENDERS = {
@@ -21,8 +20,7 @@ SENDERS = {
     "common/packing.py",
     "elastic/sharing.py",
     "elastic/world.py",
-    "hooks/dispersing.py",
-    "hooks/wire_feedback.py",
+    "hooks.py",
     "sharded/backup.py",
 }
 """Communication hooks must return torch's own future. Those that come back have the default group

@@ -8,7 +8,7 @@ import pytest
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
-from lossycoll.train.common.recovery import MAX_MISSING, NOTHING_ASKED, Recovery
+from lossycoll.train.common.delivery import MAX_MISSING, NOTHING_ASKED, Recovery
 from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.sharded.settings import ShardedSettings
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.train.common.wrapped import innermost, layers_of, steps_of
+from lossycoll.train.common.models import innermost, layers_of, steps_of
 from tests.support.harness import init, run_good
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.recovery import MAX_MISSING, Recovery
+from lossycoll.train.common.delivery import MAX_MISSING, Recovery
 from lossycoll.train.drift.slices import ALIGN
 from tests.support.harness import Ranks, die, init, run_good
 

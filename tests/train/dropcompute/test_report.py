@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lossycoll.train.dropcompute.report import (
-    COUNTS,
     FIELDS,
-    SECONDS,
     DropReport,
     StepOutcome,
     StepRecord,
@@ -31,7 +29,6 @@ REPORT = DropReport(
 def test_a_report_that_is_packed_comes_back(threshold: float) -> None:
     report = replace(REPORT, threshold=threshold)
     assert unpack(3, pack(report)) == report
-    assert {"rank", "last", *COUNTS, *SECONDS} == {field.name for field in fields(DropReport)}
 
 
 def test_a_step_is_added() -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lossycoll.simulate import choose
-from lossycoll.train.dropcompute.settings import DropSettings
-from lossycoll.train.dropcompute.threshold import NANO, Threshold
+from lossycoll.train.dropcompute.threshold import NANO, DropSettings, Threshold
 
 M = 4
 WARM_UP = 6

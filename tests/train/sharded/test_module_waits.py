@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 import lossycoll
-from lossycoll.train.common.works import BlockGather
+from lossycoll.train.common.collectives import BlockGather
 from tests.support.sharded_cases import (
     CLASSES,
     FEATURES,

@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from lossycoll.errors import LinkError, PeerLostError
 from lossycoll.train.common.layout import ParameterSpec, lay_out
+from lossycoll.train.sharded.parameter_store import Shard
 from lossycoll.train.sharded.parameter_sync import ParameterSync, UndeliveredShare
-from lossycoll.train.sharded.shard import Shard
 
 WORLD, BLOCKS, BUCKETS = 3, 4, 3
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common.report import plt, save
 from benchmarks.common.results import Result
 
-from .figures import Runs, runs_of
+from .report import Runs, runs_of
 from .variants import DENSE, LEVELS, SEEDS
 
 TITLES = {"gpt": "GPT, AdamW", "conv": "convolutions, SGD"}

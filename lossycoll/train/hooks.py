@@ -1,11 +1,7 @@
-"""A communication hook of DDP that remembers what gradients lose in few bits.
-
-Rounded to few bits, a gradient loses what is smaller than half a step, in each step anew. Error
-feedback adds what was lost to the next gradient, so that nothing is lost for good (Seide et al.,
-Interspeech 2014; Karimireddy et al., arXiv 1901.09847: ``ef14`` in compress/error_memory.py).
-"""
+"""Communication hooks for DistributedDataParallel."""
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
+
 from typing import Any, Final
 
 import torch
@@ -13,18 +9,120 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.errors import OptionError
+from lossycoll.backend.work import value_or_raise
+from lossycoll.errors import OptionError, UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import lossy, reliable
 from lossycoll.plan import codec
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.engine.codecs import rounded
 from lossycoll.train.common.collectives import sum_of
+from lossycoll.train.compress.arc_topk import ARCTopKState
 
-from .addends import addend
 
-DOMAIN: Final = 0x66656564
-"""Keeps these draws apart from all others ("feed")."""
+def check_dense(gradients: Tensor, hook: str) -> None:
+    """Raises UnsupportedError if a bucket's gradients are sparse; ``hook`` is the hook's name."""
+    if gradients.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{hook} got a gradient of {gradients.layout}, wanted dense ones: make embeddings "
+            f"with sparse=False, or leave the hook out"
+        )
+
+
+def addend(
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    group: dist.ProcessGroup | None,
+    hook: str,
+) -> tuple[Tensor, dist.ProcessGroup | None]:
+    """This rank's part of a bucket's mean, already divided, and the group to add it in.
+
+    UnsupportedError, which names ``hook``: the gradients are sparse.
+    """
+    flat = bucket.buffer()
+    check_dense(flat, hook)
+    found = dist.group.WORLD if group is None else group
+    flat.div_(dist.get_world_size(found))
+    return flat, found
+
+
+GOLDEN: Final = 0.6180339887498949  # (sqrt(5) - 1) / 2
+
+
+def dispersing_hook(
+    state: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages gradients as DDP does, with each packet's elements scattered over the bucket.
+
+    Register it once::
+
+        ddp.register_comm_hook(None, lossycoll.dispersing_hook)
+
+    No packet carries neighbouring elements, so the errors of a lost one cancel: docs/quality.md has
+    figures. The hook costs two copies of each bucket, and its memory once. Over another backend, or
+    with reliable delivery, it returns the plain mean.
+
+    Args:
+        state: The group to average over; None is the default group.
+        bucket: DDP's bucket of dense gradients, in which the mean is formed.
+
+    Returns:
+        A future of the bucket's buffer.
+
+    Raises:
+        UnsupportedError: The gradients are sparse.
+    """
+    flat, group = addend(bucket, state, "dispersing_hook")
+    if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
+        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+    packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
+    sent = _interleaved(flat, packets)
+    done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+
+    def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        whole: torch.Tensor = flat
+        return whole.copy_(_restored(future.value(), packets, len(flat)))
+
+    out: torch.futures.Future[torch.Tensor] = done.then(back)
+    return out
+
+
+def _interleaved(flat: torch.Tensor, packets: int) -> torch.Tensor:
+    """float (packets * n,): a packet has the elements k, k + packets, ... of ``flat``, with zeros
+    behind its end; its place is :func:`_places` of k."""
+    rows = -(-len(flat) // packets)
+    padded = flat.new_zeros(rows * packets)
+    padded[: len(flat)] = flat
+    sent = flat.new_empty(packets, rows)
+    sent[_places(packets).to(flat.device)] = padded.view(rows, packets).t()
+    return sent.view(-1)
+
+
+def _restored(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:
+    """The ``length`` elements that :func:`_interleaved` was given."""
+    at = _places(packets).to(sent.device)
+    return sent.view(packets, -1).index_select(0, at).t().reshape(-1)[:length]
+
+
+def _places(packets: int) -> torch.Tensor:
+    """int64 (packets,): where each packet is sent.
+
+    Packets that are d apart are sent the fractional part of 0.618 d of all apart: of all ratios the
+    golden one keeps small d farthest apart. ``packets`` is prime, so each place is taken once.
+    """
+    return torch.arange(packets) * max(1, round(GOLDEN * packets)) % packets
+
+
+def _prime_from(least: float) -> int:
+    """The first prime from ``least`` on. Distances in matrices have small factors, and a packet
+    would carry a whole column if its step had them as well."""
+    number = max(2, int(least + 1))
+    while any(number % factor == 0 for factor in range(2, int(number**0.5) + 1)):
+        number += 1
+    return number
+
+
+DOMAIN: Final = 0x66656564  # keeps these draws apart from all others ("feed")
 
 
 class WireFeedbackState:
@@ -89,7 +187,6 @@ class WireFeedbackState:
         return out.to(x.device)
 
     def _take(self, whole: Tensor, parameters: list[Tensor]) -> None:
-        """Adds what was lost to a bucket's gradients, float32 (n,), in order of ``parameters``."""
         for parameter, part in zip(parameters, _parts(whole, parameters), strict=True):
             if parameter in self._lost:
                 part.add_(self._lost[parameter])
@@ -156,3 +253,55 @@ def wire_feedback_hook(
 
     found: torch.futures.Future[torch.Tensor] = done.then(back)
     return found
+
+
+def arc_topk_hook(
+    state: ARCTopKState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages gradients by ARC-Top-K: a sketch, and the rows that it shows to be largest.
+
+    Register it once, with a state of your own::
+
+        ddp.register_comm_hook(lossycoll.ARCTopKState(ratio=0.2), lossycoll.arc_topk_hook)
+
+    On the CPU a thread of the state's compresses and sends a bucket while the backward pass
+    continues. The call for the last bucket returns when all are complete, so that no collective of
+    DDP's own comes between them. Method and costs: docs/arc_topk.md; source: arXiv 2510.26709.
+
+    Args:
+        state: The arguments, and what is remembered between steps; counts the steps.
+        bucket: DDP's bucket of dense gradients, of any shapes; they are replaced in place.
+
+    Returns:
+        A future of the bucket's buffer. It raises what :meth:`ARCTopKState.mean_` raises.
+
+    Raises:
+        UnsupportedError: The gradients are sparse.
+        TrainingError: A parameter is not one of the state's ``named_parameters``.
+    """
+    flat = bucket.buffer()
+    check_dense(flat, "arc_topk_hook")
+    keys = state.keys(bucket.parameters())
+    gradients, last = bucket.gradients(), bucket.is_last()
+    # With its device it orders the streams of those who wait for it.
+    devices = [] if flat.is_cpu else [flat.device]
+    source: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
+    out = source.then(value_or_raise)
+
+    def work() -> None:
+        try:
+            state.reduce(keys, gradients, flat)
+            if last:
+                state.iter += 1
+            source.set_result(flat)
+        except BaseException as error:
+            source.set_result(error)
+
+    if flat.is_cpu:
+        done = state.start(work)
+        if last:
+            done.result()
+    else:
+        work()
+    return out

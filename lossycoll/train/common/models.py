@@ -1,4 +1,4 @@
-"""Parameters that a model keeps at this rank, and which other ranks keep the same or the rest.
+"""Models as frameworks wrap them, and which ranks hold which part of their parameters.
 
 Parameters of DDP and of plain modules are whole on every rank of a group. Those of fully_shard
 (FSDP2) are DTensors on a mesh: the ranks of its replicated dimensions hold copies of one shard,
@@ -11,44 +11,121 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lossycoll.errors import UnsupportedError
 
 from .collectives import own_group
 from .layout import is_dense
-from .wrapped import check_keeps_parameters, ddp_of, innermost
+
+LAYERS: Final = ("_orig_mod", "_forward_module", "module")
+"""Attributes with a wrapper's module: torch.compile's, Lightning Fabric's, and DDP's."""
+PLAIN_NAMES: Final = LAYERS[:2]  # layers that never appear in the names of parameters
+INNER: Final = ("optimizer", "optim")  # attributes with a wrapper's optimizer: most, and torchft's
+MOST_LAYERS: Final = 16
+
+
+def steps_of(optimizer: object, method: str) -> Optimizer:
+    """The optimizer whose steps a wrapper makes; UnsupportedError, which names ``method``: none.
+
+    Accelerate's, Lightning's and torchft's wrappers are torch optimizers by their class, but have
+    none of its hooks, since they never run its constructor. One that has hooks counts as the one
+    that steps, whatever it wraps.
+    """
+    found = optimizer
+    for _ in range(MOST_LAYERS):
+        if isinstance(found, Optimizer) and "_optimizer_step_post_hooks" in vars(found):
+            return found
+        found = next((getattr(found, name) for name in INNER if hasattr(found, name)), None)
+    name = type(optimizer).__name__
+    raise UnsupportedError(
+        f"optimizer is a {name}, wanted a torch.optim.Optimizer, or a wrapper that has one as "
+        f"{name}.optimizer or {name}.optim; pass {method} the torch optimizer that makes the steps"
+    )
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """A model, and what it wraps, from outside to inside."""
+    layers = [model]
+    while (inner := _inside(layers[-1])) is not None and len(layers) < MOST_LAYERS:
+        layers.append(inner)
+    return layers
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    check_keeps_parameters(model)
+    for name in LAYERS:
+        inner = model._modules.get(name)  # not getattr: wrappers hand on what they haven't
+        if inner is not None:
+            own = {id(each) for each in model.parameters()}
+            return inner if own <= {id(each) for each in inner.parameters()} else None
+    return None
+
+
+def check_keeps_parameters(module: nn.Module) -> None:
+    """Refuses (UnsupportedError) wrappers whose parameters are views of their own memory."""
+    name = type(module).__name__
+    sharded = sys.modules.get("torch.distributed.fsdp")
+    if sharded is not None and isinstance(module, sharded.FullyShardedDataParallel):
+        raise UnsupportedError(
+            f"the model has a {name} (FSDP1), whose flat parameters are views of memory that comes "
+            f"and goes; wrap it with fully_shard (FSDP2)"
+        )
+    if type(module).__module__.partition(".")[0] == "deepspeed":
+        raise UnsupportedError(
+            f"the model is a {name}, which reduces gradients and steps copies of the parameters by "
+            f"itself; use the backend lossy without this method under it, or use "
+            f"DistributedDataParallel with a torch optimizer"
+        )
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The module that has the names of the parameters.
+
+    Models of one's own may have a ``module`` as well: it counts only around or within a known one.
+    """
+    layers = layers_of(model)
+    known = [inner for outer, inner in pairwise(layers) if _is_known(outer)]
+    return known[-1] if known else model
+
+
+def _is_known(wrapper: nn.Module) -> bool:
+    return isinstance(wrapper, DistributedDataParallel) or any(
+        wrapper._modules.get(name) is not None for name in PLAIN_NAMES
+    )
+
+
+def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
+    found = (each for each in layers_of(model) if isinstance(each, DistributedDataParallel))
+    return next(found, None)
+
 
 Groups = tuple[dist.ProcessGroup, ...]
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Part of one parameter that this rank holds."""
-
     name: str  # the parameter's in the model
     parameter: nn.Parameter
-    copies: Groups
-    """Groups of ranks that hold the same, one for each such dimension of the mesh."""
-    rest: Groups
-    """Groups of ranks that hold the rest of it."""
+    copies: Groups  # groups of ranks that hold the same, one for each such dimension of the mesh
+    rest: Groups  # groups of ranks that hold the rest of it
 
     @property
     def replicas(self) -> int:
-        """Number of ranks that hold the same."""
         return math.prod(dist.get_world_size(group) for group in self.copies)
 
 
 def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:
     """The model's parameters, tied ones once, named as in the module that is wrapped.
 
-    The model is plain, wrapped (DDP, torch.compile, ...) or of fully_shard's. ``group``: the ranks
-    with a copy; None: DDP's, else the default. UnsupportedError: FSDP1, DeepSpeed, or a group for
-    DTensors.
+    ``group``: the ranks with a copy; None: DDP's, else the default, or the mesh of DTensors.
     """
     ddp, inner = ddp_of(model), innermost(model)
     if ddp is not None and group is None:
@@ -65,7 +142,6 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """True if a tensor is one of several ranks."""
     # Importing it takes seconds, and whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -136,5 +212,4 @@ def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Te
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A view of complex elements as pairs of real ones; other tensors as they are."""
     return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

@@ -197,7 +197,7 @@ class Description(NamedTuple):
     def on_device(self) -> bool:
         """True if the tensors lie on a device: all do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
-        return bool(tensors) and not tensors[0].is_cpu and is_served(tensors[0])
+        return bool(tensors) and is_served(tensors[0])
 
     @property
     def filled(self) -> list[Tensor]:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch import device as Device
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from lossycoll.devices.registry import is_served
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
@@ -199,6 +200,7 @@ class ServedDevices:
             len(tensors) == 1
             and tensor.is_cpu
             and "cpu" in self._known
+            and not is_served(tensor)
             and tensor.layout is torch.strided
             and not tensor.is_quantized
             and tensor.is_contiguous()

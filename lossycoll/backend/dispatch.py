@@ -1,6 +1,8 @@
 """The one pipeline of a collective: checks the description, chooses the route once, submits.
 
 Nothing that may rightly differ between ranks decides a route: all of them must take the same.
+
+Long because the way of a call is told in one place, from its checks to what an error leaves.
 """
 
 from __future__ import annotations

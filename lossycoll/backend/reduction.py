@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .tensors import DTYPES, LOSSY_DTYPES, WIDER, contiguous, scaled
+from .tensors import DTYPES, LOSSY_DTYPES, WIDER, scaled
 
 _Op: Any = c10d.ReduceOp.RedOpType
 SUM: Final = _Op.SUM
@@ -58,7 +58,7 @@ class Reduction:
 
     def contribution(self, tensor: Tensor) -> Tensor:
         """``tensor`` contiguous and times the factor; itself where nothing has to be done."""
-        return contiguous(tensor) if self.factor is None else scaled(tensor, self.factor)
+        return scaled(tensor, self.factor)
 
 
 def resolve(where: Where, name: str, dtype: torch.dtype, op: Any) -> Reduction:

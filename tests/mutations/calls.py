@@ -301,8 +301,8 @@ CALLS = (
     mutation(
         "activations may lose packets",
         "lossycoll/backend/dispatch.py",
-        "Route.LOSSY and self._is_exact(call)",
-        "Route.LOSSY and not call",
+        "Route.LOSSY and self._is_exact(call.kind)",
+        "Route.LOSSY and not call.kind",
         "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",
     ),
     mutation(
@@ -453,8 +453,8 @@ CALLS = (
     mutation(
         "a group is freed on top of the frame that a signal's handler has interrupted",
         "lossycoll/runtime/engine/users.py",
-        "if self._closing and not self._inside and",
-        "if self._closing and",
+        "if not self._inside and self._freeing",
+        "if self._freeing",
         "tests/runtime/engine/test_users.py"
         "::test_a_handler_that_closes_on_top_of_any_instruction_frees_once_when_all_are_out",
     ),

@@ -94,8 +94,8 @@ LOWBIT = (
     mutation(
         "what leaves no host is encoded",
         "lossycoll/backend/dispatch.py",
-        "if self._endpoint.one_host and choice",
-        "if not self._endpoint and choice",
+        "and self._endpoint.one_host:",
+        "and not self._endpoint:",
         "tests/backend/test_encodings.py::test_what_is_added_up_within_a_host_is_not_rounded[aaaa]",
     ),
 )

@@ -264,8 +264,8 @@ SUMS = (
     mutation(
         'on_missing="zero" keeps',
         "lossycoll/runtime/collectives/collective_endpoint.py",
-        "missing = Missing[options.on_missing.upper()]",
-        'missing = Missing["KEEP" if options.on_missing == "zero" else options.on_missing.upper()]',
+        "Missing[options.on_missing.upper()]",
+        'Missing["KEEP" if options.on_missing == "zero" else options.on_missing.upper()]',
         "tests/runtime/collectives/test_missing.py"
         "::test_what_is_missing_is_filled_as_the_option_says",
     ),

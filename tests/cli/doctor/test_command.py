@@ -16,7 +16,7 @@ from lossycoll.cli.doctor import checks, job_environment, loopback
 from lossycoll.cli.doctor import command as doctor
 from lossycoll.cli.doctor.checks import Finding, Severity, admits, torch_versions
 from lossycoll.runtime.keys import aead
-from lossycoll.runtime.net import control_groups, descriptor_exchange, interfaces
+from lossycoll.runtime.net import descriptor_exchange, interfaces, machine
 from lossycoll.runtime.net.interfaces import Interface
 from tests.support.harness import warm_python
 from tests.support.versions import TORCH
@@ -214,7 +214,7 @@ def test_memory_can_be_shared_where_there_is_enough(monkeypatch: pytest.MonkeyPa
     (found,) = job_environment.memory_sharing()
     assert (found.status, found.found[:4]) == (Severity.OK, "yes,"), found
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    monkeypatch.setattr(control_groups, "memory_room", lambda: float(32 << 20))
+    monkeypatch.setattr(machine, "memory_room", lambda: float(32 << 20))
     (found,) = job_environment.memory_sharing()
     assert found.status is Severity.WARN
     assert "0.0 GiB of memory free" in found.found

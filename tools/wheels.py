@@ -137,8 +137,10 @@ def faults_of_extension(data: bytes, platform: Platform) -> Iterator[str]:
             for tag in section.iter_tags():
                 if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
                     yield f"looks for libraries in a folder ({tag.entry.d_tag})"
-                if tag.entry.d_tag == "DT_NEEDED" and not SYSTEM_LIBRARIES.fullmatch(tag.needed):
-                    yield f"needs {tag.needed}"
+                # Not an attribute for mypy, where pyelftools is installed with its types.
+                needed = str(getattr(tag, "needed", ""))
+                if tag.entry.d_tag == "DT_NEEDED" and not SYSTEM_LIBRARIES.fullmatch(needed):
+                    yield f"needs {needed}"
     for version in sorted(set(re.findall(rb"GLIBC_(\d+)\.(\d+)", data))):
         major, minor = int(version[0]), int(version[1])
         if platform.glibc is None or (major, minor) > platform.glibc:

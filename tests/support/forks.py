@@ -227,6 +227,10 @@ def adopt(env: Mapping[str, str]) -> None:
     """In a fork: ``env`` is its whole environment from now on."""
     os.environ.clear()
     os.environ.update(env)
+    if "LOSSYCOLL_REPLACE" in env:  # torch's hook read it when the server imported torch
+        from lossycoll._autoload import register
+
+        register()
     tempfile.tempdir = None  # it's found out once, from TMPDIR
     # torch reads this variable when it is imported.
     importlib.import_module("torch").distributed.set_debug_level_from_env()

@@ -7,6 +7,7 @@ Long because the way of a call is told in one place, from its checks to what an 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ FORWARD: Final = torch.nn.Module._call_impl.__code__
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 """Code of the frames by which the two passes are recognized."""
 NONE: Final = timedelta(0)
+NO_SPAN: Final = contextlib.nullcontext()
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
 BY_OPTION: Final = "deterministic=1"
 """Sources of the wish for the same bits in each run."""
@@ -170,13 +172,13 @@ class Known(NamedTuple):
     Attributes:
         choice: Its route, options and encoding.
         delivery: As ranks compare it.
-        mean: Whether it asked for a mean.
+        reduction: What it asked for.
         asked: The group's options then.
     """
 
     choice: ChosenRoute
     delivery: str
-    mean: bool
+    reduction: Reduction
     asked: Options
 
 
@@ -262,14 +264,8 @@ class Dispatcher:
             return None
         numbered = Collective(ALL_REDUCE.name, dtype, elements, op)
         numbered.delivery = known.delivery
-        timeout = opts.timeout
-        call_options = CallOptions(
-            known.choice.options,
-            known.mean,
-            min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
-            tensor,
-            future=opts.asyncOp,
-        )
+        staged = Staged(tensor, tensor)
+        call_options = _call_options(known.choice, opts, staged, known.reduction, None)
         try:
             self.health.issue(numbered)
             operation = self._endpoint.all_reduce(
@@ -290,19 +286,21 @@ class Dispatcher:
             and not spans.are_wanted()
         )
 
-    def _remember(self, call: Description, choice: ChosenRoute, reduction: Reduction) -> None:
+    def _remember(
+        self, call: Description, choice: ChosenRoute, reduction: Reduction, asked: Options
+    ) -> None:
         """Has :meth:`run_again` serve calls like this one."""
         tensor = call.writes[0]
         served = choice.route is not Route.GATHERED and choice.encoding == "same"
         told = choice.options.deterministic and choice.route is Route.LOSSY
-        if not served or told or tensor.dtype not in DTYPES or not call.nbytes or call.on_device:
+        if not served or told or tensor.dtype not in DTYPES or not call.nbytes:
             return
         if reduction.factor is not None or not self._is_plain(call.writes):
             return
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[call.op.op, tensor.dtype, tensor.numel()] = Known(
-            choice, self.named(call, choice).delivery, reduction.mean, self._asked_options()
+            choice, self.named(call, choice).delivery, reduction, asked
         )
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
@@ -313,7 +311,7 @@ class Dispatcher:
                 exact = reliable_version(options)
                 choice = choose(call, reduction, exact, None)
             elif call.kind is ALL_REDUCE and reduction is not None:
-                self._remember(call, choice, reduction)
+                self._remember(call, choice, reduction, options)
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around)
@@ -517,11 +515,9 @@ class Dispatcher:
             if on_device is not None:
                 numbered.operations *= on_device.pieces
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
-            if span is None:
+            with NO_SPAN if span is None else span:
                 submitted = submit(s) if on_device is None else on_device.submit(submit, s)
-            else:
-                with span:
-                    submitted = submit(s) if on_device is None else on_device.submit(submit, s)
+            if span is not None:
                 span.ends_with(submitted)
             return self._work(call, submitted, on_device)
         except BaseException:

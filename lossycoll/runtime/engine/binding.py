@@ -33,9 +33,6 @@ from .users import Users
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
 
-NEXT_SECONDS: Final = 0.1
-"""Longest stay in C."""
-
 _SOUND: Final = Failure(0)
 
 
@@ -203,7 +200,7 @@ class Completions:
         """Waits for a ticket; returns it and its group's owner. The ticket is 0 where none came for
         a while, and negative when it is stopped."""
         owner = ffi.new("uint64_t *")
-        ticket = lib.lc_completions_next(self.handle, int(NEXT_SECONDS * 1e9), owner)
+        ticket = lib.lc_completions_next(self.handle, _ns(SLICE_SECONDS), owner)
         return int(ticket), int(owner[0])
 
     def stop(self, stopped: bool) -> None:

@@ -64,7 +64,7 @@ BEYOND: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "lossycoll.plan": ("register", "Algorithm"),
         "lossycoll.cli.demo.methods": ("Method",),
         "lossycoll.backend.description": ("Description", "CollectiveKind", "Submission"),
-        "lossycoll.runtime.collectives.collective_endpoint": ("CollectiveEndpoint",),
+        "lossycoll.runtime.collectives.endpoint": ("Endpoint",),
     },
 }
 """What isn't imported from ``lossycoll`` itself: what torch calls, and what extensions use."""

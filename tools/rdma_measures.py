@@ -23,7 +23,7 @@ import numpy as np
 
 from lossycoll.plan import hierarchical
 from lossycoll.plan.order import draw_order
-from lossycoll.runtime.engine.binding import Ready
+from lossycoll.runtime.engine.binding import EngineCall
 from lossycoll.runtime.engine.failures import Where, error_of
 from tests.support import oracle_cases
 from tests.support.network import Ended, Network
@@ -83,7 +83,7 @@ def exact(peer: Peer) -> dict[str, Any]:
         base = np.arange(size, dtype=np.float32) % 7
         for i in range(DIFFERENT):
             calls.append(
-                (base * (1 + peer.rank) + i, base * 1.5 + i, end.ready(plan, reliable=reliable))
+                (base * (1 + peer.rank) + i, base * 1.5 + i, end.call(plan, reliable=reliable))
             )
     begin, done, wrong, codes = time.monotonic(), 0, 0, set()
     while done < EXACT and peer.agree(time.monotonic() < begin + EXACT_S):
@@ -156,7 +156,7 @@ def lossy(peer: Peer, reliable: bool) -> dict[str, Any]:
     each = end.payload_bytes // F32
     elements = LOSS_PACKETS * each
     calls = {
-        order: end.ready(
+        order: end.call(
             hierarchical.all_reduce(WORLD, peer.rank, elements, each, order=order),
             reliable=reliable,
         )
@@ -184,7 +184,7 @@ def killed(peer: Peer) -> dict[str, Any]:
     end = End(peer, deadline_min=0.5, deadline_max=DEADLINE_S, liveness=LIVENESS_S)
     each = end.payload_bytes // F32
     array, done = np.zeros(100 * each, np.float32), 0
-    call = end.ready(hierarchical.all_reduce(WORLD, peer.rank, array.size, each), reliable=True)
+    call = end.call(hierarchical.all_reduce(WORLD, peer.rank, array.size, each), reliable=True)
     if peer.rank == 1:
         threading.Timer(BEFORE_KILL_S, _end_hard, [peer]).start()
     while (failure := end.end(end.submit(call, array))[1]).code == 0:
@@ -207,7 +207,7 @@ def cut(peer: Peer) -> dict[str, Any]:
     end = End(peer, **PATIENT)
     each = end.payload_bytes // F32
     plan = hierarchical.all_reduce(WORLD, peer.rank, LOSS_PACKETS * each, each)
-    call = end.ready(plan, reliable=True)
+    call = end.call(plan, reliable=True)
     if peer.rank == 0:
         threading.Timer(CUT_AFTER_S, _cut_the_link).start()
     begin, longest, wrong, codes = time.monotonic(), 0.0, 0, set()
@@ -237,7 +237,7 @@ def speed(peer: Peer) -> dict[str, Any]:
     ends = {name: End(peer, **how, **PATIENT) for name, how in WAYS.items()}
     each = min(end.payload_bytes for end in ends.values()) // F32
     plan = hierarchical.all_reduce(WORLD, peer.rank, SPEED_ELEMENTS, each)
-    calls = {name: end.ready(plan, reliable=True) for name, end in ends.items()}
+    calls = {name: end.call(plan, reliable=True) for name, end in ends.items()}
     array = np.ones(SPEED_ELEMENTS, np.float32)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ends}
     for number in range(1 + SPEED_ROUNDS):
@@ -251,7 +251,7 @@ def speed(peer: Peer) -> dict[str, Any]:
     return {**found, "stats": settled["RDMA"], "others": settled}
 
 
-def _timed(end: End, call: Ready, array: Floats) -> dict[str, float]:
+def _timed(end: End, call: EngineCall, array: Floats) -> dict[str, float]:
     sent = Path("/sys/class/net", INTERFACES[end.peer.rank], "statistics", "tx_bytes")
     kernel, own = _kernel_seconds(), time.process_time()
     wire, begin = int(sent.read_text()), time.monotonic()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup, Ready
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import datagram_payload
@@ -142,23 +142,19 @@ class End:
         print(f"rank {self.peer.rank}: greeted for {time.monotonic() - begin:.2f} s", flush=True)
         return there
 
-    def ready(self, plan: Plan, *, reliable: bool) -> Ready:
+    def call(self, plan: Plan, *, reliable: bool) -> EngineCall:
         """A mean that can be taken any number of times."""
-        call = EngineCall(
-            input=0,
-            output=0,
+        return EngineCall.of(plan).given(
             dtype=DType.F32,
-            scale=1.0,
             signature=plan.signature,
             timeout=PATIENCE_S,
             delivery=Delivery(reliable),
         )
-        return Ready.of(Encoded.of(plan), call)
 
-    def submit(self, ready: Ready, array: Floats) -> int:
+    def submit(self, call: EngineCall, array: Floats) -> int:
         """In place. The caller keeps the array."""
         place = array.ctypes.data
-        return self.engine.submit_ready(ready, place, place, _Owner())
+        return self.engine.submit(call, place, place, _Owner())
 
     def end(self, ticket: int) -> tuple[Report, Failure]:
         """What an operation did; the engine itself ends it after PATIENCE_S."""

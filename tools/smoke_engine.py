@@ -14,7 +14,7 @@ import numpy as np
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, hierarchical
 from lossycoll.runtime.engine import host as engine
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 
@@ -51,16 +51,14 @@ def main() -> None:
     for rank, one in enumerate(engines):
         plan = hierarchical.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
         place = arrays[rank].ctypes.data
-        call = EngineCall(
-            input=place,
-            output=place,
+        call = EngineCall.of(plan).given(
             dtype=DType.F32,
             scale=float(WORLD),
             signature=plan.signature,
             timeout=SECONDS,
             delivery=Delivery(True),
         )
-        tickets.append(one.submit(Encoded.of(plan), call))
+        tickets.append(one.submit(call, place, place))
     codes = [finish(one, ticket) for one, ticket in zip(engines, tickets, strict=True)]
     assert codes == [0] * WORLD, codes
     for array in arrays:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.devices.registry import is_served
-from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.world.group_state import Health
 
@@ -84,7 +84,7 @@ class Submission(NamedTuple):
         health: The group's state, for what ``submit`` finds to be wrong.
     """
 
-    endpoint: CollectiveEndpoint
+    endpoint: Endpoint
     call: Collective
     description: Description
     source: Tensor

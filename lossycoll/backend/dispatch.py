@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from enum import Enum, auto
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -54,25 +53,6 @@ BY_OPTION: Final = "deterministic=1"
 """Sources of the wish for the same bits in each run."""
 
 
-class Route(Enum):
-    """Route of a call: how it is served."""
-
-    LOSSY = auto()
-    """Engine, where packets may be lost."""
-    RELIABLE = auto()
-    """Engine, without loss."""
-    GATHERED = auto()
-    """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
-
-
-class ChosenRoute(NamedTuple):
-    """The route of a call, the options it is served with, and how packets carry its floats."""
-
-    route: Route
-    options: Options
-    encoding: str = "same"
-
-
 @lru_cache(maxsize=64)
 def reliable_version(options: Options) -> Options:
     """The same options with nothing given up."""
@@ -85,30 +65,30 @@ def determined(options: Options) -> Options:
     return within(options, Scope((("deterministic", 1),), lossy_copies=False))
 
 
+def is_gathered(kind: CollectiveKind, reduction: Reduction | None) -> bool:
+    """True if the engine gathers contributions and ranks reduce them: what it can't add."""
+    return reduction is not None and not (reduction.native and kind.submit)
+
+
 def choose(
     call: Description,
     reduction: Reduction | None,
     options: Options,
     around: Scope | None,
-) -> ChosenRoute:
-    """The route that a call takes, by the first that holds:
+) -> CallOptions:
+    """Options of a call: how it is delivered, and how packets carry its floats.
 
-    1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
-       operation), and the kind of call, its size and the scope around it admit losses;
-    2. gathered, if it reduces in a way that the engine can't form;
-    3. reliable.
-
-    From here on the options that are returned say so: their delivery is the call's.
+    It may lose packets if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
+    operation), and the kind of call, its size and the scope around it admit losses. From here on
+    the delivery of its options is the call's.
     """
-    kind, native = call.kind, reduction is None or reduction.native
-    lossy_scope = around is not None and around.lossy_copies
     encoding = _encoding(call, options, around)
-    if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
-        return ChosenRoute(Route.LOSSY, options, encoding)
-    exact = reliable_version(options)
-    if reduction is not None and not (native and kind.submit):
-        return ChosenRoute(Route.GATHERED, exact, codec.phases(encoding)[0])
-    return ChosenRoute(Route.RELIABLE, exact, encoding)
+    if is_gathered(call.kind, reduction):
+        return CallOptions(reliable_version(options), encoding=codec.phases(encoding)[0])
+    lossy_scope = around is not None and around.lossy_copies
+    if options.delivery == "lossy" and not _may_lose(call.kind, call, options, lossy_scope):
+        options = reliable_version(options)
+    return CallOptions(options, encoding=encoding)
 
 
 def adds_activations() -> bool:
@@ -170,13 +150,13 @@ class Known(NamedTuple):
     """A call that the pipeline has served, for others like it.
 
     Attributes:
-        choice: Its route, options and encoding.
+        choice: Its options and encoding.
         delivery: As ranks compare it.
         reduction: What it asked for.
         asked: The group's options then.
     """
 
-    choice: ChosenRoute
+    choice: CallOptions
     delivery: str
     reduction: Reduction
     asked: Options
@@ -260,7 +240,7 @@ class Dispatcher:
         known = self._known.get((op, dtype, elements))
         if known is None or known.asked is not asked or not self._is_plain(tensors):
             return None
-        if known.choice.route is Route.LOSSY and self._is_exact(ALL_REDUCE):
+        if known.choice.lossy and self._is_exact(ALL_REDUCE):
             return None
         numbered = Collective(ALL_REDUCE.name, dtype, elements, op)
         numbered.delivery = known.delivery
@@ -287,12 +267,12 @@ class Dispatcher:
         )
 
     def _remember(
-        self, call: Description, choice: ChosenRoute, reduction: Reduction, asked: Options
+        self, call: Description, choice: CallOptions, reduction: Reduction, asked: Options
     ) -> None:
         """Has :meth:`run_again` serve calls like this one."""
         tensor = call.writes[0]
-        served = choice.route is not Route.GATHERED and choice.encoding == "same"
-        told = choice.options.deterministic and choice.route is Route.LOSSY
+        served = not is_gathered(call.kind, reduction) and choice.encoding == "same"
+        told = choice.options.deterministic and choice.lossy
         if not served or told or tensor.dtype not in DTYPES or not call.nbytes:
             return
         if reduction.factor is not None or not self._is_plain(call.writes):
@@ -307,7 +287,7 @@ class Dispatcher:
         around, options = scope(), self._asked_options()
         if around is None:
             choice = choose(call, reduction, options, None)
-            if choice.route is Route.LOSSY and self._is_exact(call.kind):
+            if choice.lossy and self._is_exact(call.kind):
                 exact = reliable_version(options)
                 choice = choose(call, reduction, exact, None)
             elif call.kind is ALL_REDUCE and reduction is not None:
@@ -315,11 +295,11 @@ class Dispatcher:
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around)
-        if choice.encoding != "same" and choice.route is Route.RELIABLE and call.kind is ALL_REDUCE:
+        if choice.encoding != "same" and not choice.lossy and call.kind is ALL_REDUCE:
             work = self._encoded_there(call, choice.encoding, reduction, opts)
             if work is not None:
                 return work
-        if choice.options.deterministic and choice.route is Route.LOSSY:
+        if choice.options.deterministic and choice.lossy:
             by_torch = torch.are_deterministic_algorithms_enabled()
             self._endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
         numbered = self.named(call, choice)
@@ -448,7 +428,7 @@ class Dispatcher:
         text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
         self.fail(call, AbortedError(text, peer=self.where.rank))
 
-    def named(self, call: Description, choice: ChosenRoute | None = None) -> Collective:
+    def named(self, call: Description, choice: CallOptions | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet. ``choice``: how it is
         served; None: exactly."""
         compared = call.compared
@@ -461,7 +441,7 @@ class Dispatcher:
             named.delivery = "on a device"
         if choice is None:
             return named
-        if choice.route is Route.LOSSY:
+        if choice.lossy:
             repair, missing = choice.options.repair, choice.options.max_missing
             before = f"{named.delivery}, " if named.delivery else ""
             named.delivery = f"{before}lossy, repair {repair}" if repair else f"{before}lossy"
@@ -477,24 +457,25 @@ class Dispatcher:
         numbered: Collective,
         call: Description,
         opts: Any,
-        choice: ChosenRoute,
+        choice: CallOptions,
         reduction: Reduction | None,
     ) -> dist.Work:
         submit, carried, narrow = call.kind.submit, call, None
+        gathers = is_gathered(call.kind, reduction)
         if choice.encoding != "same" and call.dtype in WIDER:
             carried, narrow = widened(call)
             reduction = self._reduction(carried)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
-            choice = ChosenRoute(Route.RELIABLE, reliable_version(choice.options))
-        elif choice.route is Route.GATHERED:
+            choice = CallOptions(reliable_version(choice.options))
+        elif gathers:
             assert reduction is not None
             submit = call.kind.gathering
             staged = gathered(carried, reduction, self.where.rank, self.where.world)
         else:
-            staged = call.kind.stage(carried, reduction, choice.route is Route.LOSSY)
+            staged = call.kind.stage(carried, reduction, choice.lossy)
         assert submit is not None
-        fills = choice.route is not Route.GATHERED or call.root in (None, self.where.rank)
+        fills = not gathers or call.root in (None, self.where.rank)
         if narrow is not None and fills:
             staged = then(staged, narrow)
         moves = call.nbytes or call.splits is not None
@@ -503,7 +484,7 @@ class Dispatcher:
         )
         try:
             if on_device is not None:
-                keeps = choice.route is Route.LOSSY or choice.options.continues
+                keeps = choice.lossy or choice.options.continues
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
             span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
@@ -550,21 +531,19 @@ class Dispatcher:
 
 
 def _call_options(
-    choice: ChosenRoute,
+    choice: CallOptions,
     opts: Any,
     staged: Staged,
     reduction: Reduction | None,
     span: spans.Span | None,
 ) -> CallOptions:
     timeout = opts.timeout
-    return CallOptions(
-        options=choice.options,
+    return choice._replace(
         mean=reduction is None or reduction.mean,
         timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
         keep=(staged.source, staged.target),
         epilogue=staged.epilogue,
         among=staged.among,
         future=opts.asyncOp,
-        encoding=choice.encoding,
         observe=None if span is None else span.observe,
     )

@@ -76,14 +76,9 @@ class _Group(EngineGroup):
             )
         self.plan = plan
 
-    def submit(self, encoded: Any, *rest: Any, **named: Any) -> int:
-        self._take(encoded.plan)
-        self.ticket = super().submit(encoded, *rest, **named)
-        return self.ticket
-
-    def submit_ready(self, ready: Any, *rest: Any, **named: Any) -> int:
-        self._take(ready.encoded.plan)
-        self.ticket = super().submit_ready(ready, *rest, **named)
+    def submit(self, call: Any, *rest: Any, **named: Any) -> int:
+        self._take(call.plan)
+        self.ticket = super().submit(call, *rest, **named)
         return self.ticket
 
 
@@ -166,10 +161,10 @@ class _Planner:
     def link(self) -> LinkInfo:
         return self._link
 
-    def submit_ready(self, ready: Any, *rest: Any) -> int:
+    def submit(self, call: Any, *rest: Any) -> int:
         """Nothing is done; it ends with no ticket."""
         del rest
-        self.plan = ready.encoded.plan
+        self.plan = call.plan
         return 0
 
 

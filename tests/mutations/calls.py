@@ -292,7 +292,7 @@ CALLS = (
     ),
     mutation(
         "an error of a rank's own overtakes what other ranks lack of the calls before",
-        "lossycoll/runtime/collectives/endpoint.py",
+        "lossycoll/runtime/collectives/leaving.py",
         "        return of is None or call.seq < 0 or of.seq < call.seq\n",
         "        return False\n",
         "tests/backend/test_not_submitted.py::test_a_sparse_sum_interrupted_halfway_ends_the_group",
@@ -301,8 +301,8 @@ CALLS = (
     mutation(
         "activations may lose packets",
         "lossycoll/backend/dispatch.py",
-        "Route.LOSSY and self._is_exact(call.kind)",
-        "Route.LOSSY and not call.kind",
+        "choice.lossy and self._is_exact(call.kind)",
+        "choice.lossy and not call.kind",
         "tests/backend/test_functional.py::test_sums_of_activations_lose_nothing_unless_somebody_says_so",
     ),
     mutation(

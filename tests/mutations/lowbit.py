@@ -80,7 +80,7 @@ LOWBIT = (
     mutation(
         "who only contributes to a reduction is written to",
         "lossycoll/backend/dispatch.py",
-        "fills = choice.route is not Route.GATHERED or call.root in (None, self.where.rank)",
+        "fills = not gathers or call.root in (None, self.where.rank)",
         "fills = True",
         "tests/backend/test_encodings.py::test_who_only_contributes_keeps_what_it_has",
     ),

@@ -263,7 +263,7 @@ SUMS = (
     ),
     mutation(
         'on_missing="zero" keeps',
-        "lossycoll/runtime/collectives/collective_endpoint.py",
+        "lossycoll/runtime/collectives/endpoint.py",
         "Missing[options.on_missing.upper()]",
         'Missing["KEEP" if options.on_missing == "zero" else options.on_missing.upper()]',
         "tests/runtime/collectives/test_missing.py"

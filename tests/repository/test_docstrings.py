@@ -26,7 +26,7 @@ EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
 }
 """Names whose docstring leaves something out, and why."""
-SAID_ONCE = ("CollectiveEndpoint",)
+SAID_ONCE = ("Endpoint",)
 """Classes whose own docstring says what arguments of several methods are, and what all return."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 

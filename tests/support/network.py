@@ -13,7 +13,7 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, sets
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
@@ -117,9 +117,7 @@ class Network:
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
         into, out = buffers
-        call = EngineCall(
-            input=into.ctypes.data,
-            output=out.ctypes.data,
+        call = EngineCall.of(plan).given(
             dtype=DTYPES[dtype],
             scale=scale,
             signature=plan.signature,
@@ -134,7 +132,7 @@ class Network:
             keeps_sums=keeps_sums,
             deterministic=deterministic,
         )
-        return self.engines[rank].submit(Encoded.of(plan), call)
+        return self.engines[rank].submit(call, into.ctypes.data, out.ctypes.data)
 
     def end(
         self,

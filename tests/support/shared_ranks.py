@@ -23,7 +23,6 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
 from lossycoll.runtime.engine.binding import (
     DType,
-    Encoded,
     EngineCall,
     EngineGroup,
     Message,
@@ -111,11 +110,16 @@ class Rank:
 
     def run(self, plan: Plan, into: Array, out: Array, scale: float = 1.0) -> None:
         """A reliable call of float32. Raises what it fails with."""
-        call = EngineCall(
-            into.ctypes.data, out.ctypes.data, DType.F32, scale, plan.signature, 60.0,
-            Delivery(True), waits=True, lingers=True,
-        )  # fmt: skip
-        self.wait(self.engine.submit(Encoded.of(plan), call))
+        call = EngineCall.of(plan).given(
+            dtype=DType.F32,
+            scale=scale,
+            signature=plan.signature,
+            timeout=60.0,
+            delivery=Delivery(True),
+            waits=True,
+            lingers=True,
+        )
+        self.wait(self.engine.submit(call, into.ctypes.data, out.ctypes.data))
 
     def post(self, data: Array, peer: int, *, receive: bool) -> int:
         """A message of bytes with tag 0. Returns its ticket; 0: it is done."""

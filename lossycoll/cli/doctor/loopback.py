@@ -106,22 +106,20 @@ def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
 def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], number: int) -> int:
     """Operation ``number``, in place; returns how many packets went missing."""
     from lossycoll.plan import Delivery, draw_order, hierarchical
-    from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
+    from lossycoll.runtime.engine.binding import DType, EngineCall
 
     tickets = []
     for rank, (engine, tensor) in enumerate(zip(engines, tensors, strict=True)):
         order = draw_order(0, 0, number, RANKS)
         plan = hierarchical.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4, order=order)
-        call = EngineCall(
-            input=tensor.ctypes.data,
-            output=tensor.ctypes.data,
+        call = EngineCall.of(plan).given(
             dtype=DType.F32,
             scale=float(RANKS),
             signature=plan.signature,
             timeout=TIMEOUT,
             delivery=Delivery(),
         )
-        tickets.append(engine.submit(Encoded.of(plan), call))
+        tickets.append(engine.submit(call, tensor.ctypes.data, tensor.ctypes.data))
     return sum(_finish(engine, ticket) for engine, ticket in zip(engines, tickets, strict=True))
 
 

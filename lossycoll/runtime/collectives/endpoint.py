@@ -1,178 +1,64 @@
 """One rank's endpoint of a group, without torch: its collectives, lost ranks, its end.
 
-A rank leaves a group (``Leaving``) not before the others have what they need of it.
+Each collective is planned, and submitted as an operation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import sys
-import threading
-import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from lossycoll.errors import ClosedError, LossyError
-from lossycoll.plan import packet_count
-from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.core.logfmt import event, log
-from lossycoll.runtime.engine.binding import DType
+import numpy as np
+from numpy.typing import NDArray
+
+from lossycoll.errors import ClosedError, LossyError, PeerLostError
+from lossycoll.options.fields import Options
+from lossycoll.plan import Finish, Missing, packet_count
+from lossycoll.plan.copies import BARRIER_FANOUT
+from lossycoll.plan.reduce_scatter import IN_PLACE
+from lossycoll.plan.registry import AUTO, HIERARCHICAL
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine.binding import DType, EngineCall
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.gates import Wakers
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.world.messages import View
 
-from .collective_endpoint import CollectiveEndpoint
-from .group_context import GroupContext
+from . import plan_cache
+from .estimators import BY_COUNT, Estimators, Means
+from .group_context import GroupContext, Members
 from .group_stats import GroupStats
+from .leaving import Leaving
 from .operations import Operations
+from .plan_cache import PLANS, Choice, ElementLayout, layout_of, sum_layout_of
 from .watcher import Watcher
 
-LINGER_SECONDS: Final = 1.0
-"""Time that a leaving rank waits for the others to leave, too."""
-INTERRUPTED_SECONDS: Final = 0.1
-"""The same, where a signal's handler leaves on top of a call that waits: that call would have to
-end first, and the others can't leave before it does."""
+SINGLE_PAYLOAD: Final = 1408
+"""Bytes that a packet would carry in a world of one, for those who count blocks."""
+STEADY: Final = 256
+"""Plans that a group finds again without a look at what they are made by."""
 
 
-class Leaving:
-    """End of one group at this rank."""
+class Endpoint:
+    """Endpoint of one rank in a group: a method for each collective, lost ranks, the end.
 
-    def __init__(
-        self, context: GroupContext, operations: Operations, watcher: Watcher, stats: GroupStats
-    ) -> None:
-        self._health = context.health
-        self._where = context.health.where
-        self._options = context.options
-        self._engine = context.engine
-        self._control = context.control
-        self._operations = operations
-        self._watcher = watcher
-        self._stats = stats
-        self._pid = os.getpid()
-        self._closing = threading.Lock()
-        self._closed = self._announced = self._awaited_delivery = False
+    The methods of collectives return the operation, submitted.
 
-    def close(self) -> None:
-        """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
-        Idempotent; if Ctrl-C interrupts it, the next call does the rest."""
-        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
-            return
-        try:
-            if not self._closed:
-                self._leave()
-                self._closed = True
-        finally:
-            self._closing.release()
+    ``call`` has been issued; ``call_options`` are its options. ``buffers`` are the addresses of
+    input and output, ``address`` is that of a buffer that is both. The caller keeps them alive
+    until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and ``nbytes``
+    are each rank's: the same for all, or one number per rank. ``root`` is the rank that has what is
+    sent, or gets what is collected. What has a part of each rank is in the order of ranks.
 
-    def _leave(self) -> None:
-        self._await_delivery()
-        self._health.closed = True
-        if self._control is not None and not self._announced:
-            interrupted = self._engine is not None and self._engine.is_interrupted()
-            patience = INTERRUPTED_SECONDS if interrupted else LINGER_SECONDS
-            last = self._last_finished(patience)
-            self._announced = True
-            self._control.leave(last, _own_error())
-            self._health.await_others(patience)
-        self._stats.tell_missing()
-        self._stats.own()
-        self._watcher.join()
-        if self._control is not None:
-            self._control.close()
-        if self._options.inject:
-            # Otherwise a run in which nothing was dropped would look like one that loss can't harm.
-            found = self._stats.stats()
-            counts = {name: getattr(found, name) for name in ("packets_sent", "packets_injected")}
-            event(logging.INFO, self._where, "left", **counts)
-        if self._engine is not None:
-            self._engine.close()
-        for operation in list(self._operations.unfinished.values()):
-            operation.complete()
-        self._health.detach()
+    Each method raises ClosedError once the group is over, or the group's failure if it has one.
+    Calls that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for
+    sizes that it can't serve, pass through.
 
-    def _await_delivery(self) -> None:
-        """Waits until the other ranks have what they need of calls that were done here before.
-
-        The calls' own timeouts bound that; after an error of this rank's own, a second does. Once:
-        who interrupts it doesn't have to do so again at exit.
-        """
-        if self._engine is None or self._awaited_delivery:
-            return
-        self._awaited_delivery = True
-        begin = time.monotonic()
-        last = self._health.last_call()
-        wait = None if last is None else self._health.long_wait(last, begin)
-        pause, lingered, sound = 0.0002, False, self._health.failure is None
-        while self._engine.lingering()[0] and self._health.failure is None:
-            lingered = True
-            now = time.monotonic()
-            if now - begin > LINGER_SECONDS and _own_error():
-                break
-            if wait is not None:
-                wait.ask_if_due(now)
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        failure = self._operations.group_failure(Collective("call")) if sound else None
-        if failure is not None or (lingered and self._engine.lingering()[0]):
-            log.warning(
-                "%s: leaves, and other ranks may lack data of calls that were done here: %s",
-                self._where,
-                failure or "they have not taken part in them",
-            )
-
-    def finish_delivery(self, call: Collective) -> None:
-        """Waits, a second at most, until the other ranks have what they need of the calls before
-        ``call``, which were done here: its error would overtake that, and fail those calls."""
-        end = time.monotonic() + LINGER_SECONDS
-        while (
-            self._engine is not None
-            and self._health.failure is None
-            and self._owes_before(call)
-            and time.monotonic() < end
-        ):
-            time.sleep(0.0005)
-
-    def _owes_before(self, call: Collective) -> bool:
-        assert self._engine is not None
-        lingering, oldest = self._engine.lingering()
-        if not lingering:
-            return False
-        of = self._health.call_of(oldest)
-        return of is None or call.seq < 0 or of.seq < call.seq
-
-    def _last_finished(self, patience: float) -> int:
-        """Number of the last call in which no other rank needs this one any more. Pending
-        operations get ``patience`` seconds to end: others may wait for them."""
-        end = time.monotonic() + patience
-        for operation in list(self._operations.unfinished.values()):
-            while not operation.poll(end - time.monotonic()):
-                if self._health.failure is not None or time.monotonic() >= end:
-                    return operation.call.seq - 1
-        last, failed = self._health.seq, self._operations.first_failed
-        if failed is not None:
-            last = min(failed - 1, last)
-        return min(self._lingers_from() - 1, last)
-
-    def _lingers_from(self) -> int:
-        """Number of the first call that is done here and not everywhere; else the next call's."""
-        lingering, oldest = self._engine.lingering() if self._engine is not None else (0, 0)
-        call = self._health.call_of(oldest) if lingering else None
-        return self._health.seq + 1 if call is None else call.seq
-
-
-def _own_error() -> str:
-    """The exception by which this rank leaves: in flight, or what has ended its script."""
-    uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    error = sys.exc_info()[1] or uncaught
-    if not isinstance(error, Exception):
-        return ""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-
-
-class Endpoint(CollectiveEndpoint):
-    """The endpoint that a group has. What the control plane says of other ranks comes here, too.
+    Args:
+        context: The rank's context of the group.
+        timeout: Seconds for ranks that never take part.
 
     Attributes:
         health: The group's, as in ``context``.
@@ -180,12 +66,334 @@ class Endpoint(CollectiveEndpoint):
         operations: Operations that were submitted.
         watcher: Completes what only a future waits for.
         stats: Counters of the group.
+        group: Its number, the same on all ranks.
+        block_bytes: Bytes of one packet's data, without an encoding.
     """
 
     def __init__(self, context: GroupContext, *, timeout: float) -> None:
-        super().__init__(context, timeout=timeout)
+        where, options, engine = context.health.where, context.options, context.engine
+        self.health = context.health
+        self.options = options
+        self.rank = where.rank
+        self.world = where.world
+        self.operations: Final = Operations(context, timeout)
+        self.stats: Final = GroupStats(context, self.operations)
         self.watcher: Final = Watcher(context, self.operations)
         self._leaving = Leaving(context, self.operations, self.watcher, self.stats)
+        self.group: Final = context.number
+        self._topology = context.topology
+        # Whatever the options say: the ranks of a host have got the same blocks, and so need the
+        # same, as long as all calls go by tiers.
+        self._block_algorithm = AUTO if self._topology.is_flat else HIERARCHICAL
+        self._engine = engine
+        self.block_bytes: Final = SINGLE_PAYLOAD if engine is None else engine.link().payload_bytes
+        self._estimators = Estimators(where.world, self.stats.peer)
+        self._sequencer = self.operations.sequencer
+        self._submitting = self.operations.submitting
+        self._submit = self.operations.submit
+        # Where a rank may be lost, none but the root may forward the data of others.
+        self._fanout = where.world if options.continues else 2
+        # What barriers add up, all of them; nobody looks at the sum.
+        self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
+        self._barrier_buffers = self._one.ctypes.data, self._sum.ctypes.data
+        self._steady: dict[tuple[object, ...], tuple[EngineCall, Members, Options]] = {}
+
+    # ---- reductions ----
+
+    def all_reduce(
+        self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
+    ) -> Operation:
+        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
+        options = call_options.options
+        with self._submitting():
+            members = self._sequencer.members()
+            key = (id(members), id(options), "all_reduce", elements, dtype, call_options.encoding)
+            buffers = (address, address)
+            if (kept := self._steady.get(key)) is not None:
+                return self._submit(kept[0], call, buffers, dtype, call_options, means=BY_COUNT)
+            choice = self._algorithm("all_reduce", members, call_options)
+            number = self._sequencer.next
+            packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
+            order = self._order(choice, members, options, number, packets)
+            means = self._estimators.means(options, members)
+            how: dict[str, Any] = {
+                "order": order,
+                "missing": Missing[options.on_missing.upper()],
+                "finish": means.finish or Finish.MEAN,
+            }
+            planned = self._sum_plan(members, choice, elements, dtype, call_options, **how)
+            if order is None and not self._estimators.weigh(options):
+                self._keep(key, planned, members, options)
+            return self._submit(planned, call, buffers, dtype, call_options, means=means)
+
+    def _keep(
+        self, key: tuple[object, ...], planned: EngineCall, members: Members, options: Options
+    ) -> None:
+        """Keeps the plan of a call all of whose like have the same. ``key`` names members and
+        options by their ids, which are theirs as long as they are kept here."""
+        if len(self._steady) >= STEADY:
+            self._steady.clear()
+        self._steady[key] = planned, members, options
+
+    def _order(
+        self, choice: Choice, members: Members, options: Options, number: int, packets: int
+    ) -> tuple[int, ...] | None:
+        return plan_cache.order(choice, members, options, self.group, number, packets)
+
+    def reduce_scatter(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int | tuple[int, ...],
+        dtype: DType,
+        call_options: CallOptions,
+    ) -> Operation:
+        """The sum (or mean) of all ranks' chunk number ``rank``."""
+        with self._submitting():
+            members = self._sequencer.members()
+            means = self._estimators.means(call_options.options, members)
+            choice = self._algorithm("reduce_scatter", members, call_options)
+            finish = means.finish or plan_cache.finish_of_owned(choice, call_options.options)
+            planned = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
+            return self._submit(planned, call, buffers, dtype, call_options, means=means)
+
+    def reduce_scatter_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int,
+        dtype: DType,
+        call_options: CallOptions,
+    ) -> Operation:
+        """A reduce-scatter after which each rank knows what of its contributions was lost.
+
+        Lost blocks (packets) count as zero, for whoever sends them again. They are the operation's
+        ``blocks``.
+        """
+        with self._submitting():
+            members = self._sequencer.members()
+            means, result = BY_COUNT, None
+            by, hosts = choice = self._block_choice("reduce_scatter", members)
+            finish = plan_cache.finish_of_owned(choice, call_options.options)
+            lossy = call_options.options.delivery == "lossy"
+            if lossy:
+                finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
+            encoded_blocks = call_options.encoding != "same"
+            if hosts is not None and not hosts.one_host and (lossy or encoded_blocks):
+                # Who loses of a host's sum is to send it again: so it must be left with it.
+                by, chunk = IN_PLACE, elements * dtype.itemsize
+                result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
+                buffers = (buffers[0], buffers[0])
+            if hosts is not None and encoded_blocks:
+                # A site's sum is rounded anew, and no rank could say what of it is its own.
+                hosts = hosts.without_sites()
+            planned = self._sum_plan(
+                members, (by, hosts), elements, dtype, call_options, finish=finish
+            )
+            blocks = Contributions(planned.plan, result)
+            return self._submit(
+                planned, call, buffers, dtype, call_options, means=means, blocks=blocks
+            )
+
+    # ---- copies ----
+
+    def broadcast(
+        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
+    ) -> Operation:
+        """In place: ``root``'s bytes on all ranks."""
+        return self._copy(
+            *("broadcast", call, (address, address), call_options, nbytes),
+            root=root,
+            fanout=self._fanout,
+        )
+
+    def all_gather(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int | tuple[int, ...],
+        call_options: CallOptions,
+    ) -> Operation:
+        """Every rank's bytes, one after another."""
+        return self._copy("all_gather", call, buffers, call_options, nbytes, of_all=True)
+
+    def all_gather_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        needed: NDArray[np.bool_] | None,
+        call_options: CallOptions,
+    ) -> Operation:
+        """An all-gather of equal chunks that knows in the end which blocks (packets) arrived.
+
+        They are the operation's ``blocks``.
+
+        Args:
+            needed: bool (world, packets), by owner: those that are asked for until they come. None:
+                none.
+        """
+        with self._submitting():
+            members = self._sequencer.members()
+            choice = self._block_choice("all_gather", members)
+            layout, same = self._layout(DType.BYTES, call_options), call_options.encoding == "same"
+            per_packet = layout.per_packet if same else self.block_elements(call_options.encoding)
+            planned = self._plan(members, choice, layout.elements(nbytes), per_packet)
+            blocks = Blocks(planned.plan, needed)
+            return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
+
+    def all_to_all(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
+    ) -> Operation:
+        """The same number of bytes to each rank and from each rank."""
+        return self._copy("all_to_all", call, buffers, call_options, nbytes, of_all=True)
+
+    def exchange(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        send: Sequence[int],
+        receive: Sequence[int],
+        call_options: CallOptions,
+    ) -> Operation:
+        """Bytes of any number to each rank, and from each rank.
+
+        Whether both ends agree is unchecked.
+
+        Args:
+            send: Bytes to each rank.
+            receive: Bytes from each rank.
+        """
+        sizes = tuple(send), tuple(receive)
+        return self._copy("all_to_all_uneven", call, buffers, call_options, *sizes, of_all=True)
+
+    def gather(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
+    ) -> Operation:
+        """Every rank's bytes at ``root``, one after another."""
+        return self._copy("gather", call, buffers, call_options, nbytes, of_all=True, root=root)
+
+    def scatter(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        root: int,
+        call_options: CallOptions,
+    ) -> Operation:
+        """``root``'s chunk number r at rank r."""
+        return self._copy("scatter", call, buffers, call_options, nbytes, root=root)
+
+    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
+        """Done on no rank before all have begun it."""
+        with self._submitting():
+            members = self._sequencer.members()
+            choice = self._algorithm("barrier", members, call_options)
+            fanout = max(self._fanout, BARRIER_FANOUT)
+            planned = self._plan(members, choice, 1, fanout=fanout)
+            return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
+
+    def _copy(
+        self,
+        collective: str,
+        call: Collective,
+        buffers: tuple[int, int],
+        call_options: CallOptions,
+        *nbytes: int | tuple[int, ...],
+        of_all: bool = False,
+        **options: int,
+    ) -> Operation:
+        """Plans and submits what moves bytes. ``of_all``: the result has a part of every rank."""
+        asked = call_options.options
+        with self._submitting():
+            members = self._sequencer.members()
+            if not members.complete:
+                self._need(call, members, call_options, options.get("root"), of_all)
+            layout = self._layout(DType.BYTES, call_options)
+            key = (
+                id(members),
+                id(asked),
+                collective,
+                nbytes,
+                call_options.encoding,
+                *options.values(),
+            )
+            if (kept := self._steady.get(key)) is not None:
+                return self._submit(kept[0], call, buffers, layout.dtype, call_options)
+            choice = self._algorithm(collective, members, call_options)
+            sizes = map(layout.elements, nbytes)
+            planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
+            if collective != "all_to_all_uneven":  # whose sizes rarely come again
+                self._keep(key, planned, members, asked)
+            return self._submit(planned, call, buffers, layout.dtype, call_options)
+
+    # ---- plans ----
+
+    def _algorithm(self, collective: str, members: Members, call_options: CallOptions) -> Choice:
+        name = plan_cache.name_of(call_options.options, self._topology)
+        return plan_cache.algorithm(collective, members, name, self._topology)
+
+    def _block_choice(self, collective: str, members: Members) -> Choice:
+        return plan_cache.algorithm(collective, members, self._block_algorithm, self._topology)
+
+    def _plan(self, members: Members, choice: Choice, *sizes: Any, **options: Any) -> EngineCall:
+        by, topology = choice
+        if topology is not None:
+            options["topology"] = topology
+        return PLANS[by.collective](members, by, *sizes, **options)
+
+    def _sum_plan(
+        self,
+        members: Members,
+        choice: Choice,
+        elements: int | tuple[int, ...],
+        dtype: DType,
+        call_options: CallOptions,
+        **how: Any,
+    ) -> EngineCall:
+        """The plan of a reduction. ``how``: what its builder takes besides."""
+        layout = self._layout(dtype, call_options)
+        per_packet, (by, topology) = layout.per_packet, choice
+        if topology is not None:
+            per_packet, topology = sum_layout_of(
+                layout, self.block_bytes, call_options.encoding, topology
+            )
+        elif call_options.encoding == "same":
+            owners = len(how.get("order") or members.ranks)
+            per_packet = plan_cache.finer(by, elements, owners, per_packet, call_options.options)
+        return self._plan(members, (by, topology), elements, per_packet, **how)
+
+    def _layout(self, dtype: DType, call_options: CallOptions) -> ElementLayout:
+        return layout_of(self.block_bytes, dtype, call_options.encoding)
+
+    def _need(
+        self,
+        call: Collective,
+        members: Members,
+        call_options: CallOptions,
+        root: int | None,
+        of_all: bool,
+    ) -> None:
+        """Refuses a call that needs data of lost ranks: its root's, or of every rank; on all ranks
+        alike."""
+        reduces = call_options.among is not None
+        exact = of_all and not reduces and call_options.options.delivery == "reliable"
+        missed = (root,) if root in members.lost else members.lost if exact else ()
+        if missed:
+            names = " and ".join(self.health.where.peer(rank) for rank in missed)
+            raise PeerLostError(
+                f"{self.health.where}: {call.numbered} needs data of {names}, lost before; the "
+                f"group continues without: reductions, and broadcasts from a rank that is left, "
+                f"still work",
+                peer=missed[0],
+            )
+
+    # ---- what others ask of it ----
 
     @property
     def one_host(self) -> bool:
@@ -196,11 +404,6 @@ class Endpoint(CollectiveEndpoint):
     def host_each(self) -> bool:
         """True if each rank counts as a host of its own."""
         return len(set(self._topology.hosts)) == self.world
-
-    @property
-    def group(self) -> int:
-        """The group's number, the same on all ranks."""
-        return self._group
 
     @property
     def wakers(self) -> Wakers:
@@ -217,19 +420,17 @@ class Endpoint(CollectiveEndpoint):
     def timeout(self, seconds: float) -> None:
         self.operations.timeout = seconds
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one packet's data, without an encoding."""
-        return self._payload
-
     def block_elements(self, encoding: str) -> int:
-        """The float32 elements that one packet carries. ``encoding``: a name of plan.codec's."""
-        return self._block_elements(encoding)
+        """The float32 elements of a block: what one packet carries, encoded so. ``encoding``: a
+        name of plan.codec's."""
+        encoding = "same" if self._topology.one_host else encoding
+        layout = layout_of(self.block_bytes, DType.F32, encoding)
+        return sum_layout_of(layout, self.block_bytes, encoding, self._topology)[0]
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """The number of packets that carry so many bytes, of float32 if they are encoded."""
         if encoding == "same":
-            return packet_count(nbytes, self._payload)
+            return packet_count(nbytes, self.block_bytes)
         return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))
 
     # ---- what the control plane says of other ranks, in its thread ----
@@ -294,6 +495,5 @@ class Endpoint(CollectiveEndpoint):
             self.health.fail(error, tell=True)
 
     def close(self) -> None:
-        """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
-        Idempotent; if Ctrl-C interrupts it, the next call does the rest."""
+        """Leaves the group, as :meth:`Leaving.close` says."""
         self._leaving.close()

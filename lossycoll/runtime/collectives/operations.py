@@ -1,7 +1,4 @@
-"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed.
-
-A call as the engine takes it (``EngineCall``) is kept for calls that come again.
-"""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from lossycoll.plan import Delivery, signature
 from lossycoll.plan.codec import number_of, phases
 from lossycoll.runtime.core.call import CallKey, CallOptions, Collective, Operation, text_of
 from lossycoll.runtime.core.logfmt import event, log
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup, Ready
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
@@ -104,42 +101,35 @@ def lossy_delivery(options: Options) -> Delivery:
     return Delivery(False, 0 if chooses else options.repair, code, most_parity, chooses, missing)
 
 
-Key = tuple[Encoded, CallKey, str, Options, DType, float, float, str, bool, bool]
+Key = tuple[EngineCall, CallKey, str, Options, DType, float, float, str, bool, bool]
 """All that tells engine calls without data apart: plan, call, estimator, options, dtype, scale,
 timeout in seconds, encoding, notify, waits. Ranks compare the call and the estimator."""
 
 
-def call_of(key: Key) -> EngineCall:
-    """Parameters for the engine besides a plan, without buffers."""
-    encoded, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
+def prepare(
+    key: Key, means: Means = BY_COUNT, blocks: Blocks | Contributions | None = None
+) -> EngineCall:
+    """The plan with all that the engine is told besides. ``means`` and ``blocks`` are those of one
+    operation only, where weights or packets are like no other's."""
+    planned, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
     reliable = options.delivery == "reliable"
     how, text = RELIABLE if reliable else lossy_delivery(options), text_of(call)
-    return EngineCall(
-        *(0, 0, dtype, scale),
-        _signature(
-            *(text, estimator, encoded.plan.signature, how.reliable, how.repair),
+    return planned.given(
+        dtype=dtype,
+        scale=scale,
+        signature=_signature(
+            *(text, estimator, planned.plan.signature, how.reliable, how.repair),
             *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
             *map(number_of, phases(encoding)),
         ),
-        timeout,
-        how,
+        timeout=timeout,
+        delivery=how,
         encoding=encoding,
         notify=notify,
         waits=waits,
         lingers=True,
         deterministic=bool(options.deterministic),
         text=text,
-    )
-
-
-def with_data(
-    key: Key, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
-) -> EngineCall:
-    """For one operation only, whose buffers, weights or packets are like no other's."""
-    return replace(
-        call_of(key),
-        input=buffers[0],
-        output=buffers[1],
         weights=means.weights,
         divisor=means.divisor,
         selective=blocks is not None and blocks.selective,
@@ -148,10 +138,8 @@ def with_data(
     )
 
 
-@lru_cache(maxsize=256)
-def ready_call(key: Key) -> Ready:
-    """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-    return Ready.of(key[0], call_of(key))
+prepared: Final = lru_cache(maxsize=256)(prepare)
+"""Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
 
 
 def _bits(value: float) -> int:
@@ -206,7 +194,7 @@ class Operations:
 
     def submit(
         self,
-        encoded: Encoded,
+        planned: EngineCall,
         call: Collective,
         buffers: tuple[int, int],
         dtype: DType,
@@ -217,7 +205,7 @@ class Operations:
     ) -> Operation:
         """Hands the engine operation ``sequencer.next``; in ``submitting()``."""
         if self._engine is None:
-            return self._submit_alone(encoded, call, buffers, dtype, call_options, blocks)
+            return self._submit_alone(planned, call, buffers, dtype, call_options, blocks)
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         reliable = call_options.options.delivery == "reliable"
         operation = Operation(self, call, call_options, timeout)
@@ -229,15 +217,14 @@ class Operations:
         scale = 1.0 if call_options.mean else float(self._where.world)
         try:
             key = (
-                encoded, call.key, estimator, call_options.options, dtype, scale, timeout,
+                planned, call.key, estimator, call_options.options, dtype, scale, timeout,
                 call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                ready = ready_call(key)
-                self._engine.submit_ready(ready, *buffers, operation, call_options.gate, call.seq)
+                ready = prepared(key)
             else:
-                once = with_data(key, buffers, means or BY_COUNT, blocks)
-                self._engine.submit(encoded, once, operation, call_options.gate, call.seq)
+                ready = prepare(key, means or BY_COUNT, blocks)
+            self._engine.submit(ready, *buffers, operation, call_options.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
             raise (self._health.failure or error).again(call.numbered) from None
@@ -254,7 +241,7 @@ class Operations:
 
     def _submit_alone(
         self,
-        encoded: Encoded,
+        planned: EngineCall,
         call: Collective,
         buffers: tuple[int, int],
         dtype: DType,
@@ -266,7 +253,7 @@ class Operations:
         operation.blocks = blocks
         source, target = buffers
         if source != target and not call_options.on_device:
-            ctypes.memmove(target, source, encoded.plan.out_elements * dtype.itemsize)
+            ctypes.memmove(target, source, planned.plan.out_elements * dtype.itemsize)
         operation.complete()
         return operation
 

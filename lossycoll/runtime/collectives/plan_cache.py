@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     Algorithm,
+    Finish,
     Topology,
     choose_algorithm,
     default_algorithm,
@@ -23,7 +24,7 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.codec import ENCODED, GROUPS, elements_of
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
-from lossycoll.runtime.engine.binding import DType, Encoded
+from lossycoll.runtime.engine.binding import DType, EngineCall
 
 from .group_context import Members
 
@@ -80,6 +81,13 @@ def order(
     if not (options.by_parity_alone and by.few_owners and topology is None):
         return drawn
     return drawn[: owner_count(len(drawn), packets, options.stream_packets)]
+
+
+def finish_of_owned(choice: Choice, options: Options) -> Finish:
+    """The end of a sum whose owner is always the same. Where nothing can be lost both ways give the
+    same, and MEAN adds the owner's part in passing."""
+    within_host = choice[1] is not None and choice[1].one_host
+    return Finish.MEAN if options.delivery == "reliable" or within_host else Finish.STRATIFIED
 
 
 def finer(
@@ -159,16 +167,16 @@ KEPT: Final = {
 """Number of plans that are kept of each collective."""
 
 
-def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:
+def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> EngineCall:
     if by.collective not in REPLANNED:
         plan = by.build(members.world, members.rank, *sizes, **options)
-        return Encoded.of(plan if members.complete else leave_out(plan, members.ranks))
+        return EngineCall.of(plan if members.complete else leave_out(plan, members.ranks))
     if "topology" in options:
         options["topology"] = options["topology"].of_members(members.ranks)
     if "root" in options:
         options["root"] = members.ranks.index(options["root"])
     plan = by.build(len(members.ranks), members.ranks.index(members.rank), *sizes, **options)
-    return Encoded.of(plan if members.complete else rename(plan, members.ranks, members.world))
+    return EngineCall.of(plan if members.complete else rename(plan, members.ranks, members.world))
 
 
 PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.items()}

@@ -118,6 +118,11 @@ class CallOptions(NamedTuple):
     on_device: bool = False
     observe: Observer | None = None
 
+    @property
+    def lossy(self) -> bool:
+        """True if packets may be lost."""
+        return self.options.delivery == "lossy"
+
 
 class LongWait:
     """A wait for a call, which asks the other ranks about it from time to time."""

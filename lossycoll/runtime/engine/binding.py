@@ -51,113 +51,115 @@ class DType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """A plan as C reads it; equal to itself alone. ``call``: an lc_call that has what the plan
-    says, and nothing else."""
-
-    plan: Plan
-    slots: bytes
-    edges: bytes
-    call: Any
-
-    @classmethod
-    def of(cls, plan: Plan) -> Encoded:
-        slots, edges = encode(plan)
-        call = ffi.new("lc_call *")
-        call.slots = ffi.cast("lc_slot_desc *", ffi.from_buffer(slots))
-        call.edges = ffi.cast("lc_edge *", ffi.from_buffer(edges))
-        call.n_slots = len(plan.slots)
-        call.n_edges = len(edges) // ffi.sizeof("lc_edge")
-        call.in_elements = plan.in_elements
-        call.out_elements = plan.out_elements
-        call.scratch_elements = plan.scratch_elements
-        for i, level in enumerate(plan.all_levels):
-            call.levels[i].elements_per_packet = level.elements_per_packet
-            call.levels[i].plain = level.plain
-        return cls(plan, slots, edges, call)
-
-
-@dataclass(frozen=True, slots=True)
 class EngineCall:
-    """Parameters of one operation besides its plan (lc_call).
+    """An operation as C reads it (lc_call), but for its buffers: a plan and its parameters.
 
-    ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
-    are equal on ranks that mean the same. ``delivery``, ``selective`` and ``feedback`` are for
-    those levels of the plan that name no delivery. ``notify``: the group's completions name the
-    ticket. ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does
-    the engine's work, as long as packets come; not with ``notify``.
-    ``weights``, by rank: what contributions are multiplied by (empty: 1), where plans' finish is
-    WEIGHTED, which divides by ``divisor``; 0: by the weights of what has come, and of the own
-    contribution, which is multiplied by its own. ``keeps_sums``: an owner keeps what it has added
-    up as it was before it was encoded. ``selective``: receivers may need single packets, which
-    are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
-    copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
-    they have given up. ``encoding``: how packets carry the elements, a name of plan.codec's.
-    ``deterministic``: contributions are added in the order of ranks, whatever comes first.
-    ``text``: the call, for the status page.
+    It can be submitted any number of times. Equal to itself alone.
     """
 
-    input: int
-    output: int
-    dtype: DType
-    scale: float
-    signature: int
-    timeout: float
-    delivery: Delivery
-    notify: bool = False
-    waits: bool = False
-    lingers: bool = False
-    weights: Sequence[float] = ()
-    divisor: float = 1.0
-    selective: bool = False
-    feedback: bool = False
-    needed: bytes = b""
-    encoding: str = "same"
-    keeps_sums: bool = False
-    deterministic: bool = False
-    text: str = ""
+    plan: Plan
+    c: Any
+    memory: tuple[object, ...]  # ``c`` points to it
+
+    @classmethod
+    def of(cls, plan: Plan) -> EngineCall:
+        """A call that has what the plan says, and no parameters yet."""
+        slots, edges = encode(plan)
+        c = ffi.new("lc_call *")
+        c.slots = ffi.cast("lc_slot_desc *", ffi.from_buffer(slots))
+        c.edges = ffi.cast("lc_edge *", ffi.from_buffer(edges))
+        c.n_slots = len(plan.slots)
+        c.n_edges = len(edges) // ffi.sizeof("lc_edge")
+        c.in_elements = plan.in_elements
+        c.out_elements = plan.out_elements
+        c.scratch_elements = plan.scratch_elements
+        for i, level in enumerate(plan.all_levels):
+            c.levels[i].elements_per_packet = level.elements_per_packet
+            c.levels[i].plain = level.plain
+        return cls(plan, c, (slots, edges))
+
+    def given(
+        self,
+        *,
+        dtype: DType,
+        signature: int,
+        timeout: float,
+        delivery: Delivery,
+        scale: float = 1.0,
+        notify: bool = False,
+        waits: bool = False,
+        lingers: bool = False,
+        weights: Sequence[float] = (),
+        divisor: float = 1.0,
+        selective: bool = False,
+        feedback: bool = False,
+        needed: bytes = b"",
+        encoding: str = "same",
+        keeps_sums: bool = False,
+        deterministic: bool = False,
+        text: str = "",
+    ) -> EngineCall:
+        """The same plan with parameters.
+
+        Args:
+            dtype: Element type of the buffers.
+            signature: 64 bits that are equal on ranks that mean the same.
+            timeout: Seconds for ranks that never take part.
+            delivery: Of those levels of the plan that name none, as ``selective`` and ``feedback``.
+            scale: Factor of a mean.
+            notify: The group's completions name the ticket.
+            waits: The caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
+                engine's work, as long as packets come; not with ``notify``.
+            lingers: Its buffers are its own until the other ranks have what they need of them.
+            weights: By rank, what contributions are multiplied by (empty: 1), where plans' finish
+                is WEIGHTED.
+            divisor: What WEIGHTED divides by; 0: by the weights of what has come, and of the own
+                contribution, which is multiplied by its own.
+            selective: Receivers may need single packets, which are resent until they come.
+            feedback: Receivers tell senders what they have given up.
+            needed: Packets that this rank needs, a byte for each packet of each copy from a peer,
+                in the plan's order; empty: none.
+            encoding: How packets carry the elements, a name of plan.codec's.
+            keeps_sums: An owner keeps what it has added up as it was before it was encoded.
+            deterministic: Contributions are added in the order of ranks, whatever comes first.
+            text: The call, for the status page.
+        """
+        c = ffi.new("lc_call *", self.c[0])
+        c.dtype = dtype
+        c.encoding, c.gather_encoding = map(number_of, phases(encoding))
+        for to, level in zip(c.levels, self.plan.all_levels, strict=False):
+            to.selective = level.delivery is None and selective
+            to.feedback = level.delivery is None and feedback
+            how = level.delivery or delivery
+            to.reliable, to.repair = how.reliable, how.repair
+            to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
+            to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
+            to.choose |= how.choose_rounds * lib.LC_CHOOSE_ROUNDS
+        c.notify = notify
+        c.waits = waits
+        c.lingers = lingers
+        c.scale = scale
+        c.signature = signature
+        c.timeout_ns = _ns(timeout)
+        c.divisor = divisor
+        c.keeps_sums = keeps_sums
+        c.deterministic = deterministic
+        c.text = said = ffi.new("char[]", text.encode("utf-8", "replace"))
+        memory: tuple[object, ...] = (*self.memory, said)
+        if needed:
+            c.needed = ffi.cast("uint8_t *", ffi.from_buffer(needed))
+            c.n_needed = len(needed)
+            memory += (needed,)
+        if weights:
+            c.weights = each = ffi.new("double[]", list(weights))
+            memory += (each,)
+        return EngineCall(self.plan, c, memory)
 
 
 class Ticketed(Protocol):
     """Owner of the memory of an operation. ``ticket``: 0 as long as it is not the engine's."""
 
     ticket: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready:
-    """A call of a plan as C reads it, but for the buffers: to be submitted any number of times."""
-
-    encoded: Encoded
-    call: Any
-    text: Any  # ``call`` points to it
-
-    @classmethod
-    def of(cls, encoded: Encoded, call: EngineCall) -> Ready:
-        """``call`` without its buffers, and without what is only read while it is submitted:
-        ``needed`` and ``weights``."""
-        c = ffi.new("lc_call *", encoded.call[0])
-        c.dtype = call.dtype
-        c.encoding, c.gather_encoding = map(number_of, phases(call.encoding))
-        for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
-            to.selective = level.delivery is None and call.selective
-            to.feedback = level.delivery is None and call.feedback
-            how = level.delivery or call.delivery
-            to.reliable, to.repair = how.reliable, how.repair
-            to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
-            to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
-            to.choose |= how.choose_rounds * lib.LC_CHOOSE_ROUNDS
-        c.notify = call.notify
-        c.waits = call.waits
-        c.lingers = call.lingers
-        c.scale = call.scale
-        c.signature = call.signature
-        c.timeout_ns = _ns(call.timeout)
-        c.divisor = call.divisor
-        c.keeps_sums = call.keeps_sums
-        c.deterministic = call.deterministic
-        c.text = text = ffi.new("char[]", call.text.encode("utf-8", "replace"))
-        return cls(encoded, c, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,44 +300,23 @@ class EngineGroup:
 
     def submit(
         self,
-        encoded: Encoded,
         call: EngineCall,
+        input: int,
+        output: int,
         owner: Ticketed | None = None,
         gate: int = 0,
         seq: int = -1,
     ) -> int:
-        """Hands over an operation; returns its ticket.
+        """Hands over an operation with the addresses of its buffers; returns its ticket.
 
         ``owner.ticket`` is set to it as well, also where a signal's handler raises in between: from
         then on the engine writes to the buffers. ``gate``: address of what holds it back, or 0.
         ``seq``: number of the call that it serves; -1: none.
         """
-        ready = Ready.of(encoded, call)
-        c = ready.call
-        # Both are read during the call only; the names keep them that long.
-        if call.needed:
-            needed = ffi.from_buffer(call.needed)
-            c.needed = ffi.cast("uint8_t *", needed)
-            c.n_needed = len(call.needed)
-        if call.weights:
-            weights = ffi.new("double[]", list(call.weights))
-            c.weights = weights
-        return self.submit_ready(ready, call.input, call.output, owner, gate, seq)
-
-    def submit_ready(
-        self,
-        ready: Ready,
-        input: int,
-        output: int,
-        owner: Ticketed | None,
-        gate: int = 0,
-        seq: int = -1,
-    ) -> int:
-        """Submits what was prepared, with the addresses of the buffers; see :meth:`submit`."""
         own = ffi.new("lc_call_case *", (input, output, gate, seq))
         try:
             with self._use:
-                ticket = int(lib.lc_group_submit_case(self._handle, ready.call, own))
+                ticket = int(lib.lc_group_submit_case(self._handle, call.c, own))
         finally:
             if owner is not None:
                 owner.ticket = own.ticket

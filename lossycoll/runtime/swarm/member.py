@@ -27,7 +27,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
 from lossycoll.runtime.collectives.operations import lossy_delivery
 from lossycoll.runtime.control.schema import Address
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where, place_text
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
@@ -468,8 +468,8 @@ class SwarmMember:
         where = Where(rank, world, addresses=places)
 
         def run(plan: Plan, source: Floats, target: Floats) -> tuple[int, float]:
-            call = self._call(plan, one.parts, source, target, timeout)
-            ticket = engine.submit(Encoded.of(plan), call)
+            call = self._call(plan, one.parts, timeout)
+            ticket = engine.submit(call, source.ctypes.data, target.ctypes.data)
             return ticket, outcome(engine, ticket, where).contributions_mean
 
         try:
@@ -480,16 +480,11 @@ class SwarmMember:
             paths.keep(engine, one.buffer, members)
         return one
 
-    def _call(
-        self, plan: Plan, parts: Sequence[float], source: Floats, target: Floats, timeout: float
-    ) -> EngineCall:
+    def _call(self, plan: Plan, parts: Sequence[float], timeout: float) -> EngineCall:
         means = self.means
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
-        return EngineCall(
-            input=source.ctypes.data,
-            output=target.ctypes.data,
+        return EngineCall.of(plan).given(
             dtype=DType.F32,
-            scale=1.0,
             signature=signature("swarm", self._schema, plan.signature, means.numbers, told),
             timeout=timeout,
             delivery=lossy_delivery(self._delivery),

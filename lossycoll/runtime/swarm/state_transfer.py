@@ -20,7 +20,7 @@ import numpy as np
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
 from lossycoll.plan import Delivery, copies, signature
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 
 from .paths import Paths, outcome
@@ -76,16 +76,13 @@ class Pair:
 
     def _submit(self, buffer: Bytes, sender: int) -> int:
         plan = copies.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
-        call = EngineCall(
-            input=buffer.ctypes.data,
-            output=buffer.ctypes.data,
+        call = EngineCall.of(plan).given(
             dtype=DType.BYTES,
-            scale=1.0,
             signature=signature("transfer", self._schema, plan.signature),
             timeout=SILENCE_SECONDS,
             delivery=Delivery(reliable=True),
         )
-        return self.engine.submit(Encoded.of(plan), call)
+        return self.engine.submit(call, buffer.ctypes.data, buffer.ctypes.data)
 
 
 def refuse(pair: Pair, reason: str) -> None:

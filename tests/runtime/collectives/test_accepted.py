@@ -19,7 +19,7 @@ from lossycoll.runtime.collectives import operations, plan_cache
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
 from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import layout_of
-from lossycoll.runtime.engine.binding import DType, Encoded
+from lossycoll.runtime.engine.binding import DType, EngineCall
 from tests.support.shared_ranks import PAYLOAD, SHARED, SharedNetwork
 
 WORLD = 5
@@ -52,7 +52,7 @@ def options_of(draw: random.Random) -> Options:
 
 def plan_of(
     draw: random.Random, rank: int, options: Options, collective: str, dtype: DType, per: int
-) -> Encoded:
+) -> EngineCall:
     """A plan by a topology, sizes and algorithm that are drawn."""
     topology = Topology.of_labels(
         [0, 0, 0, 1, 2], draw.choice(SITES), draw.choice([1, 2, SHARED // PAYLOAD])
@@ -94,15 +94,15 @@ def submit_one(draw: random.Random, network: SharedNetwork, rank: int, memory: A
     if collective == "barrier":
         dtype = DType.F32
     per = layout_of(PAYLOAD, dtype, encoding).per_packet
-    encoded = plan_of(draw, rank, options, collective, dtype, per)
+    planned = plan_of(draw, rank, options, collective, dtype, per)
     estimator = "" if options.delivery == "reliable" else options.estimator
     call = (collective, dtype.name, 1, "", "")
-    key = (encoded, call, estimator, options, dtype, 1.0, 1e9, encoding, False, False)
+    key = (planned, call, estimator, options, dtype, 1.0, 1e9, encoding, False, False)
     weighted = Means(Finish.WEIGHTED, (0.0, 1.0, 1e300, 2.0, 1.0), 1.0)
     means = draw.choice([BY_COUNT, weighted])
     into = memory[draw.randrange(2)]  # in place, or not
     buffers = memory[0].ctypes.data, into.ctypes.data
-    network.engines[rank].submit(encoded, operations.with_data(key, buffers, means, None))
+    network.engines[rank].submit(operations.prepare(key, means), *buffers)
 
 
 MORE = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 9)]

@@ -10,7 +10,7 @@ import pytest
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.runtime.engine.binding import Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import KEY_BYTES, Secret
@@ -22,16 +22,14 @@ PLACES, PAYLOAD, SESSION = 8, 256, 77
 SECRET = Secret.of(b"a secret of tests")
 
 
-def call(data: Array, plan: Plan) -> EngineCall:
-    return EngineCall(
-        input=data.ctypes.data,
-        output=data.ctypes.data,
+def submit(engine: EngineGroup, data: Array, plan: Plan) -> int:
+    call = EngineCall.of(plan).given(
         dtype=DTYPES["f32"],
-        scale=1.0,
         signature=plan.signature,
         timeout=20.0,
         delivery=Delivery(reliable=True),
     )
+    return engine.submit(call, data.ctypes.data, data.ctypes.data)
 
 
 class Swarm:
@@ -95,7 +93,7 @@ class Swarm:
         data = [np.arange(count, dtype=np.float32) * (rank + 1) for rank in range(world)]
         plans = [hierarchical.all_reduce(world, rank, count, PAYLOAD // 4) for rank in range(world)]
         tickets = [
-            engine.submit(Encoded.of(plan), call(one, plan))
+            submit(engine, one, plan)
             for engine, plan, one in zip(engines, plans, data, strict=True)
         ]
         for engine, ticket in zip(engines, tickets, strict=True):
@@ -207,7 +205,7 @@ def test_a_stranger_in_an_empty_place_is_not_heard(swarm: Swarm) -> None:
     ]
     data = np.ones(3000, np.float32)
     plan = hierarchical.all_reduce(2, 0, 3000, PAYLOAD // 4)
-    ticket = groups[0].submit(Encoded.of(plan), call(data, plan))
+    ticket = submit(groups[0], data, plan)
     until(lambda: groups[1].stats().foreign > 3)
     assert groups[0].wait(ticket, 0.0) == Code.PENDING
     for group in groups:

@@ -13,7 +13,7 @@ import pytest
 
 from lossycoll.plan import Delivery, hierarchical
 from lossycoll.runtime.engine import gates
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
+from lossycoll.runtime.engine.binding import DType, EngineCall
 from lossycoll.runtime.engine.failures import Code
 from tests.oracle.codec import Array
 from tests.support.network import Network
@@ -59,11 +59,11 @@ class Ranks:
         per_packet = self.network.payload_bytes // 4
         plan = hierarchical.all_reduce(2, rank, size, per_packet)
         address = self.data[rank].ctypes.data
-        call = EngineCall(
-            *(address, address, DType.F32, 1.0, plan.signature, timeout, Delivery(True))
+        call = EngineCall.of(plan).given(
+            dtype=DType.F32, signature=plan.signature, timeout=timeout, delivery=Delivery(True)
         )
         engine = self.network.engines[rank]
-        return engine.submit(Encoded.of(plan), call, gate=gate.address if gate else 0)
+        return engine.submit(call, address, address, gate=gate.address if gate else 0)
 
     def wait(self, rank: int, ticket: int, seconds: float = 10.0) -> int:
         end = time.monotonic() + seconds

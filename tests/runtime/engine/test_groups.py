@@ -14,7 +14,7 @@ from lossycoll._native import lib
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, draw_order, hierarchical
-from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 from tests.support.waiting import until
@@ -80,16 +80,14 @@ class Group:
     def submit(
         self, rank: int, data: np.ndarray, timeout: float = 20.0, *, reliable: bool = False
     ) -> int:
-        call = EngineCall(
-            input=data.ctypes.data,
-            output=data.ctypes.data,
+        call = EngineCall.of(self.plan(rank)).given(
             dtype=DType.F32,
             scale=float(len(self.members)),
             signature=self.plan(rank).signature,
             timeout=timeout,
             delivery=Delivery(reliable),
         )
-        return self.engines[rank].submit(Encoded.of(self.plan(rank)), call)
+        return self.engines[rank].submit(call, data.ctypes.data, data.ctypes.data)
 
     def end(self, rank: int, ticket: int) -> tuple[int, int]:
         """The operation's code, and the packets that it misses."""

@@ -87,8 +87,8 @@ LOWBIT = (
     mutation(
         "what is added up within a host is encoded",
         "lossycoll/runtime/engine/binding.py",
-        "call.levels[i].plain = level.plain",
-        "call.levels[i].plain = False",
+        "c.levels[i].plain = level.plain",
+        "c.levels[i].plain = False",
         "tests/runtime/engine/test_hierarchical.py::test_sums_within_a_host_travel_as_they_are",
     ),
     mutation(

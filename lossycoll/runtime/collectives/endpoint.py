@@ -44,13 +44,15 @@ STEADY: Final = 256
 class Endpoint:
     """Endpoint of one rank in a group: a method for each collective, lost ranks, the end.
 
-    The methods of collectives return the operation, submitted.
+    Each method of a collective returns the operation, submitted.
 
     ``call`` has been issued; ``call_options`` are its options. ``buffers`` are the addresses of
     input and output, ``address`` is that of a buffer that is both. The caller keeps them alive
     until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and ``nbytes``
     are each rank's: the same for all, or one number per rank. ``root`` is the rank that has what is
     sent, or gets what is collected. What has a part of each rank is in the order of ranks.
+    ``encoding`` is a name of plan.codec's. Of others: a ``rank``, the ``views`` of who takes part
+    (``agreed``: the last one is), the ``error`` by which this rank fails the group.
 
     Each method raises ClosedError once the group is over, or the group's failure if it has one.
     Calls that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for
@@ -397,7 +399,7 @@ class Endpoint:
 
     @property
     def one_host(self) -> bool:
-        """True if nothing that the ranks send leaves a host."""
+        """True if nothing that ranks send leaves a host."""
         return self._topology.one_host
 
     @property
@@ -421,8 +423,7 @@ class Endpoint:
         self.operations.timeout = seconds
 
     def block_elements(self, encoding: str) -> int:
-        """The float32 elements of a block: what one packet carries, encoded so. ``encoding``: a
-        name of plan.codec's."""
+        """The float32 elements of a block: what one packet carries, encoded so."""
         encoding = "same" if self._topology.one_host else encoding
         layout = layout_of(self.block_bytes, DType.F32, encoding)
         return sum_layout_of(layout, self.block_bytes, encoding, self._topology)[0]

@@ -101,6 +101,8 @@ class EngineCall:
     ) -> EngineCall:
         """The same plan with parameters.
 
+        Long because all parameters of a call are told here.
+
         Args:
             dtype: Element type of the buffers.
             signature: 64 bits that are equal on ranks that mean the same.
@@ -110,7 +112,8 @@ class EngineCall:
             notify: The group's completions name the ticket.
             waits: The caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
                 engine's work, as long as packets come; not with ``notify``.
-            lingers: Its buffers are its own until the other ranks have what they need of them.
+            lingers: It is done once its result is copied, where this rank sends little; what fails
+                it later fails the group.
             weights: By rank, what contributions are multiplied by (empty: 1), where plans' finish
                 is WEIGHTED.
             divisor: What WEIGHTED divides by; 0: by the weights of what has come, and of the own

@@ -1,5 +1,5 @@
-/* Adds a packet that arrived to its slot, and finishes packets all of whose sources have settled.
- */
+/* Reduces: adds a packet that arrived to its slot, or copies it, and finishes packets all of whose
+ * sources have settled. */
 #ifndef LC_COMBINE_H
 #define LC_COMBINE_H
 

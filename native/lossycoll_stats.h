@@ -88,7 +88,7 @@ enum {
     LC_PAGE_TEXT = 80
 };
 
-enum lc_page_state { LC_PAGE_HERE = 0, LC_PAGE_ENDED = 1, LC_PAGE_SILENT = 2, LC_PAGE_LEFT = 3 };
+enum lc_page_state { LC_PAGE_PRESENT = 0, LC_PAGE_ENDED = 1, LC_PAGE_LOST = 2, LC_PAGE_LEFT = 3 };
 
 /* A call, a send or a receive. Times are by CLOCK_MONOTONIC; 0: not yet. */
 typedef struct {

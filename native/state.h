@@ -426,7 +426,7 @@ static inline uint32_t lc_datagram_bytes(const lc_path *p, uint32_t payload) {
 static inline uint32_t lc_units(const lc_interface *via, uint32_t packet_bytes) {
     return packet_bytes <= via->link->small_max ? 1 : via->large_units;
 }
-/* What is in flight takes. */
+/* Units of the window taken by packets that were sent and not yet acknowledged. */
 static inline uint32_t lc_units_flying(const lc_path *p) {
     if (!p->units_at)
         return p->tx_next - p->tx_acked;

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "batch.h"
-#include "choice.h"
 #include "fair_share.h"
 #include "payload.h"
+#include "recovery_choice.h"
 #include "silence.h"
 
 /* The parity of a window goes when all of its packets have been sent. */
@@ -203,7 +203,7 @@ static parcel next_data(lc_out *out) {
     uint32_t k = next_packet(out), bytes = lc_payload_bytes(s, k);
     const uint8_t *payload = lc_payload(s, k);
     if (!out->round && out->cursor == 1)
-        lc_choose(out);
+        lc_choose_recovery(out);
     if (s->encoder && !out->round)
         protect(out, k, payload, bytes);
     return (parcel){payload, k, bytes, count_of(s, k)};

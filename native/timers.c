@@ -125,7 +125,7 @@ static int waited_for(const lc_op *op) {
     return -1;
 }
 
-/* Both: of reliable streams. */
+/* Whether the operation waits for reliable streams from the peer, or owes it some. */
 static int awaits_from(const lc_op *op, uint16_t peer) {
     for (uint32_t i = 0; i < op->n_slots; i++) {
         const lc_op_slot *s = &op->slots[i];

@@ -3,7 +3,7 @@
 :class:`CollectiveKind` is what all calls of a collective have in common, a row of the table in
 ``collectives.py``. :class:`Description` is one call: ``collectives.py`` builds it and
 ``dispatch.py`` runs it. To add a collective, write a kind with its ``submit`` and describe its
-calls; ``LossyProcessGroup.run`` takes the description.
+calls; ``LossyProcessGroup.run`` (``extensions.py``) takes the description.
 """
 
 from __future__ import annotations

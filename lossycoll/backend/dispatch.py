@@ -437,19 +437,18 @@ class Dispatcher:
         else:
             named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
         named.operations = call.kind.operations
-        if call.on_device:  # a rank whose tensors aren't takes other routes
-            named.delivery = "on a device"
-        if choice is None:
-            return named
-        if choice.lossy:
+        # A rank whose tensors aren't on one takes other routes.
+        said = ["on a device"] if call.on_device else []
+        if choice is not None and choice.lossy:
             repair, missing = choice.options.repair, choice.options.max_missing
-            before = f"{named.delivery}, " if named.delivery else ""
-            named.delivery = f"{before}lossy, repair {repair}" if repair else f"{before}lossy"
+            said.append("lossy")
+            if repair:
+                said.append(f"repair {repair}")
             if not isinstance(missing, str):
-                named.delivery += f", max_missing {missing:g}"
-        if choice.encoding != "same":
-            before = f"{named.delivery}, " if named.delivery else ""
-            named.delivery = f"{before}wire {choice.encoding}"
+                said.append(f"max_missing {missing:g}")
+        if choice is not None and choice.encoding != "same":
+            said.append(f"wire {choice.encoding}")
+        named.delivery = ", ".join(said)
         return named
 
     def _by_engine(

@@ -13,7 +13,6 @@ from typing import Any, Final
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import place_of
-from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
@@ -29,6 +28,7 @@ from lossycoll.runtime.world.job_status import (
     is_over,
 )
 from lossycoll.runtime.world.queries import NoAnswer, ask_job, ask_stacks
+from lossycoll.runtime.world.rank_states import RankState
 from lossycoll.runtime.world.status_answer import CALLS, STATUS
 
 from .launcher import EXIT_FAILED, Unwritable

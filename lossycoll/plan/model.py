@@ -211,7 +211,7 @@ def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> 
 
 
 SLOT: Final = struct.Struct("<QQQIIIHBBBBBBHH")
-"""lc_slot_desc of native/lossycoll.h: 48 bytes. An lc_edge is two shorts."""
+"""lc_slot_desc of native/lossycoll_plan.h: 48 bytes. An lc_edge is two shorts."""
 
 
 def encode(plan: Plan) -> tuple[bytes, bytes]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import OptionError
-from lossycoll.runtime.engine.rank_states import LOST_STATES
+from lossycoll.runtime.world.rank_states import LOST_STATES
 
 from .planes import Costs, Node, VirtualNetwork
 

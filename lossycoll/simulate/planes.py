@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.world.connections import (
     QUESTION_SECONDS,
     Alive,
@@ -25,6 +24,7 @@ from lossycoll.runtime.world.connections import (
     Refused,
 )
 from lossycoll.runtime.world.messages import unpack
+from lossycoll.runtime.world.rank_states import RankStates
 from lossycoll.runtime.world.world_protocol import WorldProtocol
 
 

@@ -88,7 +88,7 @@ MESSAGES = (
     ),
     mutation(
         "messages have as little parity as collectives",
-        "native/choice.c",
+        "native/recovery_choice.c",
         "return level->reliable ? (float)(1 / (RARELY * s->n_packets)) : level->max_missing;",
         "return s->n_packets + RARELY < 0 ? 0 : level->max_missing;",
         "native:test_message_parity",

@@ -91,7 +91,7 @@ PARITY: tuple[Mutation, ...] = (
     ),
     mutation(
         "a path that loses nothing, whatever is measured",
-        "native/choice.c",
+        "native/recovery_choice.c",
         ".loss = loss_to(p),",
         ".loss = 0 * loss_to(p),",
         "native:test_dial",

@@ -129,7 +129,7 @@ SUMS = (
     ),
     mutation(
         "parity for single losses where they come in runs",
-        "native/choice.c",
+        "native/recovery_choice.c",
         "lc_loss_burst(&p->loss),",
         "1,",
         "native:test_dial",

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lossycoll.runtime.engine.rank_states import RankState, RankStates
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import View
+from lossycoll.runtime.world.rank_states import RankState, RankStates
 from tests.support.waiting import until
 
 TOKEN = "secret"
@@ -72,8 +72,8 @@ class Notes:
     def on_views(self, views: Sequence[View], agreed: bool) -> None:
         self._note("views", [(view.first, view.members) for view in views], agreed)
 
-    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
-        self._note("no quorum", list(lost), list(left))
+    def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None:
+        self._note("no quorum", list(lost), list(remaining))
 
     def stats(self) -> dict[str, Any]:
         return {"rank": self.rank, "operations": 10 * self.rank}

@@ -18,6 +18,7 @@ from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, signature
 from lossycoll.plan.codec import number_of, phases
+from lossycoll.plan.tiers import RELIABLE
 from lossycoll.runtime.core.call import CallKey, CallOptions, Collective, Operation, text_of
 from lossycoll.runtime.core.logfmt import event, log
 from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
@@ -89,9 +90,6 @@ class Sequencer:
             ]
             if agreed:
                 self._stopped = False
-
-
-RELIABLE: Final = Delivery(reliable=True)
 
 
 @lru_cache(maxsize=64)

@@ -99,7 +99,7 @@ class CallOptions(NamedTuple):
     seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
     ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given
-    the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
+    the ranks that took part. ``future``: the caller may never wait, so it completes by itself.
     ``encoding``: how packets carry float32, a name of plan.codec's. ``gate``: address of the gate
     that holds the operation back until its input is there (engine/gates.py); 0: it is there.
     ``on_device``: a group of one rank, whose caller has copied what is to be copied. ``observe``:
@@ -231,26 +231,31 @@ class Operation:
         if self.error is not None:
             raise self.error.again(self.call.numbered)
 
-    def poll(self, seconds: float = 0.0) -> bool:
-        """True if it is done, after at most ``seconds`` (and a tenth)."""
+    def poll(self, seconds: float = 0.0, *, result: bool = False) -> bool:
+        """True if it is done, after at most ``seconds`` (and a tenth). ``result``: or its result is
+        there."""
         with self._lock:
-            if self.done:
+            if self.done or (result and self.shown):
                 return True
             self._waiters += 1
         code: int = Code.PENDING
         try:
-            code = self._endpoint.wait_ticket(self.ticket, max(0.0, seconds))
+            if result:
+                code = self._endpoint.wait_result(self, seconds)
+                self.shown = self.shown or code == Code.OK
+            else:
+                code = self._endpoint.wait_ticket(self.ticket, max(0.0, seconds))
         except ClosedError:
             code = Code.CLOSED
         finally:
             with self._lock:
                 self._waiters -= 1
-        if code != Code.PENDING:
+        if code != Code.PENDING and not (result and code == Code.OK):
             self.code = code
             self.complete()
         elif self.done:
             self._retire()
-        return self.done
+        return self.done or (result and self.shown)
 
     def wait_result(self) -> None:
         """Returns when the result is there, which may be a round trip before :meth:`wait` would:
@@ -260,7 +265,7 @@ class Operation:
         if not self._has_result_first:
             self.wait()
             return
-        while not self._poll_result(0.1):
+        while not self.poll(0.1, result=True):
             self.ask_if_due(time.monotonic())
         if not self.shown and self.error is not None:
             raise self.error.again(self.call.numbered)
@@ -269,28 +274,6 @@ class Operation:
     def _has_result_first(self) -> bool:
         later = self._epilogue is not None or self._among is not None or self.exact
         return not later and (self.blocks is None or self.blocks.with_result)
-
-    def _poll_result(self, seconds: float) -> bool:
-        """True if the result is there, or the operation done, after at most ``seconds``."""
-        with self._lock:
-            if self.shown or self.done:
-                return True
-            self._waiters += 1
-        code: int = Code.PENDING
-        try:
-            code = self._endpoint.wait_result(self, seconds)
-            self.shown = self.shown or code == Code.OK
-        except ClosedError:
-            code = Code.CLOSED
-        finally:
-            with self._lock:
-                self._waiters -= 1
-        if code not in (Code.PENDING, Code.OK):
-            self.code = code
-            self.complete()
-        elif self.done:
-            self._retire()
-        return self.shown or self.done
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` when done: at once, or from the thread that finds it done."""

@@ -227,7 +227,7 @@ class EngineGroup:
     """Operations of one group at this rank, on the host of its process.
 
     Methods may be called from any thread. ``close`` first ends what is pending.
-    Raises the errors of :func:`lossycoll.errors.error_of`.
+    Raises the errors of :func:`.failures.error_of`.
 
     ``number``: the group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
     2**32 - 1. ``fault_group``: keys injected faults and random rounding; equal on all ranks.

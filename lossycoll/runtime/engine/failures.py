@@ -39,7 +39,7 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 class Code(IntEnum):
-    """lc_code of native/lossycoll.h."""
+    """lc_code of native/lossycoll_types.h."""
 
     OK = 0
     PENDING = 1

@@ -106,10 +106,10 @@ class DirectoryList:
         return self.tries >= BEGIN_TRIES and not earlier
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
-        """True if a place may be tried. This peer's own, which that opens, is when the others have
-        had their time: so as few directories as possible open at once. ``at``: the how manieth of
-        them it is. ``standby``: one before it has said that it stands by. RendezvousError: its own
-        can't be opened."""
+        """True if ``place``, number ``at`` of the list, may be tried. This peer's own comes after
+        enough passes, and trying it opens its directory: so few directories open at once.
+        ``standby``: one before it has said that it stands by. RendezvousError: its own can't be
+        opened."""
         if self._begin is not None and place == self._begin.at:
             if self._may_begin(self._begin):
                 self._begin.opens()

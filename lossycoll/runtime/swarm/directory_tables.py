@@ -77,7 +77,7 @@ class IdAllocator:
         self._clock = clock
         self._free = list(range(MOST_PEERS))  # in their order
         self._former: dict[int, tuple[str, float]] = {}
-        """Whose the numbers were of peers that have gone, and until when they aren't given away."""
+        """Numbers of departed peers: who had each, and until when it stays reserved."""
 
     def take(self, wanted: int, name: str, draw: int | None) -> int:
         """A number for a peer that comes. There is one. ``draw``: says which it gets if that is

@@ -22,7 +22,7 @@ from .state_transfer import StateTransfers
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PeerEndpoint:
     """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
     socket's address, as this machine sees it."""
 
@@ -39,7 +39,7 @@ class Endpoint:
 
 
 class Endpoints:
-    """Endpoint of a peer by its present number, and those by its former ones. Any thread may call.
+    """Endpoints of a peer by its present number, and those by its former ones. Any thread may call.
     Packets of a number that a peer had would be taken for those of another: so it opens an endpoint
     for each number that a directory gives it. ``asks_reflexive``: directories know reflexive
     addresses; ``keepalive``: seconds between two signs of life."""
@@ -64,12 +64,12 @@ class Endpoints:
         self._opening = threading.Lock()
         """No two are opened at once, nor one for a number that is another's by then."""
         self.number = -1
-        self.now: Endpoint | None = None
+        self.now: PeerEndpoint | None = None
         """The present one; None: closed or not yet open."""
-        self._former: list[Endpoint] = []
+        self._former: list[PeerEndpoint] = []
         """Endpoints of its former numbers: others may still ask for packets."""
 
-    def all(self) -> list[Endpoint]:
+    def all(self) -> list[PeerEndpoint]:
         with self._lock:
             return [*self._former, *([self.now] if self.now is not None else [])]
 
@@ -124,7 +124,7 @@ class Endpoints:
             if self.now is not None:
                 former = self.now.transfers
                 transfers.schema, transfers.state = former.schema, former.state
-            self.now = Endpoint(place, nat_agent, paths, transfers)
+            self.now = PeerEndpoint(place, nat_agent, paths, transfers)
         self.say_address(place, nat_agent.reflexive_address() or place, False)
 
     def say_address(self, place: Address, reflexive: Address, moved: bool) -> None:

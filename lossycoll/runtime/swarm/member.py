@@ -36,7 +36,7 @@ from lossycoll.runtime.net.interfaces import choose
 from .client import DirectoryClient
 from .directory_list import Begin
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .endpoint import Endpoint, Endpoints
+from .endpoint import Endpoints, PeerEndpoint
 from .means import BoundedRound, MeanEncoding, MeanRound, Round
 from .nat_agent import KEEPALIVE_SECONDS
 from .paths import Floats, Paths, outcome
@@ -172,10 +172,10 @@ class SwarmMember:
         return -1 if self._endpoints is None else self._endpoints.number
 
     @property
-    def _endpoint(self) -> Endpoint | None:
+    def _endpoint(self) -> PeerEndpoint | None:
         return None if self._endpoints is None else self._endpoints.now
 
-    def _all_endpoints(self) -> list[Endpoint]:
+    def _all_endpoints(self) -> list[PeerEndpoint]:
         return [] if self._endpoints is None else self._endpoints.all()
 
     def _came(self, joined: Joined) -> None:

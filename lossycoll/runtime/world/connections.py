@@ -26,10 +26,10 @@ from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.descriptors import listener
 from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
-from lossycoll.runtime.engine.rank_states import RankStates
 from lossycoll.runtime.keys.secret import Secret
 
 from .messages import VERSION, Hello, Message, pack, unpack
+from .rank_states import RankStates
 from .reachability import NO_ANSWER
 from .status_answer import QUESTIONS, Answers
 
@@ -91,7 +91,7 @@ Event: TypeAlias = Received | Connected | Broken | Refused | Alive | RekeyAsked
 
 
 @dataclass(slots=True)
-class _Link:
+class _Connection:
     """A connection. ``purpose``: "member" or "question"; "stranger": it has come, and hasn't said;
     "told": it has asked for the job's status, and has its answer."""
 
@@ -126,13 +126,13 @@ class Connections:
         """Answers to questions for the job's status."""
         self.sources: dict[int, str] = {}
         """The address that a rank has connected from, where it isn't the one that it gave."""
-        self.members: dict[int, _Link] = {}
+        self.members: dict[int, _Connection] = {}
         """The ranks with which there is a member connection."""
         self._places: list[tuple[str, int]] = []
-        self._links: dict[int, _Link] = {}
-        self._questions: dict[int, _Link] = {}
+        self._connections: dict[int, _Connection] = {}
+        self._questions: dict[int, _Connection] = {}
         self._coordinator: int | None = None
-        self._to_coordinator: _Link | None = None
+        self._to_coordinator: _Connection | None = None
         self._tried_at = 0.0
         self._heard: set[int] = set()
         self._unheard_attempts: Counter[int] = Counter()
@@ -205,20 +205,20 @@ class Connections:
                 if now - before.since < self._time_for(rank, max(patience, QUESTION_SECONDS)):
                     continue
                 self._unanswered(before)
-            link = self._connect(rank, "question", now)
-            if link is not None:
-                self._questions[rank] = link
+            connection = self._connect(rank, "question", now)
+            if connection is not None:
+                self._questions[rank] = connection
 
     def hang_up(self, rank: int) -> None:
         """Ends the member connection with ``rank``, without an event."""
-        link = self.members.get(rank)
-        if link is not None:
-            self._drop(link)
+        connection = self.members.get(rank)
+        if connection is not None:
+            self._drop(connection)
 
     def send(self, rank: int, body: bytes) -> bool:
         """To a rank of ``members``. False: there is no connection. A broken one loses it."""
-        link = self.members.get(rank)
-        return link is not None and self._transport.send(link.peer, body)
+        connection = self.members.get(rank)
+        return connection is not None and self._transport.send(connection.peer, body)
 
     def poll(self, seconds: float) -> list[Event]:
         """Events, after a wait of at most ``seconds``."""
@@ -229,9 +229,9 @@ class Connections:
 
     def close(self, linger: float) -> None:
         """Frees all; up to ``linger`` seconds for what is under way. Idempotent."""
-        for link in list(self._links.values()):
-            if not link.known or link.purpose == "question":
-                self._drop(link)
+        for connection in list(self._connections.values()):
+            if not connection.known or connection.purpose == "question":
+                self._drop(connection)
         self._transport.close(linger)
         if self._listener is not None:
             self._listener.close()
@@ -247,43 +247,45 @@ class Connections:
         if self._coordinator is not None and self._to_coordinator is None:
             self._to_coordinator = self._connect(self._coordinator, "member", now)
 
-    def _connect(self, rank: int, purpose: str, now: float) -> _Link | None:
+    def _connect(self, rank: int, purpose: str, now: float) -> _Connection | None:
         """Begins a connection; None: it couldn't be begun."""
         try:
             peer = self._transport.connect(self._places[rank])
         except OSError:
             return None
-        link = self._links[peer] = _Link(peer, purpose, now, rank)
-        self._say_hello(link)
-        return link
+        connection = self._connections[peer] = _Connection(peer, purpose, now, rank)
+        self._say_hello(connection)
+        return connection
 
     # ---- what comes ----
 
     def _on_event(self, event: transport_events.Event) -> None:
         if isinstance(event, transport_events.Readable):
             return
-        link = self._links.get(event.peer)
+        connection = self._connections.get(event.peer)
         if isinstance(event, transport_events.Connected):
-            if link is None:
-                link = _Link(event.peer, "stranger", self._clock(), source=event.address)
-                self._links[event.peer] = link
-        elif link is None:
+            if connection is None:
+                connection = _Connection(
+                    event.peer, "stranger", self._clock(), source=event.address
+                )
+                self._connections[event.peer] = connection
+        elif connection is None:
             return
         elif isinstance(event, transport_events.Received):
-            self._take(link, event.body)
+            self._take(connection, event.body)
         elif isinstance(event, transport_events.Closed):
-            self._over(link, event.why)
+            self._over(connection, event.why)
         else:
-            self._over(link, "connection refused")
-            self._events.append(Refused(link.rank))
+            self._over(connection, "connection refused")
+            self._events.append(Refused(connection.rank))
 
-    def _over(self, link: _Link, why: str) -> None:
-        if link.rank >= 0 and not link.known:
-            self.trouble[link.rank] = why
-        was_member = self.members.get(link.rank) is link
-        self._drop(link)
+    def _over(self, connection: _Connection, why: str) -> None:
+        if connection.rank >= 0 and not connection.known:
+            self.trouble[connection.rank] = why
+        was_member = self.members.get(connection.rank) is connection
+        self._drop(connection)
         if was_member:
-            self._events.append(Broken(link.rank))
+            self._events.append(Broken(connection.rank))
 
     def _time_for(self, rank: int, patience: float) -> float:
         """Seconds that an attempt to reach ``rank`` has."""
@@ -291,50 +293,52 @@ class Connections:
             return patience  # after a cut only a new attempt gets through soon
         return float(patience * LONGER ** min(self._unheard_attempts[rank], 2))
 
-    def _unanswered(self, link: _Link) -> None:
+    def _unanswered(self, connection: _Connection) -> None:
         """Gives up an attempt that has taken too long."""
-        self.trouble[link.rank] = NO_ANSWER
-        self._unheard_attempts[link.rank] += 1
-        self._drop(link)
+        self.trouble[connection.rank] = NO_ANSWER
+        self._unheard_attempts[connection.rank] += 1
+        self._drop(connection)
 
-    def _say_hello(self, link: _Link) -> None:
-        purpose = "question" if link.purpose == "question" else "member"
-        self._transport.send(link.peer, pack(Hello(VERSION, self._token, self._rank, purpose)))
+    def _say_hello(self, connection: _Connection) -> None:
+        purpose = "question" if connection.purpose == "question" else "member"
+        self._transport.send(
+            connection.peer, pack(Hello(VERSION, self._token, self._rank, purpose))
+        )
 
-    def _take(self, link: _Link, body: bytes) -> None:
+    def _take(self, connection: _Connection, body: bytes) -> None:
         message: Message | None = None
         with contextlib.suppress(Malformed):
             message = unpack(body, self._world)
-        if link.known and message is not None and not isinstance(message, Hello):
-            self._heard.add(link.rank)
-            self._events.append(Received(link.rank, message))
-        elif link.known:
+        if connection.known and message is not None and not isinstance(message, Hello):
+            self._heard.add(connection.rank)
+            self._events.append(Received(connection.rank, message))
+        elif connection.known:
             self._foreign += 1
-        elif not (isinstance(message, Hello) and self._answer(link, message)):
+        elif not (isinstance(message, Hello) and self._answer(connection, message)):
             self._foreign += 1
-            self._drop(link)
+            self._drop(connection)
 
-    def _answer(self, link: _Link, hello: Hello) -> bool:
+    def _answer(self, connection: _Connection, hello: Hello) -> bool:
         """Takes the first message of a connection. False: whoever sent it isn't answered."""
-        came, purpose = link.rank < 0, hello.purpose
+        came, purpose = connection.rank < 0, hello.purpose
         if came and purpose == "rekey" and self._is_sealed:
-            self._say_hello(link)
+            self._say_hello(connection)
             self._events.append(RekeyAsked())
-        elif came and purpose in QUESTIONS and link.purpose == "stranger":
+        elif came and purpose in QUESTIONS and connection.purpose == "stranger":
             # In clear anybody may ask; over a sealed connection, whoever has the secret.
-            link.purpose = "told"  # and it stays a stranger, who isn't told a second time
+            connection.purpose = "told"  # and it stays a stranger, who isn't told a second time
             for answer in self.answers.to(purpose):
-                self._transport.send(link.peer, answer)
+                self._transport.send(connection.peer, answer)
         elif not self._knows_token(hello):
             return False
         elif came and (hello.rank, purpose) == (self._rank, "probe"):
-            self._say_hello(link)  # and it stays a stranger
+            self._say_hello(connection)  # and it stays a stranger
         elif (
             purpose in ("member", "question")
             and hello.rank != self._rank
-            and link.rank in (-1, hello.rank)
+            and connection.rank in (-1, hello.rank)
         ):
-            self._greeted(link, hello)
+            self._greeted(connection, hello)
         else:
             return False
         return True
@@ -343,41 +347,41 @@ class Connections:
         token = hello.token.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(token, self._token.encode())
 
-    def _greeted(self, link: _Link, hello: Hello) -> None:
-        link.known = True
-        self._transport.admit(link.peer)
-        if link.rank < 0:  # it has connected here
-            link.rank, link.purpose = hello.rank, hello.purpose
-            if link.source != self._places[hello.rank][0]:
-                self.sources[hello.rank] = link.source
+    def _greeted(self, connection: _Connection, hello: Hello) -> None:
+        connection.known = True
+        self._transport.admit(connection.peer)
+        if connection.rank < 0:  # it has connected here
+            connection.rank, connection.purpose = hello.rank, hello.purpose
+            if connection.source != self._places[hello.rank][0]:
+                self.sources[hello.rank] = connection.source
             if hello.purpose != "question":
-                self._say_hello(link)
-                self._enter(link)
+                self._say_hello(connection)
+                self._enter(connection)
             elif not self.states.is_lost(hello.rank):
-                self._say_hello(link)
+                self._say_hello(connection)
                 self._events.append(Alive(hello.rank))
             return
-        self.trouble.pop(link.rank, None)
-        if link.purpose == "question":
-            self._events.append(Alive(link.rank))
-            self._drop(link)
+        self.trouble.pop(connection.rank, None)
+        if connection.purpose == "question":
+            self._events.append(Alive(connection.rank))
+            self._drop(connection)
         else:
-            self._enter(link)
+            self._enter(connection)
 
-    def _enter(self, link: _Link) -> None:
-        before = self.members.get(link.rank)
-        if before is not None and before is not link:
+    def _enter(self, connection: _Connection) -> None:
+        before = self.members.get(connection.rank)
+        if before is not None and before is not connection:
             self._drop(before)
-        self.members[link.rank] = link
-        self._events.append(Connected(link.rank))
+        self.members[connection.rank] = connection
+        self._events.append(Connected(connection.rank))
 
-    def _drop(self, link: _Link) -> None:
-        if self._links.pop(link.peer, None) is None:
+    def _drop(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.peer, None) is None:
             return
-        self._transport.drop(link.peer)
-        if self.members.get(link.rank) is link:
-            del self.members[link.rank]
-        if self._questions.get(link.rank) is link:
-            del self._questions[link.rank]
-        if self._to_coordinator is link:
+        self._transport.drop(connection.peer)
+        if self.members.get(connection.rank) is connection:
+            del self.members[connection.rank]
+        if self._questions.get(connection.rank) is connection:
+            del self._questions[connection.rank]
+        if self._to_coordinator is connection:
             self._to_coordinator = None

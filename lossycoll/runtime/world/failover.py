@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
-
 from .messages import Addressed, Follow, Welcome
+from .rank_states import LOST_STATES, RankState, RankStates
 
 MOST_REPLAYED: Final = 4096
 
@@ -49,9 +48,7 @@ class Succession:
         """``rank`` is lost. False: not news."""
         if rank == self._rank or self.states[rank] == RankState.LEFT:
             return False
-        known = self.states.is_lost(rank)
-        self.states.move(rank, RankState.ENDED if ended else RankState.LOST)
-        return not known
+        return self.states.lose(rank, ended=ended)
 
     def leave(self, rank: int) -> bool:
         """``rank`` has left in order. False: not news."""

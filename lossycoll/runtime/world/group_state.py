@@ -291,10 +291,10 @@ class Health:
         how = self.lost.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
-    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None:
+    def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None:
         names = ", ".join(f"{self.where.peer(rank)}: {self.lost.get(rank)}" for rank in lost)
         text = (
-            f"{self.where}: lost {names}; ranks {list(left)} don't continue, since they may "
+            f"{self.where}: lost {names}; ranks {list(remaining)} don't continue, since they may "
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
             f"restart the job"
         )

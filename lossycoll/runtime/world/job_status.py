@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, PeerRecord, Record
+
+from .rank_states import LOST_STATES, RankState
 
 _WORST_FIRST: Final = (
     RankState.ENDED,
@@ -33,7 +34,7 @@ _KERNEL: Final = {
 }
 _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
-SILENT_SHARE: Final = 0.25
+RECENT_SHARE: Final = 0.25
 """Share of liveness after which an unheard rank without a record counts as silent."""
 
 
@@ -95,7 +96,7 @@ def _state(process: int, known: Mapping[int, Record]) -> RankState:
         return RankState.PRESENT
     liveness = min((record.liveness for record in known.values()), default=0.0)
     heard = _heard(process, known)
-    recent = 0 <= heard <= SILENT_SHARE * liveness
+    recent = 0 <= heard <= RECENT_SHARE * liveness
     return RankState.PRESENT if recent else RankState.SILENT
 
 

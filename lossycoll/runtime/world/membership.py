@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.engine.rank_states import RankState, RankStates
 
 from .definition import Definition, difference
 from .failure_detector import SILENT_SHARE
@@ -35,6 +34,7 @@ from .messages import (
     ViewChange,
     Waiting,
 )
+from .rank_states import RankState, RankStates
 from .view_agreement import Survivors
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Listener(Protocol):
     def stats(self) -> dict[str, Any]: ...
     def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
     def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
-    def on_no_quorum(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
+    def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None: ...
 
 
 class Membership:
@@ -199,7 +199,7 @@ class Membership:
             return
         elif self._survivors is None or not self._router.ready:
             self._survivors = None  # the group fails before all have met
-            self._states.move(rank, RankState.ENDED if ended else RankState.LOST)
+            self._states.lose(rank, ended=ended)
             self.listener.on_dead(rank, silent, ended)
         else:
             self._lose(rank, silent, ended=ended, proven=proven)
@@ -323,17 +323,17 @@ class Membership:
         assert survivors is not None
         if self._has_stopped or survivors.agreed:
             return
-        for rank in survivors.left:
+        for rank in survivors.remaining:
             if self._states[rank] == RankState.LEFT:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
         if survivors.must_stop(self._router.now):
             self._has_stopped = True
-            self.listener.on_no_quorum(sorted(survivors.lost), survivors.left)
+            self.listener.on_no_quorum(sorted(survivors.lost), survivors.remaining)
         elif survivors.proposer != self.rank:
             self._send(self._state(), [survivors.proposer])
         elif survivors.decide() is not None:
-            self._send(ViewChange(survivors.views), survivors.left)
+            self._send(ViewChange(survivors.views), survivors.remaining)
             self.listener.on_views(survivors.views, survivors.agreed)
 
     def _state(self) -> State:

@@ -1,6 +1,6 @@
 """View agreement on the surviving ranks after a loss, as a state machine (docs/control.md).
 
-The proposer fixes the next *view*: the ranks that are left, and the first operation that is theirs
+The proposer fixes the next *view*: the ranks that remain, and the first operation that is theirs
 alone, which no rank has submitted yet. So all ranks change over at the same operation; those before
 it count the dead as loss. Views travel as a whole, since a proposer may die while it tells of one.
 """
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates
-
 from .messages import View
+from .rank_states import LOST_STATES, RankState, RankStates
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
@@ -45,27 +44,23 @@ class Survivors:
         return self.states.ranks([RankState.ENDED])
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def remaining(self) -> tuple[int, ...]:
         return tuple(rank for rank in self.views[-1].members if not self.states.is_lost(rank))
 
     @property
     def agreed(self) -> bool:
         """True if the latest view knows of all that are lost."""
-        return self.left == self.views[-1].members
+        return self.remaining == self.views[-1].members
 
     @property
     def proposer(self) -> int:
-        """The rank that decides; who has said goodbye can't. This rank is always left."""
+        """The rank that decides; who has said goodbye can't. This rank always remains."""
         left = self.states.ranks([RankState.LEFT]) - {self._rank}
-        return min(rank for rank in self.left if rank not in left)
+        return min(rank for rank in self.remaining if rank not in left)
 
     def lose(self, rank: int, *, ended: bool) -> bool:
         """Gives ``rank`` up; ``ended``: its process is known to have ended. False: not news."""
-        if rank == self._rank:
-            return False
-        known = self.states.is_lost(rank)
-        self.states.move(rank, RankState.ENDED if ended else RankState.LOST)
-        return not known
+        return rank != self._rank and self.states.lose(rank, ended=ended)
 
     def stopped(self, before: int, now: float) -> None:
         self.next = before
@@ -85,27 +80,29 @@ class Survivors:
         return True
 
     def decide(self) -> View | None:
-        """At the proposer: the next view, once all that are left have told the same."""
+        """At the proposer: the next view, once all that remain have told the same."""
         if self.agreed:
             return None
         given_up = frozenset(self.lost)
         self._reported[self._rank] = (given_up, self.next)
         firsts = [self.views[-1].first]
-        for rank in self.left:
+        for rank in self.remaining:
             lost, before = self._reported.get(rank, (frozenset[int](), 0))
             if lost != given_up:
                 return None
             firsts.append(before)
-        view = View(max(firsts), self.left)
+        view = View(max(firsts), self.remaining)
         self.views = (*self.views, view)
         return view
 
     def must_stop(self, now: float) -> bool:
-        """True if this rank must not go on: too few are left, or they took too long to agree."""
+        """True if this rank must not go on: too few remain, or they took too long to agree."""
         late = not self.agreed and now - self._stopped_at > self._patience
         return late or not self.may_go_on()
 
     def may_go_on(self) -> bool:
-        """True if the ranks that are left can't be the smaller part of a network that fell apart.
+        """True if the ranks that remain can't be the smaller part of a network that fell apart.
         Ranks whose processes have ended don't count."""
-        return has_quorum(self.left, [r for r in self.views[-1].members if r not in self.ended])
+        return has_quorum(
+            self.remaining, [r for r in self.views[-1].members if r not in self.ended]
+        )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.engine.rank_states import RankState
 
 from .connections import (
     Alive,
@@ -45,6 +44,7 @@ from .messages import (
     pack,
     ranks_in,
 )
+from .rank_states import RankState
 
 MEETING_SECONDS: Final = 10.0
 """For which ranks may be silent before all have met, where liveness is shorter: a process that

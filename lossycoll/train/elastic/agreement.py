@@ -86,7 +86,7 @@ class LastGeneration:
 
     generation: Generation  # that group
     lost: frozenset[int] = frozenset()  # slots of members that are known to be dead
-    refused: frozenset[str] = frozenset()  # starts of processes with which no group could be made
+    refused: frozenset[str] = frozenset()  # incarnations with which no group could be made
 
     @property
     def expected(self) -> set[int]:

@@ -116,7 +116,7 @@ class ElasticWorld:
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None  # the latest group that worked
         self._next = 0  # the first generation that this process wasn't in
-        self._refused: set[str] = set()  # starts of processes that couldn't take the state
+        self._refused: set[str] = set()  # incarnations that couldn't take the state
         self._closed = False
         self._meet(FRESH)
 

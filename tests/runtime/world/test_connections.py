@@ -14,7 +14,6 @@ import pytest
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Closed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
-from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world.connections import (
     Alive,
@@ -28,6 +27,7 @@ from lossycoll.runtime.world.connections import (
 )
 from lossycoll.runtime.world.messages import VERSION, Heartbeat, Hello, Left, Ready, pack
 from lossycoll.runtime.world.queries import answers, ask_for_rekey
+from lossycoll.runtime.world.rank_states import RankState
 from tests.support.waiting import until
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.engine.status_record import (
     CallRecord,
     GroupRecord,
@@ -16,6 +15,7 @@ from lossycoll.runtime.engine.status_record import (
     Record,
 )
 from lossycoll.runtime.world.job_status import job_of, jobs_of
+from lossycoll.runtime.world.rank_states import RankState
 
 WORLD = 4
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "status-reference.md"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
+from lossycoll.runtime.world.rank_states import RankState
 from tests.support.planes import LIVENESS, Notes, planes
 from tests.support.virtual_planes import VirtualNetwork, ready
 from tests.support.waiting import until

@@ -65,6 +65,12 @@ class RankStates:
             self._others[rank] = after
         return before != after
 
+    def lose(self, rank: int, *, ended: bool) -> bool:
+        """Gives a rank up; ``ended``: its process has ended. False: that it is lost isn't news."""
+        known = self.is_lost(rank)
+        self.move(rank, RankState.ENDED if ended else RankState.LOST)
+        return not known
+
     def is_present(self, rank: int) -> bool:
         return rank not in self._others
 

@@ -1,5 +1,5 @@
-/* Which means a path asks for; see choice.h. */
-#include "choice.h"
+/* Which means a path asks for; see recovery_choice.h. */
+#include "recovery_choice.h"
 
 /* Reliable streams, messages for one, wait a round trip for what parity doesn't restore: one in so
  * many shall. */
@@ -73,7 +73,7 @@ static uint16_t code_of_rows(const lc_op_slot *s, uint16_t wanted) {
     return lc_code_m(wanted) < lc_code_m(code) ? wanted : code;
 }
 
-void lc_choose(lc_out *out) {
+void lc_choose_recovery(lc_out *out) {
     const lc_op_slot *s = out->slot;
     uint8_t choose = s->level->choose;
     if (s->encoder && !s->encoder->known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossycoll.runtime.engine.rank_states import LOST_STATES, RankState, RankStates, next_state
+from lossycoll.runtime.world.rank_states import LOST_STATES, RankState, RankStates, next_state
 
 NEWS = st.sampled_from(RankState)
 

@@ -105,6 +105,7 @@ static void *calling(void *argument) {
         if (i % 8 == 0)
             pass_message(w, &value);
     }
+    net_text = NULL;
     return NULL;
 }
 

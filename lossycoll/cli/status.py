@@ -24,6 +24,7 @@ from lossycoll.runtime.world.job_status import (
     ALIVE,
     DEAD,
     DIRECTIONS,
+    LEFT,
     UNKNOWN,
     ago,
     being,
@@ -247,7 +248,8 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
     for other, waiters in sorted(waited.items()):
         longest = max(waiters, key=lambda one: one["call_seconds"] or 0.0)
         who = by_rank.get(other)
-        state = f", which is {who['state']}" if who is not None else ""
+        verb = "has" if who is not None and who["state"] == LEFT else "is"
+        state = f", which {verb} {who['state']}" if who is not None else ""
         found.append(
             f"rank {other}{state}: {len(waiters)} wait{'s' if len(waiters) == 1 else ''} for it, "
             f"{in_words(longest['call_seconds'])} in {longest['call']}"

@@ -66,6 +66,9 @@ def test_a_silent_rank_was_heard_a_while_ago_and_a_stopped_one_is_known_to_be() 
 
 def test_a_rank_that_has_ended_in_order_has_left() -> None:
     assert culprits(job(rank(0), rank(1, state="left"))) == ["rank 1 has left, heard 0 ms ago"]
+    assert culprits(job(waiting(0, 1), rank(1, state="left")))[0].startswith(
+        "rank 1, which has left"
+    )
 
 
 def test_ranks_that_nobody_listens_for_are_no_trouble() -> None:

@@ -159,7 +159,8 @@ def _told(
     waiting = waiting_in(mine.groups)
     if waiting is not None:
         group, call = waiting
-        absent = _absent(group, call, mine, known, states)
+        is_dead = mine.state == status_page.DEAD  # it waits no longer
+        absent = set() if is_dead else _absent(group, call, mine, known, states)
         found |= {
             "call": call.text,
             "call_number": call.seq if call.seq >= 0 else None,

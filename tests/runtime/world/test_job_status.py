@@ -105,6 +105,8 @@ def test_a_rank_that_was_given_up_is_not_waited_for() -> None:
     """A group that continues without it waits for others, or for packets."""
     survivors = [with_peer(record(i, 7), 2, state=RankState.LOST) for i in (0, 1, 3)]
     assert waits_for(*survivors) == [[], [], [], []]
+    killed = record(2, 7, state=status_page.DEAD)
+    assert waits_for(killed) == [[], [], [], []]
     late = with_peer(record(3, 6, waits=False), 2, state=RankState.LOST)
     assert waits_for(*survivors[:2], late) == [[3], [3], [], []]
 

@@ -24,8 +24,10 @@ from lossycoll.runtime.world import metrics
 from tests.runtime.world.test_job_status import peer, record, with_peer
 from tests.support.waiting import until
 
-DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"
-RECORDS = [record(0, 7), record(1, 6, waits=False), record(2, 7, state=status_page.STOPPED)]
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+DASHBOARD, ALERTS, PAGE = DOCS / "grafana.json", DOCS / "alerts.yaml", DOCS / "monitor.md"
+DEAD_LINK = with_peer(record(0, 7), 2, silence=2)
+RECORDS = [DEAD_LINK, record(1, 6, waits=False), record(2, 7, state=status_page.STOPPED)]
 
 
 def told(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -53,13 +55,13 @@ def test_figures_are_told_by_rank_and_link() -> None:
     assert found["lossycoll_link_loss_ratio"]["3", "0"] == 0.2
     assert ("ab", "4") in found["lossycoll_job_info"]
     assert found["lossycoll_dead_ranks"] == {("ab",): 0}
-    assert "lossycoll_link_trouble" not in found
     assert told(text_of([])) == {}
 
 
 def test_a_dead_link_and_a_dead_rank_of_another_machine_are_told() -> None:
     """Nothing tells the loss of a link that brings nothing, and a dead machine tells nothing."""
-    here = with_peer(with_peer(record(0, 7), 2, silence=2), 3, state=RankState.LOST)
+    assert "lossycoll_link_trouble" not in told(text_of([record(0, 7)]))
+    here = with_peer(DEAD_LINK, 3, state=RankState.LOST)
     found = told(text_of([here]))
     assert found["lossycoll_link_trouble"] == {("2", "0", "nothing arrives there"): 1}
     assert found["lossycoll_dead_ranks"] == {("ab",): 1}
@@ -127,7 +129,8 @@ def test_links_are_drawn_in_the_direction_that_is_told() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     legends = [one["legendFormat"] for one in targets if "lossycoll_link_" in one["expr"]]
-    assert legends == ["{{rank}} to {{peer}}"] * 3
+    # A dead link's trouble says itself which direction it is of.
+    assert legends == [*["{{rank}} to {{peer}}"] * 3, "{{rank}} and {{peer}}: {{trouble}}"]
 
 
 def _kept_by_grafana(given: Any, kept: Any, where: str = "") -> None:
@@ -171,12 +174,38 @@ def test_the_dashboard_has_grafanas_schema() -> None:
         _kept_by_grafana(wrong, kept(json.loads(json.dumps(wrong))))
 
 
+def _queries() -> list[str]:
+    """Queries of the dashboard, of the alert rules, and of the page about both."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    drawn = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = re.findall(r"^ +expr: (.+)$", ALERTS.read_text(encoding="utf-8"), re.MULTILINE)
+    table = (
+        PAGE.read_text(encoding="utf-8").partition("| question | query |")[2].partition("\n\n")[0]
+    )
+    asked = [
+        found for found in re.findall(r"`([^`]+)`", table) if re.search("lossycoll_|up{", found)
+    ]
+    return drawn + rules + asked
+
+
+def test_queries_ask_for_what_is_told() -> None:
+    told = _labels().keys() | {"up"}
+    queries = _queries()
+    assert len(queries) > 20
+    for query in queries:
+        assert set(re.findall(r"\b(?:lossycoll_\w+|up)\b", query)) <= told, query
+
+
+def test_alerts_of_the_page_are_those_of_the_rules() -> None:
+    rules = re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
+    table = PAGE.read_text(encoding="utf-8").partition("| alert | fires when |")[2]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE)[: len(rules)] == rules
+
+
 def test_queries_are_promql() -> None:
     promql = pytest.importorskip("promql_parser", reason="it isn't installed")
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            promql.parse(target["expr"])
+    for query in _queries():
+        promql.parse(query)
     with pytest.raises(ValueError, match="unclosed"):
         promql.parse("sum(rate(lossycoll_bytes_sent_total[1m])")
 

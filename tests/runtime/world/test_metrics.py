@@ -261,17 +261,23 @@ def test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free(
     monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
     port, over = _free_port(), threading.Event()
-    with socket.create_server(("127.0.0.1", port)):  # it never answers
-        for process in (0, 1):
-            metrics.tell(
-                f"127.0.0.1:{port}", process, sealed=True, read=lambda: RECORDS, is_over=over.is_set
-            )
-        until(lambda: bool(caplog.records))
-    until(lambda: metrics._tells("127.0.0.1", port, "ab"))
+    try:
+        with socket.create_server(("127.0.0.1", port)):  # it never answers
+            for process in (0, 1):
+                metrics.tell(
+                    f"127.0.0.1:{port}",
+                    process,
+                    sealed=True,
+                    read=lambda: RECORDS,
+                    is_over=over.is_set,
+                )
+            until(lambda: bool(caplog.records), seconds=20)
+        until(lambda: metrics._tells("127.0.0.1", port, "ab"))
+    finally:
+        over.set()  # or the threads would stay
+    until(lambda: not _threads())
     (only,) = caplog.records
     assert "another program, or another job, has the port" in only.getMessage()
-    over.set()
-    until(lambda: not _threads())
 
 
 def test_the_lowest_process_of_a_machine_writes_the_file(

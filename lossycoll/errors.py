@@ -64,7 +64,7 @@ def no_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> Rend
     where = f"rank {rank}/{world}: no free TCP port at {address} in {_range(ports)}"
     return RendezvousError(
         f"{where}: each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many "
-        f"ports as a host has ranks"
+        f"ports as a host has ranks, or free them (`ss -ltnp` names who listens)"
     )
 
 

@@ -373,7 +373,8 @@ def tell_ready(health: Health, builder: GroupBuilder) -> None:
         payload=link.payload_bytes,
         fast=",".join(link.active) or "none",
         buffers=link.receive_buffer,
-        **fields_of_seal(host, options, builder.place),
+        **({"sealed": options.cipher} if host.is_sealed else {}),
+        control="{}:{}".format(*builder.place),
         **_who_is_near(builder.topology, health.where.rank, options),
         **({"inject": options.inject} if options.inject else {}),
     )
@@ -450,13 +451,6 @@ def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:
     machines = [(m.boot, m.network) if (m := one.machine) else None for one in offers]
     addresses = [str(one["control"][0]) for one in ends]
     compare_machines(str(here), addresses, machines, [str(one.get("device", "")) for one in ends])
-
-
-def fields_of_seal(host: Host, options: Options, listens: tuple[str, int]) -> dict[str, Any]:
-    """Fields of ``ready`` where packets are sealed: with what, and where new keys are asked for."""
-    if not host.is_sealed:
-        return {}
-    return {"sealed": options.cipher, "control": f"{listens[0]}:{listens[1]}"}
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:

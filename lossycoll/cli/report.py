@@ -19,13 +19,17 @@ from lossycoll.runtime.world.job_status import ALIVE, in_words
 
 from .launcher import EXIT_FAILED, Unwritable, must_be_writable
 from .plotting import pyplot
-from .status import BAD_LOSS
+from .status import BAD_LOSS, NOT_THERE
 
 Series = dict[str, list[tuple[float, float]]]
 """(seconds since the job's first line, value) by name."""
 MOST_LINES: Final = 12
 """Series of a chart: those that are worst."""
 MOST_ROWS: Final = 64
+LEAST_SILENCE: Final = 10.0
+SILENT_SHARE: Final = 0.02
+"""Seconds, and share of the job, after which a rank without lines is told. Lines become rarer as
+the job gets older."""
 HEAD: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
@@ -296,6 +300,11 @@ def findings(job: Job) -> list[str]:
     for number, rank in job.ranks.items():
         if rank.last["state"] != ALIVE:
             found.append(f"rank {number} was {rank.last['state']} at the end")
+        silence = job.seconds - rank.times[-1]
+        if silence > max(LEAST_SILENCE, SILENT_SHARE * job.seconds):
+            found.append(
+                f"rank {number} told nothing in the last {in_words(silence)}: had it ended?"
+            )
         links: dict[int, list[float]] = {}
         for told in rank.told:
             for link in told["link"]:
@@ -305,6 +314,7 @@ def findings(job: Job) -> list[str]:
             mean = sum(known) / len(known) if known else 0.0
             if mean >= BAD_LOSS:
                 found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
+    found += [f"link from rank {here} to rank {there}: was dead" for here, there in _dead(job)]
     waited: dict[int, float] = {}
     for rank in job.ranks.values():
         for told in rank.told:
@@ -313,6 +323,18 @@ def findings(job: Job) -> list[str]:
     for other, seconds in sorted(waited.items(), key=lambda one: -one[1])[:MOST_LINES]:
         found.append(f"rank {other} was waited for, up to {in_words(seconds)}")
     return found
+
+
+def _dead(job: Job) -> list[tuple[int, int]]:
+    """Links, from and to, on which nothing arrived at some time; either end may have told it."""
+    found = set()
+    for number, rank in job.ranks.items():
+        for told in rank.told:
+            for link in told["link"]:
+                if trouble := link.get("trouble"):
+                    ends = number, int(link["rank"])
+                    found.add(ends if trouble == NOT_THERE else ends[::-1])
+    return sorted(found)
 
 
 def page_of(job: Job, figures: Sequence[str]) -> str:

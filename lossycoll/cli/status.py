@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import place_of
 from lossycoll.runtime.engine.status_page import UnsafeFolder
@@ -22,7 +23,10 @@ from lossycoll.runtime.world.job_status import (
     ALIVE,
     DEAD,
     DIRECTIONS,
+    LEFT,
+    UNKNOWN,
     ago,
+    being,
     doing,
     in_words,
     is_over,
@@ -35,14 +39,17 @@ from .launcher import EXIT_FAILED, Unwritable
 
 Job = dict[str, Any]
 PLACE_HELP: Final = (
-    "where any rank of the job listens: control= of the rank in the status, or in its line "
-    "event=ready; without it, all jobs of this user on this machine"
+    "where any rank of the job listens: control= in its line event=ready, or in the status of its "
+    "machine (--json); asks all machines of the job. Without it, all jobs of this user, by their "
+    "ranks on this machine"
 )
 
 NOT_THERE: Final = DIRECTIONS[2]
 BY_EAR: Final = (RankState.SILENT.word, RankState.LEFT.word)
 """States that follow from what other ranks hear. Of the others the kernel tells."""
 
+LONG_SECONDS = 5.0
+"""Time after which a call that waits for no rank is told."""
 BAD_LOSS = 0.05
 """Loss of a link from which on it is told at once."""
 LEAST_MISSING = 0.0005
@@ -82,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"jobs": jobs, "swarms": swarms}, indent=2))
     else:
-        parts = [as_text(jobs)] if jobs or not swarms else []
+        parts = [as_text(jobs, by_pages=options.place is None)] if jobs or not swarms else []
         print("\n\n".join(parts + [swarm_as_text(swarm) for swarm in swarms]))
     return 0
 
@@ -139,7 +146,9 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
             f"an address"
         ) from None
     except OSError as error:
-        raise Unreachable(f"nobody can be reached at {place}: {error.strerror or error}") from None
+        hint = " (has the job ended?)" if isinstance(error, ConnectionRefusedError) else ""
+        said = error.strerror or error
+        raise Unreachable(f"nobody can be reached at {place}: {said}{hint}") from None
     if not records:
         raise Unreachable(
             f"the rank at {place} is one of {len(places)} of job {session}, and tells nothing "
@@ -166,11 +175,22 @@ def _add_stacks(job: Job) -> None:
             )
 
 
-def as_text(jobs: Sequence[Mapping[str, Any]]) -> str:
+def as_text(jobs: Sequence[Mapping[str, Any]], *, by_pages: bool = False) -> str:
+    """Jobs as lines. ``by_pages``: they are from this machine's pages alone."""
     if not jobs:
         return no_job()
     ordered = sorted(jobs, key=is_over)
-    return "\n\n".join(_job(job) for job in ordered)
+    return "\n\n".join(_job(job) + (_elsewhere(job) if by_pages else "") for job in ordered)
+
+
+def _elsewhere(job: Mapping[str, Any]) -> str:
+    """A line that says how to ask the job's other machines, if it has some."""
+    untold = [rank["rank"] for rank in job["ranks"] if not rank["tells"]]
+    asked = [one["control"] for one in job["ranks"] if one["state"] == ALIVE and one["control"]]
+    if not untold or is_over(job):
+        return ""
+    place = asked[0] if asked else "HOST:PORT"
+    return f"\n{named(untold)}: on other machines; `lossycoll status {place}` asks those, too"
 
 
 def no_job() -> str:
@@ -228,15 +248,16 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
     for other, waiters in sorted(waited.items()):
         longest = max(waiters, key=lambda one: one["call_seconds"] or 0.0)
         who = by_rank.get(other)
-        state = f", which is {who['state']}" if who is not None else ""
+        verb = "has" if who is not None and who["state"] == LEFT else "is"
+        state = f", which {verb} {who['state']}" if who is not None else ""
         found.append(
             f"rank {other}{state}: {len(waiters)} wait{'s' if len(waiters) == 1 else ''} for it, "
             f"{in_words(longest['call_seconds'])} in {longest['call']}"
         )
     for rank in job["ranks"]:
-        if rank["state"] != ALIVE and rank["rank"] not in waited:
+        if rank["state"] not in (ALIVE, UNKNOWN) and rank["rank"] not in waited:
             heard = f", heard {ago(rank['heard_seconds'])}" if rank["state"] in BY_EAR else ""
-            found.append(f"rank {rank['rank']} is {rank['state']}{heard}")
+            found.append(f"{being(rank)}{heard}")
         for link in rank["link"]:
             here, there = rank["rank"], link["rank"]
             ends = rank, by_rank.get(there, rank)
@@ -249,6 +270,25 @@ def culprits(job: Mapping[str, Any]) -> list[str]:
             elif link["loss"] >= BAD_LOSS:
                 lost = f"loses {link['loss']:.1%}{_unrestored(here, by_rank.get(there))}"
                 found.append(f"link from rank {here} to rank {there}: {lost}")
+    return found + _slow_calls(job)
+
+
+def _slow_calls(job: Mapping[str, Any]) -> list[str]:
+    """Calls that all their ranks have made, and that take long: they wait for packets."""
+    if not all(rank["tells"] for rank in job["ranks"] if rank["state"] == ALIVE):
+        return []  # a rank that doesn't tell may be late
+    calls: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for rank in job["ranks"]:
+        is_long = (rank["call_seconds"] or 0.0) >= LONG_SECONDS
+        if is_long and not rank["waits_for"] and rank["call_number"] is not None:
+            name = rank["call_group"], rank["call_number"], rank["call"]
+            calls.setdefault(name, []).append(rank)
+    found = []
+    for (_, number, text), ranks in calls.items():
+        longest = in_words(max(rank["call_seconds"] for rank in ranks))
+        who = named([rank["rank"] for rank in ranks])
+        verb = "waits" if len(ranks) == 1 else "wait"
+        found.append(f"{who}: {verb} for packets, {longest} in call #{number} {text}")
     return found
 
 

@@ -470,11 +470,12 @@ def test_the_package_imports_neither_torch_nor_the_engine() -> None:
 
 def test_one_line_per_rank_says_what_is_in_use() -> None:
     for outcome in run_ranks(rank_imported, 2):
-        lines = [line for line in outcome.stderr.splitlines() if line.startswith("lossycoll: ")]
+        lines = [line for line in outcome.stderr.splitlines() if " lossycoll: " in line]
         assert len(lines) == 1, outcome.stderr
         for part in (f"rank={outcome.rank} world=2 event=ready ", "dev=lo", "payload=8896 "):
             assert part in lines[0]
         assert " address=127.0.0.1:" in lines[0]
+        assert " control=127.0.0.1:" in lines[0]
 
 
 # ---- a torchrun restart leaves stale keys in the store ----

@@ -151,3 +151,16 @@ def test_series_of_a_line_are_bounded() -> None:
     many = replace(one, world=1000, peers=tuple(map(peer, range(1000))))
     (rank,) = metrics.line_of([many], 0.0)["ranks"]
     assert len(rank["link"]) == metrics.MOST_LINKS
+
+
+def test_dead_links_and_ranks_whose_machine_went_silent_are_found(tmp_path: Path) -> None:
+    """No rank on the machine of a killed one tells of it, and a dead link has no known loss."""
+    lines = [line(step) for step in range(STEPS)]
+    for one in lines[20:]:
+        one["ranks"] = one["ranks"][:1]  # rank 1 was killed
+    lines[5]["ranks"][0]["link"][0]["trouble"] = "nothing comes"
+    del lines[6]["ranks"][0]["link"][0]["trouble"]  # as 0.1 wrote
+    found = findings(chosen(read_files([written(tmp_path / "job.jsonl", *lines)]), ""))
+    assert "rank 1 told nothing in the last 20.0 s: had it ended?" in found
+    assert "link from rank 1 to rank 0: was dead" in found
+    assert not any("rank 0 told nothing" in one for one in found)

@@ -64,6 +64,43 @@ def test_a_silent_rank_was_heard_a_while_ago_and_a_stopped_one_is_known_to_be() 
     assert found == ["rank 0 is silent, heard 0 ms ago", "rank 1 is stopped", "rank 2 is dead"]
 
 
+def test_a_rank_that_has_ended_in_order_has_left() -> None:
+    assert culprits(job(rank(0), rank(1, state="left"))) == ["rank 1 has left, heard 0 ms ago"]
+    assert culprits(job(waiting(0, 1), rank(1, state="left")))[0].startswith(
+        "rank 1, which has left"
+    )
+
+
+def test_ranks_that_nobody_listens_for_are_no_trouble() -> None:
+    """On the machine of a killed rank nothing is known of the others."""
+    other = {"tells": False, "control": None, "link": [], "heard_seconds": None}
+    jobs = [job(rank(0, state="dead"), rank(1, state="unknown", **other))]
+    assert culprits(jobs[0]) == ["rank 0 is dead"]
+    assert "rank 1: unknown, no rank runs here that could tell of it" in as_text(jobs)
+    assert as_text(jobs, by_pages=True).splitlines()[-1] == (
+        "rank 1: on other machines; `lossycoll status HOST:PORT` asks those, too"
+    )
+
+
+def test_a_look_at_the_pages_says_how_to_ask_other_machines() -> None:
+    other = rank(1, tells=False, control=None, link=[])
+    jobs = [job(rank(0), other, other | {"rank": 2})]
+    said = "ranks 1, 2: on other machines; `lossycoll status h:1` asks those, too"
+    assert as_text(jobs, by_pages=True).splitlines()[-1] == said
+    assert said not in as_text(jobs)
+    assert said not in as_text([job(rank(0), rank(1))], by_pages=True)
+
+
+def test_a_call_that_all_have_made_waits_for_packets() -> None:
+    assert culprits(job(waiting(0), waiting(1))) == [
+        "ranks 0, 1: wait for packets, 12.5 s in call #4 all_reduce float32[9]"
+    ]
+    short = waiting(0) | {"call_seconds": 0.5}
+    assert culprits(job(short, short | {"rank": 1})) == []
+    untold = rank(1, tells=False, link=[])  # it may be late
+    assert culprits(job(waiting(0), untold)) == []
+
+
 def test_after_stacks_what_to_look_at_first_is_said_again() -> None:
     ranks = [waiting(0, 1) | {"stacks": "thread MainThread:\n  x"}, rank(1) | {"stacks": None}]
     lines = as_text([job(*ranks)]).splitlines()

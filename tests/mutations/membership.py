@@ -155,4 +155,28 @@ MEMBERSHIP = (
         "tests/runtime/world/test_world_protocol.py"
         "::test_a_rank_whose_engine_answers_is_no_death_and_one_whose_engine_stops_is",
     ),
+    # ---- what an operator is told ----
+    mutation(
+        "a rank that the group has given up is waited for",
+        "lossycoll/runtime/world/job_status.py",
+        " and p not in given_up",
+        "",
+        "tests/runtime/world/test_job_status.py::test_a_rank_that_was_given_up_is_not_waited_for",
+    ),
+    mutation(
+        "a stopped rank's silence counts as others'",
+        "lossycoll/runtime/world/job_status.py",
+        "    if not _is_listened_for(process, known):\n        return RankState.UNKNOWN\n",
+        "",
+        "tests/runtime/world/test_job_status.py"
+        "::test_states_are_by_the_kernel_then_by_what_others_know",
+    ),
+    mutation(
+        "a metrics port that another program has is no matter",
+        "lossycoll/runtime/world/metrics.py",
+        "if tries == 2 and is_first",
+        "if False and is_first",
+        "tests/runtime/world/test_metrics.py"
+        "::test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free",
+    ),
 )

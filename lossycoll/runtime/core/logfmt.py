@@ -19,6 +19,9 @@ from lossycoll.runtime.engine.failures import Where
 
 log: Final = logging.getLogger("lossycoll")
 
+LINE: Final = "%(asctime)s.%(msecs)03d lossycoll: %(message)s"
+"""A line on standard error: local time first, since launchers keep what ranks write without one."""
+
 
 def show(options: Options) -> None:
     """Shows what the logger says on standard error, unless logging is configured. The level is that
@@ -31,7 +34,7 @@ def show(options: Options) -> None:
         log.setLevel(number)
     if level != "off" and not log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
+        handler.setFormatter(logging.Formatter(LINE, "%Y-%m-%d %H:%M:%S"))
         log.addHandler(handler)
 
 

@@ -217,8 +217,8 @@ def _remove_old(where: Path) -> None:
 def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
     """Records of this user's processes on this machine, of one job or of all.
 
-    Pages that are damaged or unreadable are left out; those of jobs that ended long ago are
-    removed.
+    Pages that are damaged or unreadable are left out, as are those of jobs that ended long ago,
+    which are removed.
 
     ``session``: the job's; None: of all.
     """
@@ -232,11 +232,14 @@ def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
         with contextlib.suppress(OSError, ValueError):
             found.append((path, read_page(path, calls=calls)))
     alive = {record.session for _, record in found if record.state != DEAD}
+    kept = []
     for path, record in found:
-        if record.session not in alive and _is_old(record):
-            with contextlib.suppress(OSError):
-                path.unlink()
-    return [record for _, record in found]
+        if record.session in alive or not _is_old(record):
+            kept.append(record)
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return kept
 
 
 def _is_old(record: Record) -> bool:

@@ -20,12 +20,17 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Record
 
-from .job_status import doing, job_of, waiting_in
+from .job_status import being, doing, job_of, waiting_in
 
 USUAL_TIMES: Final = 10
 """A call that usually takes long is told of after so many times as long."""
 MOST_ASKED: Final = 4
 """Ranks that one line asks."""
+NO_RANK_LATE: Final = (
+    "no rank is known that hasn't made the call, so packets of it are missing; `lossycoll status` "
+    "names links that lose"
+)
+"""Cause of a wait for packets, not for a rank."""
 _LIBRARY: Final = re.compile(r"/lib/python3[^/]*/(?!(site|dist)-packages/)")
 _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
@@ -110,12 +115,12 @@ class HangLog:
             "call": now["call"],
             "seconds": round(now["call_seconds"] or 0.0, 1),
             "waits_for": ",".join(map(str, now["waits_for"])) or "none that is known",
-            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked),
+            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
         }
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
-    text = f"rank {rank['rank']} is {rank['state']}, {doing(rank)}"
+    text = f"{being(rank)}, {doing(rank)}"
     frame = innermost(stacks or "")
     return f"{text}, at {frame}" if frame else text
 

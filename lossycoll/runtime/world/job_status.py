@@ -19,10 +19,13 @@ _WORST_FIRST: Final = (
     RankState.ENDED,
     RankState.STOPPED,
     RankState.SILENT,
+    RankState.UNKNOWN,
     RankState.LEFT,
     RankState.PRESENT,
 )
-ALIVE, DEAD, LEFT = (s.word for s in (RankState.PRESENT, RankState.ENDED, RankState.LEFT))
+ALIVE, DEAD, LEFT, UNKNOWN = (
+    s.word for s in (RankState.PRESENT, RankState.ENDED, RankState.LEFT, RankState.UNKNOWN)
+)
 STATES: Final = tuple(state.word for state in _WORST_FIRST)
 """The words of the states, the worst first."""
 LINKS: Final = ("udp", "shared_memory", "rdma")
@@ -79,8 +82,15 @@ def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecor
 
 
 def _heard(process: int, known: Mapping[int, Record]) -> float:
-    """Seconds since any other process heard it; -1: none ever has."""
-    return min((p.heard for p in _seen_by_others(process, known) if p.heard >= 0), default=-1.0)
+    """Seconds since any other process that runs heard it; -1: none ever has."""
+    running = {p: one for p, one in known.items() if one.state != status_page.STOPPED}
+    return min((p.heard for p in _seen_by_others(process, running) if p.heard >= 0), default=-1.0)
+
+
+def _is_listened_for(process: int, known: Mapping[int, Record]) -> bool:
+    """True if another process runs and tells: what it hasn't heard is silent."""
+    halted = (status_page.DEAD, status_page.STOPPED)
+    return any(one.state not in halted for p, one in known.items() if p != process)
 
 
 def _state(process: int, known: Mapping[int, Record]) -> RankState:
@@ -94,6 +104,8 @@ def _state(process: int, known: Mapping[int, Record]) -> RankState:
         return RankState(told[0])
     if mine is not None:
         return RankState.PRESENT
+    if not _is_listened_for(process, known):
+        return RankState.UNKNOWN
     liveness = min((record.liveness for record in known.values()), default=0.0)
     heard = _heard(process, known)
     recent = 0 <= heard <= RECENT_SHARE * liveness
@@ -148,7 +160,8 @@ def _told(
     waiting = waiting_in(mine.groups)
     if waiting is not None:
         group, call = waiting
-        absent = _absent(group, call, mine, known, states)
+        is_dead = mine.state == status_page.DEAD  # it waits no longer
+        absent = set() if is_dead else _absent(group, call, mine, known, states)
         found |= {
             "call": call.text,
             "call_number": call.seq if call.seq >= 0 else None,
@@ -184,12 +197,16 @@ def _absent(
     states: Mapping[int, RankState],
 ) -> set[int]:
     """The processes that a call waits for: those that haven't made it. If all have, those of them
-    that aren't alive."""
+    that aren't alive. Ranks that the waiting one has given up aren't waited for: its group has
+    failed, or continues without them."""
     members = dict(enumerate(group.members))
     others = {rank: process for rank, process in members.items() if process != mine.process}
     if call.peer >= 0:
         return {members[call.peer]} if call.peer in members else set()
-    here = {r: p for r, p in others.items() if states.get(p) != RankState.LEFT}
+    given_up = {p for p, peer in enumerate(mine.peers) if peer.state in LOST_STATES}
+    here = {
+        r: p for r, p in others.items() if states.get(p) != RankState.LEFT and p not in given_up
+    }
     if call.seq < 0:  # a receive from any rank
         return set(here.values())
     absent = set()
@@ -256,6 +273,8 @@ def _seconds(value: float) -> float | None:
 
 def doing(rank: Mapping[str, Any]) -> str:
     """Activity of a rank, in words."""
+    if rank["state"] == UNKNOWN:
+        return "no rank runs here that could tell of it"
     if not rank["tells"]:
         return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
     if rank["call"] is not None:
@@ -269,6 +288,12 @@ def doing(rank: Mapping[str, Any]) -> str:
         return "has made no call"
     number = "" if last["call_number"] is None else f"#{last['call_number']} "
     return f"in no call; its last one, {number}{last['call']}, ended {ago(last['seconds'])}"
+
+
+def being(rank: Mapping[str, Any]) -> str:
+    """State of a rank as a sentence: ``rank 3 is alive``."""
+    verb = "has" if rank["state"] == LEFT else "is"
+    return f"rank {rank['rank']} {verb} {rank['state']}"
 
 
 def in_words(seconds: float | None) -> str:

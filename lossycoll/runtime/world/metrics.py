@@ -8,6 +8,8 @@ one with the lowest number. Everything is read from status pages when it is aske
 from __future__ import annotations
 
 import errno
+import http.client
+import itertools
 import json
 import logging
 import os
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.status_record import Record
 
-from .job_status import STATES, job_of
+from .job_status import DEAD, STATES, job_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,10 +30,15 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("lossycoll")
 FILE_SECONDS: Final = 10.0
 """Time between two writes of a file."""
+RETRY_SECONDS: Final = 10.0
+"""Time between two tries to get a port that is taken."""
+ANSWER_SECONDS: Final = 5.0
+MOST_ANSWER: Final = 1 << 24
+"""How long, and how much of what another process tells there is read."""
 LOOK_SECONDS: Final = 0.5
 """Time between two checks whether the job is over."""
 MOST_LINKS: Final = 32
-"""Links of each rank that are told: those that lose most."""
+"""Links of each rank that are told: dead ones, then those that lose most."""
 COUNTERS: Final = {
     "operations": "Operations that ended.",
     "bytes_sent": "Bytes sent, headers included.",
@@ -75,7 +82,7 @@ LINE_RANK: Final = (
     "rank", "host", "state", "call", "call_seconds", "waits_for", "step_seconds", "sealed",
 )  # fmt: skip
 LINE_LINK: Final = (
-    "rank", "by", "loss", "missing", "rtt_seconds", "queue_seconds", "bytes_per_second",
+    "rank", "by", "loss", "missing", "rtt_seconds", "queue_seconds", "bytes_per_second", "trouble",
 )  # fmt: skip
 
 measured: Final[dict[str, float]] = {}
@@ -119,7 +126,7 @@ def _metrics(records: Sequence[Record]) -> Iterator[Metric]:
 
 
 def _worst(links: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    return sorted(links, key=lambda one: -float(one["loss"]))[:MOST_LINKS]
+    return sorted(links, key=lambda one: (not one["trouble"], -float(one["loss"])))[:MOST_LINKS]
 
 
 def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -140,6 +147,10 @@ def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Itera
         for rank in ranks:
             gauge.add_metric([str(rank["rank"])], rank[field] or 0.0)
         yield gauge
+    told = "Ranks of the job that this machine knows to be dead."
+    dead = GaugeMetricFamily("lossycoll_dead_ranks", told, labels=["session"])
+    dead.add_metric([job["session"]], sum(rank["state"] == DEAD for rank in job["ranks"]))
+    yield dead
     waited = Counter(other for rank in ranks for other in rank["waits_for"])
     told = "Ranks of this machine that wait for a rank."
     gauge = GaugeMetricFamily("lossycoll_waited_for", told, labels=["rank"])
@@ -152,6 +163,13 @@ def _gauges(job: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Itera
             for link in _worst(rank["link"]):
                 gauge.add_metric([str(rank["rank"]), str(link["rank"])], link[field])
         yield gauge
+    labels = ["rank", "peer", "trouble"]
+    gauge = GaugeMetricFamily("lossycoll_link_trouble", "1 for a link that is dead.", labels=labels)
+    for rank in ranks:
+        for link in _worst(rank["link"]):
+            if link["trouble"]:
+                gauge.add_metric([str(rank["rank"]), str(link["rank"]), link["trouble"]], 1.0)
+    yield gauge
 
 
 def tell(
@@ -193,30 +211,65 @@ def tell(
             elif where.startswith("/"):
                 _write(where, process, registry, read, wait)
             else:
-                _serve(where, sealed, registry, wait)
+                _serve(where, process, sealed, registry, read, wait)
         except OSError as error:
             log.warning("metrics can't be told at %s: %s", where, error.strerror or error)
 
     start_thread(run, "lossycoll-metrics", ended.set)
 
 
-def _serve(where: str, sealed: bool, registry: Any, wait: Callable[[float], bool]) -> None:
+def _serve(
+    where: str,
+    process: int,
+    sealed: bool,
+    registry: Any,
+    read: Callable[[], Sequence[Record]],
+    wait: Callable[[float], bool],
+) -> None:
+    """Serves while the job goes on. Where the port is taken, it is tried again: the rank that
+    serves for this machine may die, and a program that has the port may end."""
     from prometheus_client import start_http_server
 
     host, _, port = where.rpartition(":")
     address = host.strip("[]") or ("127.0.0.1" if sealed else "0.0.0.0")
-    try:
-        server, thread = start_http_server(int(port), address, registry)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # another rank of this machine tells for all
-            log.debug("metrics are told at %s by another process", where)
+    for tries in itertools.count(1):
+        try:
+            server, thread = start_http_server(int(port), address, registry)
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        records = read()
+        is_first = process == min((record.process for record in records), default=-1)
+        # At the first try, a job of this program that has just ended may still have it.
+        if tries == 2 and is_first and not _tells(address, int(port), records[0].session):
+            log.warning(
+                "metrics can't be told at %s: another program, or another job, has the port "
+                "(`ss -ltnp` names it); choose another one by LOSSYCOLL_METRICS, or end it: the "
+                "port is tried again every %.0f s",
+                where,
+                RETRY_SECONDS,
+            )
+        if not wait(RETRY_SECONDS):
             return
-        raise
     while wait(60.0):
         pass
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def _tells(address: str, port: int, session: str) -> bool:
+    """True if metrics of this job are told there, by another rank of this machine."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    asked = http.client.HTTPConnection(own, port, timeout=ANSWER_SECONDS)
+    try:
+        asked.request("GET", "/metrics")
+        return session.encode() in asked.getresponse().read(MOST_ANSWER)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        asked.close()
 
 
 def _write(

@@ -24,6 +24,8 @@ class RankState(IntEnum):
     """A signal or a debugger has stopped its process; only its own machine knows that."""
     SILENT = 6
     """Nothing was heard of it for a while, but it isn't given up."""
+    UNKNOWN = 7
+    """No process runs, of those that were asked, that could have heard of it."""
 
     @property
     def word(self) -> str:

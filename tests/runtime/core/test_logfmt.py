@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Iterator
 from enum import IntEnum
@@ -124,11 +125,15 @@ def rank_logs(rank: int, world: int) -> None:
         dist.all_reduce(torch.ones(10 + rank))
 
 
+PREFIX = " lossycoll: "
+
+
 def logged(outcome: Outcome) -> list[dict[str, str]]:
     assert not outcome.error, str(outcome)
-    prefix = "lossycoll: "
-    lines = [line for line in outcome.stderr.splitlines() if line.startswith(prefix)]
-    return [fields(line.removeprefix(prefix)) for line in lines]
+    told = [line.partition(PREFIX) for line in outcome.stderr.splitlines() if PREFIX in line]
+    for time, _, _ in told:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", time)
+    return [fields(line) for _, _, line in told]
 
 
 @pytest.mark.parametrize("env", [{"LOSSYCOLL_LOG": "debug"}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}])
@@ -191,7 +196,7 @@ def test_a_meshs_groups_are_debug_and_name_themselves(level: str) -> None:
     for outcome in run_ranks(rank_mesh, 4, {"LOSSYCOLL_LOG": level}):
         assert not outcome.error, outcome
         lines = [line for line in outcome.stderr.splitlines() if "event=ready" in line]
-        ready = [fields(line.removeprefix("lossycoll: ")) for line in lines]
+        ready = [fields(line.partition(PREFIX)[2]) for line in lines]
         assert ready[0]["group"] == "0"
         assert "ranks" not in ready[0]
         row, column = outcome.rank % 2, outcome.rank // 2

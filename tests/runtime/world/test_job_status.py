@@ -101,6 +101,16 @@ def test_a_stopped_rank_that_has_made_the_call_is_waited_for_if_all_have() -> No
     assert states(record(0, 7), stopped)[2] == "stopped"
 
 
+def test_a_rank_that_was_given_up_is_not_waited_for() -> None:
+    """A group that continues without it waits for others, or for packets."""
+    survivors = [with_peer(record(i, 7), 2, state=RankState.LOST) for i in (0, 1, 3)]
+    assert waits_for(*survivors) == [[], [], [], []]
+    killed = record(2, 7, state=status_page.DEAD)
+    assert waits_for(killed) == [[], [], [], []]
+    late = with_peer(record(3, 6, waits=False), 2, state=RankState.LOST)
+    assert waits_for(*survivors[:2], late) == [[3], [3], [], []]
+
+
 def test_what_a_rank_tells_nothing_of_the_engine_of_another_one_knows() -> None:
     told = with_group(record(0, 7), absent=(3,))
     assert waits_for(told, record(1, 7))[0] == [3]
@@ -133,8 +143,14 @@ def test_states_are_by_the_kernel_then_by_what_others_know() -> None:
     far = record(1, 7, state=status_page.ELSEWHERE)
     assert states(here, far)[1] == "alive"
     assert states(with_peer(here, 1, state=RankState.LOST), far)[1] == "dead"
-    # A dead process's own word on others isn't news.
-    assert states(with_peer(record(0, 7, state=status_page.DEAD), 1, heard=0.1))[1] == "silent"
+    # The word of a process that doesn't run is no news of others, and its silence tells nothing.
+    for halted in (status_page.DEAD, status_page.STOPPED):
+        gone = with_peer(record(0, 7, state=halted), 1, heard=0.1)
+        assert states(gone)[1:] == ["unknown"] * 3
+        hears = with_peer(record(3, 7), 1, heard=3.0)
+        assert states(gone, hears)[1:] == ["silent", "alive", "alive"]
+    stopped = with_peer(record(0, 7, state=status_page.STOPPED), 1, state=RankState.ENDED)
+    assert states(stopped)[1] == "dead"
 
 
 def test_a_process_that_has_ended_and_its_heir_are_one_rank() -> None:

@@ -19,12 +19,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lossycoll.runtime.engine import status_page
+from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.world import metrics
-from tests.runtime.world.test_job_status import peer, record
+from tests.runtime.world.test_job_status import peer, record, with_peer
 from tests.support.waiting import until
 
-DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana.json"
-RECORDS = [record(0, 7), record(1, 6, waits=False), record(2, 7, state=status_page.STOPPED)]
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+DASHBOARD, ALERTS, PAGE = DOCS / "grafana.json", DOCS / "alerts.yaml", DOCS / "monitor.md"
+DEAD_LINK = with_peer(record(0, 7), 2, silence=2)
+RECORDS = [DEAD_LINK, record(1, 6, waits=False), record(2, 7, state=status_page.STOPPED)]
 
 
 def told(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -51,7 +54,19 @@ def test_figures_are_told_by_rank_and_link() -> None:
     assert found["lossycoll_waited_for"]["1",] == 2
     assert found["lossycoll_link_loss_ratio"]["3", "0"] == 0.2
     assert ("ab", "4") in found["lossycoll_job_info"]
+    assert found["lossycoll_dead_ranks"] == {("ab",): 0}
     assert told(text_of([])) == {}
+
+
+def test_a_dead_link_and_a_dead_rank_of_another_machine_are_told() -> None:
+    """Nothing tells the loss of a link that brings nothing, and a dead machine tells nothing."""
+    assert "lossycoll_link_trouble" not in told(text_of([record(0, 7)]))
+    here = with_peer(DEAD_LINK, 3, state=RankState.LOST)
+    found = told(text_of([here]))
+    assert found["lossycoll_link_trouble"] == {("2", "0", "nothing arrives there"): 1}
+    assert found["lossycoll_dead_ranks"] == {("ab",): 1}
+    (rank,) = metrics.line_of([here], 5.0)["ranks"]
+    assert [link["rank"] for link in rank["link"] if link["trouble"]] == [2]
 
 
 def test_names_and_units_are_as_prometheus_has_them() -> None:
@@ -114,7 +129,8 @@ def test_links_are_drawn_in_the_direction_that_is_told() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     legends = [one["legendFormat"] for one in targets if "lossycoll_link_" in one["expr"]]
-    assert legends == ["{{rank}} to {{peer}}"] * 3
+    # A dead link's trouble says itself which direction it is of.
+    assert legends == [*["{{rank}} to {{peer}}"] * 3, "{{rank}} and {{peer}}: {{trouble}}"]
 
 
 def _kept_by_grafana(given: Any, kept: Any, where: str = "") -> None:
@@ -158,12 +174,38 @@ def test_the_dashboard_has_grafanas_schema() -> None:
         _kept_by_grafana(wrong, kept(json.loads(json.dumps(wrong))))
 
 
+def _queries() -> list[str]:
+    """Queries of the dashboard, of the alert rules, and of the page about both."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    drawn = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = re.findall(r"^ +expr: (.+)$", ALERTS.read_text(encoding="utf-8"), re.MULTILINE)
+    table = (
+        PAGE.read_text(encoding="utf-8").partition("| question | query |")[2].partition("\n\n")[0]
+    )
+    asked = [
+        found for found in re.findall(r"`([^`]+)`", table) if re.search("lossycoll_|up{", found)
+    ]
+    return drawn + rules + asked
+
+
+def test_queries_ask_for_what_is_told() -> None:
+    told = _labels().keys() | {"up"}
+    queries = _queries()
+    assert len(queries) > 20
+    for query in queries:
+        assert set(re.findall(r"\b(?:lossycoll_\w+|up)\b", query)) <= told, query
+
+
+def test_alerts_of_the_page_are_those_of_the_rules() -> None:
+    rules = re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
+    table = PAGE.read_text(encoding="utf-8").partition("| alert | fires when |")[2]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE)[: len(rules)] == rules
+
+
 def test_queries_are_promql() -> None:
     promql = pytest.importorskip("promql_parser", reason="it isn't installed")
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            promql.parse(target["expr"])
+    for query in _queries():
+        promql.parse(query)
     with pytest.raises(ValueError, match="unclosed"):
         promql.parse("sum(rate(lossycoll_bytes_sent_total[1m])")
 
@@ -178,20 +220,64 @@ def _threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "lossycoll-metrics"]
 
 
-def test_one_process_serves_until_the_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def _connects(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_one_process_serves_until_the_job_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(metrics, "LOOK_SECONDS", 0.01)
     port, over = _free_port(), threading.Event()
-    for process in (0, 1):  # the second one finds the port taken
+    monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.02)
+
+    def text() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    first_over = threading.Event()
+    for process, ends in enumerate((first_over, over)):  # the second one finds the port taken
         metrics.tell(
-            f"127.0.0.1:{port}", process, sealed=True, read=lambda: RECORDS, is_over=over.is_set
+            f"127.0.0.1:{port}", process, sealed=True, read=lambda: RECORDS, is_over=ends.is_set
         )
+        until(lambda: _connects(port))
+    assert "lossycoll_operations_total" in text()
+    first_over.set()  # as if that rank had died
     until(lambda: len(_threads()) == 1)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        assert "lossycoll_operations_total" in answer.read().decode()
+    until(lambda: _connects(port))
+    assert "lossycoll_operations_total" in text()
+    assert not caplog.records
     over.set()
     until(lambda: not _threads())
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metrics, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
+    port, over = _free_port(), threading.Event()
+    try:
+        with socket.create_server(("127.0.0.1", port)):  # it never answers
+            for process in (0, 1):
+                metrics.tell(
+                    f"127.0.0.1:{port}",
+                    process,
+                    sealed=True,
+                    read=lambda: RECORDS,
+                    is_over=over.is_set,
+                )
+            until(lambda: bool(caplog.records), seconds=20)
+        until(lambda: metrics._tells("127.0.0.1", port, "ab"))
+    finally:
+        over.set()  # or the threads would stay
+    until(lambda: not _threads())
+    (only,) = caplog.records
+    assert "another program, or another job, has the port" in only.getMessage()
 
 
 def test_the_lowest_process_of_a_machine_writes_the_file(

@@ -48,4 +48,4 @@ def test_states_that_only_status_shows_are_no_news() -> None:
 
 def test_words_of_the_status() -> None:
     words = [state.word for state in RankState]
-    assert words == ["alive", "dead", "dead", "left", "aborted", "stopped", "silent"]
+    assert words == ["alive", "dead", "dead", "left", "aborted", "stopped", "silent", "unknown"]

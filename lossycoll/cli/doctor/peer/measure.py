@@ -304,8 +304,9 @@ def _idle(
     tell: Tell,
 ) -> tuple[dict[int, bool], dict[int, bool]]:
     """Lifetimes of idle flows, to the other end and from it. Each pair of ports is
-    used once after its silence, by one end."""
-    times = [one for one in IDLE_SECONDS if one <= most][: len(pairs) // 2]
+    used once after its silence, by one end; of the times, the longest that there are pairs for."""
+    fit = len(pairs) // 2
+    times = [one for one in IDLE_SECONDS if one <= most][-fit:] if fit else []
     used = pairs[: 2 * len(times)]
     if not times:
         return {}, {}

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.rank_states import RankState
 from lossycoll.runtime.world import metrics
+from lossycoll.runtime.world.rank_states import RankState
 from tests.runtime.world.test_job_status import peer, record, with_peer
 from tests.support.waiting import until
 

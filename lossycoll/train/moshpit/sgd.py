@@ -523,7 +523,7 @@ class MoshpitSGD(Optimizer):
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None and not number:
+            if taken is None and own is first:
                 return None
             sources = 0 if taken is None else taken.donors
             if taken is not None:

@@ -191,6 +191,24 @@ def test_the_newest_state_wins_and_the_loser_is_told(newest_first: bool) -> None
     assert numbers(swarm.form())[-1] == [old, new]
 
 
+def test_rounds_that_pass_while_a_newer_state_is_taken_cost_the_peer_none() -> None:
+    """It has loaded an old checkpoint. Rounds pass while it takes the others' state."""
+    swarm = Swarm()
+    a, b = trained(swarm, 30, 12)
+    late = swarm.come("late")
+    swarm.directory.offers(late, Offers(1, 20, 0, 1))
+    for _ in range(2):
+        swarm.now += 1
+        swarm.ready(a, b)
+        swarm.form()
+    samples = swarm.directory.peers[a].samples
+    swarm.directory.offers(late, Offers(1, samples, 0))
+    swarm.directory.ready(late, 0.0)
+    assert swarm.form() == []  # not by itself, in a round that is over
+    swarm.ready(a, b)
+    assert numbers(swarm.form()) == [[a, b, late]]
+
+
 def test_equal_checkpoints_begin_at_once() -> None:
     swarm = Swarm()
     peers = [swarm.come(name) for name in "abc"]

@@ -235,13 +235,13 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """From a peer: who is there?"""
+    """From a peer, or from somebody who looks from outside: who is there?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """To a peer: the names of all, in order of their numbers, some in each message. ``more``: there
-    is another one."""
+    """To whoever has asked: the names of all peers, in order of their numbers, some in each
+    message. ``more``: there is another one."""
 
     names: Names
     more: Flag

@@ -17,6 +17,7 @@ from lossycoll.runtime.swarm.protocol import (
     Here,
     Joined,
     Offers,
+    difference,
     digest_of,
     text_of,
 )
@@ -121,6 +122,10 @@ def test_the_setting_that_differs_is_named() -> None:
     answer = swarm.directory.averages(b, says(every=10, outer="SGD", wide=1))
     assert answer is not None
     assert "wide=1, wanted not set" in answer.reason
+    answer = swarm.directory.averages(b, says(every=10, outer="SGD", shapes="ab"))
+    assert answer is not None
+    assert "shapes=ab, wanted not set" in answer.reason
+    assert difference(says(shapes="ab"), says(shapes="cd")) == "tensors of other shapes or types"
     assert swarm.directory.averages(b, says(every=10, outer="SGD")) == Agreed("")
 
 

@@ -123,12 +123,13 @@ class DirectoryClient:
             quiet = min(timeout, QUIET_SECONDS)
             self._changed.wait_for(lambda: self.joined or self._failure, quiet)
             is_waiting = not (self.joined or self._failure)
+        places = self._directories.places
         if is_waiting and timeout > quiet:
             log.warning(
                 "peer %r: no directory has a swarm yet at %s%s; it goes on asking for %.0f s",
                 self._name,
-                _listed(self._directories.places),
-                self._why(),
+                _listed(places),
+                self._why() if len(places) == 1 else "",  # it is that of the last one
                 end - time.monotonic(),
             )
         try:

@@ -307,7 +307,9 @@ class DirectoryService:
 
     def _who(self) -> list[Message]:
         """Answer somebody who looks from outside: the peers, or the directories that have them."""
-        others = self._owner.directories() if self._stands_by else ()
+        others = list(self._owner.directories()) if self._stands_by else []
+        if self._merge is not None and self._merge.elsewhere is not None:
+            others.insert(0, self._merge.elsewhere)
         if others and not self._directory.peers:
             return [protocol.Directories(tuple(others[:MOST_DIRECTORIES]))]
         return [*self._names()]

@@ -43,8 +43,9 @@ def begin(optimizer: lossycoll.MoshpitSGD, checkpoint: Path | None, is_alone: bo
     if not is_alone:
         caught = optimizer.catch_up()
         if caught is not None:
+            peers = "peer" if caught.donors == 1 else "peers"
             print(
-                f"swarm: took the state of {caught.donors} peers, {caught.bytes / 1024:.0f} KiB "
+                f"swarm: took the state of {caught.donors} {peers}, {caught.bytes / 1024:.0f} KiB "
                 f"in {caught.seconds:.1f} s, and was in round {caught.round}",
                 flush=True,
             )

@@ -65,6 +65,7 @@ WIDTH: Final = 110
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "%(prog)s [ACTION] [options] [-- COMMAND ...]"
     actions = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in ACTIONS.items())
     command.add_argument(
         "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions

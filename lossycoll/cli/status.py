@@ -7,17 +7,20 @@ import json
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.options.fields import Options
 from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.engine import status_page
-from lossycoll.runtime.engine.failures import place_of
+from lossycoll.runtime.engine.failures import place_of, place_text
 from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.swarm import peer_status
+from lossycoll.runtime.swarm.directory_query import peers_of
+from lossycoll.runtime.swarm.swarm import numeric_place
 from lossycoll.runtime.world import flight_recorder, job_status
 from lossycoll.runtime.world.job_status import (
     ALIVE,
@@ -40,8 +43,8 @@ from .launcher import EXIT_FAILED, Unwritable
 Job = dict[str, Any]
 PLACE_HELP: Final = (
     "where any rank of the job listens: control= in its line event=ready, or in the status of its "
-    "machine (--json); asks all machines of the job. Without it, all jobs of this user, by their "
-    "ranks on this machine"
+    "machine (--json); asks all machines of the job; or a swarm's directory. Without it, all jobs "
+    "and swarms' peers of this user on this machine"
 )
 
 NOT_THERE: Final = DIRECTIONS[2]
@@ -58,6 +61,19 @@ LEAST_MISSING = 0.0005
 
 class Unreachable(Exception):
     """Nothing can be learnt there."""
+
+
+class NoRank(Unreachable):
+    """Whatever listens there doesn't answer as a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look has found. ``directories``: of swarms, with the names of their peers."""
+
+    jobs: list[Job]
+    swarms: list[dict[str, Any]] = field(default_factory=list)
+    directories: list[dict[str, Any]] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,20 +94,36 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.flight_recorder is not None:
             return _write_calls(find_records(options.place, calls=True), options.flight_recorder)
-        jobs = find_jobs(options.place)
+        found = look(options.place)
     except Unreachable as error:
         print(f"lossycoll status: {error}", file=sys.stderr)
         return EXIT_FAILED
     if options.stacks:
-        for job in jobs:
+        for job in found.jobs:
             _add_stacks(job)
-    swarms = peer_status.swarms() if options.place is None else []
     if options.json:
-        print(json.dumps({"jobs": jobs, "swarms": swarms}, indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
-        parts = [as_text(jobs, by_pages=options.place is None)] if jobs or not swarms else []
-        print("\n\n".join(parts + [swarm_as_text(swarm) for swarm in swarms]))
+        others = swarms_as_text(found)
+        by_pages = options.place is None
+        parts = [as_text(found.jobs, by_pages=by_pages)] if found.jobs or not others else []
+        print("\n\n".join(parts + others))
     return 0
+
+
+def look(place: str | None) -> Found:
+    """The job or the swarm of whoever listens at a place; None: all of this user here."""
+    if place is None:
+        return Found(find_jobs(None), peer_status.swarms())
+    try:
+        return Found(find_jobs(place))
+    except NoRank:
+        host, port = place_of(place)
+        swarm = peers_of(numeric_place(place_text(host, port)), find_secret())
+        if swarm is None:
+            raise
+    (host, port), names = swarm
+    return Found([], [], [{"address": place_text(host, port), "peers": list(names)}])
 
 
 def _write_calls(records: Sequence[Record], folder: Path) -> int:
@@ -139,11 +171,11 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
         purpose = CALLS if calls else STATUS
         session, places, records = ask_job(host, port, secret, purpose=purpose)
     except NoAnswer as error:
-        raise Unreachable(
-            f"{place} gives no answer ({error.args[0]}): it isn't a rank of this version of "
-            f"lossycoll, or has {'another' if secret else 'a'} secret (LOSSYCOLL_SECRET), or its "
-            f"Python holds the GIL, or it is stopped; ask another rank, or on its machine without "
-            f"an address"
+        raise NoRank(
+            f"{place} gives no answer ({error.args[0]}): it isn't a rank or a swarm's directory of "
+            f"this version of lossycoll, or has {'another' if secret else 'a'} secret "
+            f"(LOSSYCOLL_SECRET), or its Python holds the GIL, or it is stopped; ask another rank, "
+            f"or on its machine without an address"
         ) from None
     except OSError as error:
         hint = " (has the job ended?)" if isinstance(error, ConnectionRefusedError) else ""
@@ -196,7 +228,7 @@ def _elsewhere(job: Mapping[str, Any]) -> str:
 def no_job() -> str:
     """Where no job was found, and where else it may be: a service has another folder."""
     return (
-        f"no job of this user has a page in {status_page.folder()}; one with another "
+        f"no job or swarm of this user has a page in {status_page.folder()}; one with another "
         "XDG_RUNTIME_DIR has it there (docs/operate.md), and with HOST:PORT of a rank, "
         "`lossycoll status` asks that rank"
     )
@@ -218,21 +250,43 @@ def _job(job: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def swarms_as_text(found: Found) -> list[str]:
+    return [
+        *(swarm_as_text(swarm) for swarm in found.swarms),
+        *(directory_as_text(directory) for directory in found.directories),
+    ]
+
+
+def directory_as_text(directory: Mapping[str, Any]) -> str:
+    """A swarm, as its directory tells of it: the peers of all machines."""
+    names = directory["peers"]
+    head = f"swarm with the directory {directory['address']}: {_counted(len(names), 'peer')}"
+    return "\n".join([head, *(f"peer {name}" for name in names)])
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def swarm_as_text(swarm: Mapping[str, Any]) -> str:
     """A swarm, as this machine's peers tell of it."""
     here = sum(peer["state"] != DEAD for peer in swarm["peers"])
     lines = [
-        f"swarm {swarm['session']}: {here} peers here, {swarm['peers_in_all']} in all, "
-        f"{swarm['rounds']} rounds"
+        f"swarm {swarm['session']}: {_counted(here, 'peer')} here, {swarm['peers_in_all']} in all, "
+        f"{_counted(swarm['rounds'], 'round')}"
     ]
     lines += [f"  {line}" for line in swarm["trouble"]]
     for peer in swarm["peers"]:
         text = f"peer {peer['name']} {peer['host']}/{peer['pid']}: {peer['state']}"
-        doing = "waits for a round" if peer["doing"] == "waits" else "computes"
-        text += f", {doing} for {in_words(peer['since_seconds'])}"
+        if peer["state"] == ALIVE:
+            doing = "waits for a round" if peer["doing"] == "waits" else "computes"
+            text += f", {doing} for {in_words(peer['since_seconds'])}"
+        else:
+            text += f", last sign {ago(peer['since_seconds'])}"
         if peer["round"] >= 0:
             took = in_words(peer["waited_seconds"] + peer["round_seconds"])
-            text += f"; round {peer['round']} of {len(peer['members'])} peers took {took}"
+            members = _counted(len(peer["members"]), "peer")
+            text += f"; round {peer['round']} of {members} took {took}"
         lines.append(text)
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
-"""Watch running jobs: a table of ranks, the worst first, again and again (docs/operate.md)."""
+"""Watch running jobs: a table of ranks, the worst first, and the peers of
+swarms (docs/operate.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
 
 from .argtypes import real
 from .launcher import EXIT_FAILED
-from .status import PLACE_HELP, Job, Unreachable, culprits, find_jobs, no_job
+from .status import PLACE_HELP, Found, Job, Unreachable, culprits, look, no_job, swarms_as_text
 
 Rank = Mapping[str, Any]
 MOST_TROUBLES: Final = 4
@@ -52,10 +53,10 @@ def run(options: argparse.Namespace) -> int:
 
 def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
     try:
-        jobs = find_jobs(place)
+        found = look(place)
     except Unreachable as error:
         return Group(Text(str(error))), False
-    return view(jobs, width, height), True
+    return view(found, width, height), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +121,23 @@ COLUMNS: Final = (
 )
 
 
-def view(jobs: Sequence[Job], width: int, height: int | None) -> Group:
-    """All jobs, those that run first, in so many columns and lines (None: as many as it takes)."""
-    if not jobs:
+def view(found: Found, width: int, height: int | None) -> Group:
+    """All jobs, those that run first, then the swarms, in so many columns and lines (None: as many
+    as it takes)."""
+    swarms = swarms_as_text(found)
+    if not found.jobs and not swarms:
         return Group(Text(no_job()))
     parts: list[Any] = []
     left = height
-    for job in sorted(jobs, key=is_over):
+    for job in sorted(found.jobs, key=is_over):
         room = None if left is None else max(1, left - HEADINGS)
         parts += _job(job, width, room)
         if left is not None:
             left -= HEADINGS + min(room or 1, len(job["ranks"]))
             if left <= HEADINGS:
-                break
+                return Group(*parts)
+    lines = "\n\n".join(swarms).splitlines()
+    parts += [Text(line, overflow="ellipsis", no_wrap=True) for line in lines[:left]]
     return Group(*parts)
 
 

@@ -300,7 +300,7 @@ def test_a_port_that_is_not_lossycolls(says: bytes, monkeypatch: pytest.MonkeyPa
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with pytest.raises(Unreachable, match="isn't a rank of this version"):
+            with pytest.raises(Unreachable, match="isn't a rank or a swarm's directory"):
                 find_jobs(f"127.0.0.1:{server.getsockname()[1]}")
         finally:
             server.shutdown(socket.SHUT_RDWR)
@@ -314,6 +314,6 @@ def test_what_is_no_place_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["status", "nowhere"]) == EXIT_USAGE
     assert "'nowhere' is no HOST:PORT" in capsys.readouterr().err
     assert main(["status"]) == 0
-    assert "no job of this user" in capsys.readouterr().out
+    assert "no job or swarm of this user" in capsys.readouterr().out
     assert main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"jobs": [], "swarms": []}
+    assert json.loads(capsys.readouterr().out) == {"jobs": [], "swarms": [], "directories": []}

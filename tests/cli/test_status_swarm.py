@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.cli.main import main
+from lossycoll.cli.status import swarm_as_text
 from lossycoll.runtime.swarm import peer_status
 from lossycoll.runtime.swarm.peer_status import PeerFile, swarms
 from tests.support.waiting import until
@@ -117,3 +119,71 @@ def test_status_off_shows_no_peer(own_folder: Path) -> None:
     with Swarm("127.0.0.1:0", name="quiet", options=Options(status="off")):
         assert swarms() == []
     assert not list(own_folder.glob("*.peer"))
+
+
+def test_a_peer_that_waits_tells_its_latest_round_and_a_dead_one_its_last_sign() -> None:
+    file = PeerFile("s", "a")
+    file.averaged(1, 1, REPORT | {"members": (1,)})
+    file.waits(1)
+    (swarm,) = swarms()
+    assert (swarm["rounds"], swarm["peers"][0]["doing"]) == (5, "waits")
+    text = swarm_as_text(swarm)
+    assert text.startswith("swarm s: 1 peer here, 1 in all, 5 rounds")
+    assert "alive, waits for a round for" in text
+    assert "; round 4 of 1 peer took" in text
+    swarm["peers"][0] |= {"state": "dead", "since_seconds": 41.0}
+    assert "dead, last sign 41.0 s ago; round 4" in swarm_as_text(swarm)
+    file.close()
+
+
+def test_top_shows_swarms(capsys: pytest.CaptureFixture[str]) -> None:
+    file = PeerFile("s", "a")
+    file.averaged(1, 1, REPORT)
+    assert main(["top", "--once"]) == 0
+    file.close()
+    said = capsys.readouterr().out
+    assert said.startswith("swarm s: 1 peer here")
+    assert "no job" not in said
+
+
+@pytest.mark.parametrize(
+    "secret", [None, "a secret of tests that is long"], ids=["clear", "sealed"]
+)
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_a_directory_tells_the_peers_of_all_machines(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str | None,
+    command: str,
+) -> None:
+    """Also where a directory that stands by is asked."""
+    pytest.importorskip("torch")
+    from lossycoll import Swarm
+
+    if secret is not None:
+        monkeypatch.setenv("LOSSYCOLL_SECRET", secret)
+    arguments = [command, "--once"] if command == "top" else [command]
+    with ExitStack() as stack:
+        first = stack.enter_context(Swarm("127.0.0.1:0", name="first"))
+        other = stack.enter_context(Swarm("127.0.0.1:0", join=[first.address], name="other"))
+        for one in (first, other):
+            assert main([*arguments, one.address]) == 0
+            assert capsys.readouterr().out.splitlines() == [
+                f"swarm with the directory {first.address}: 2 peers",
+                "peer first",
+                "peer other",
+            ]
+        if command == "status":
+            assert main([*arguments, "--json", other.address]) == 0
+            assert json.loads(capsys.readouterr().out) == {
+                "jobs": [],
+                "swarms": [],
+                "directories": [{"address": first.address, "peers": ["first", "other"]}],
+            }
+        if secret is not None:
+            monkeypatch.delenv("LOSSYCOLL_SECRET")
+            assert main([*arguments, first.address]) == EXIT_FAILED
+            streams = capsys.readouterr()
+            assert "has a secret (LOSSYCOLL_SECRET)" in " ".join(
+                f"{streams.out}{streams.err}".split()
+            )

@@ -47,7 +47,9 @@ def test_without_a_job_the_folder_is_named_in_which_it_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert as_text([]).startswith(f"no job of this user has a page in {tmp_path}/lossycoll;")
+    assert as_text([]).startswith(
+        f"no job or swarm of this user has a page in {tmp_path}/lossycoll;"
+    )
     assert "XDG_RUNTIME_DIR" in as_text([])
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from lossycoll.cli import top
 from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
+from lossycoll.cli.status import Found
 from tests.runtime.engine.test_status_page import made
 from tests.support.waiting import until
 
@@ -55,7 +56,7 @@ def job(*ranks: dict[str, Any]) -> dict[str, Any]:
 
 def shown(jobs: list[Any], width: int, height: int | None = None) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(top.view(jobs, width, height))
+    Console(file=out, width=width).print(top.view(Found(jobs), width, height))
     return out.getvalue()
 
 
@@ -108,7 +109,7 @@ def test_without_a_terminal_one_table_is_printed(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert main(["top"]) == 0
-    assert "no job of this user" in capsys.readouterr().out
+    assert "no job or swarm of this user" in capsys.readouterr().out
     assert main(["top", "127.0.0.1:1"]) == EXIT_FAILED
     assert "nobody can be reached" in capsys.readouterr().out.replace("\n", " ")
     assert main(["top", "nowhere"]) == EXIT_USAGE
@@ -176,12 +177,12 @@ def test_ranks_and_jobs_come_and_go_at_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with contextlib.closing(Terminal()) as terminal:
-        terminal.shows("no job of this user")
+        terminal.shows("no job or swarm of this user")
         page = made()
         terminal.shows("job 0000000000000abc: 2 silent, 1 alive")
         assert max(map(len, terminal.lines)) <= 40
         page.close()
-        terminal.shows("no job of this user")
+        terminal.shows("no job or swarm of this user")
         again = made()
         terminal.shows("2 silent, 1 alive")
         assert terminal.end() == EXIT_INTERRUPTED

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
-NAME = re.compile(r"(?<!job )(?<![\w./#-])(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}(?![\w-])")
-"""Digits and letters: a number is no name, and neither is a word, or a job's session."""
+NAME = re.compile(r"(?<!job )(?<!swarm )(?<![\w./#-])(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}(?![\w-])")
+"""Digits and letters: a number is no name, and neither is a word, or a job's or swarm's session."""
 
 
 def named(text: str) -> list[str]:
@@ -31,8 +31,9 @@ def history() -> tuple[str, ...]:
 
 def test_what_is_a_name() -> None:
     commits = "at commit 239842cc74; a54462b, `7d71385`."
-    others = "job 6c8293217bf8f4cc 10000000 defaced 0xdeadbeef1 v1234abc f00.1abcdef 1abcdef-2"
-    assert named(f"{commits} {others}") == ["239842cc74", "a54462b", "7d71385"]
+    sessions = "job 6c8293217bf8f4cc swarm 9d25f6de5c364733"
+    others = "10000000 defaced 0xdeadbeef1 v1234abc f00.1abcdef 1abcdef-2"
+    assert named(f"{commits} {sessions} {others}") == ["239842cc74", "a54462b", "7d71385"]
     assert sum(len(named(page.read_text(encoding="utf-8"))) for page in PAGES) > 5
 
 

@@ -204,7 +204,7 @@ def test_a_swarm_of_examples(tmp_path: Path) -> None:
         started.append(first := start("--listen", place))
         lines_until(first, "round 1: 1 peers")
         started.append(second := start(*joins))
-        lines_until(second, "took the state of 1 peers")
+        lines_until(second, "took the state of 1 peer")
         for _ in range(2):  # it writes the checkpoint in between
             lines_until(second, "2 peers, mean of")
         second.kill()
@@ -219,7 +219,7 @@ def test_a_swarm_of_examples(tmp_path: Path) -> None:
             peer.wait()
     assert (again.returncode, first.returncode) == (0, 0), said + others
     assert f"went on from {checkpoint}" in said
-    assert "took the state of 1 peers" in said
+    assert "took the state of 1 peer" in said
     losses = [float(loss) for loss in re.findall(r"step \d+, loss ([\d.]+)", others)]
     assert losses[-1] < losses[0] / 3, others
     assert "failed" not in others

@@ -27,6 +27,7 @@ from .protocol import MOST_PEERS, START, VERSION, Message, pack, unpack
 
 NEXT_SECONDS: Final = 2.0
 """For which each of several directories is tried: enough for a packet that has to come again."""
+QUIET_SECONDS: Final = 3.0  # that joining may take before a peer says that it still asks
 MOST_DOUBLED: Final = 2  # number of times that the wait for an answer doubles
 MOST_UNREACHABLE: Final = 32  # reports of peers to whom there is no route that wait to be told
 log: Final = logging.getLogger("lossycoll")
@@ -116,9 +117,24 @@ class DirectoryClient:
     def connect(self, timeout: float) -> protocol.Joined:
         """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
         refuses this peer."""
+        end = time.monotonic() + timeout
         self._thread.start()
+        with self._changed:
+            quiet = min(timeout, QUIET_SECONDS)
+            self._changed.wait_for(lambda: self.joined or self._failure, quiet)
+            is_waiting = not (self.joined or self._failure)
+        places = self._directories.places
+        if is_waiting and timeout > quiet:
+            log.warning(
+                "peer %r: no directory has a swarm yet at %s%s; it goes on asking for %.0f s",
+                self._name,
+                _listed(places),
+                self._why() if len(places) == 1 else "",  # it is that of the last one
+                end - time.monotonic(),
+            )
         try:
-            joined: protocol.Joined = self._awaited(lambda: self.joined, timeout)
+            left = max(0.0, end - time.monotonic())
+            joined: protocol.Joined = self._awaited(lambda: self.joined, left)
         except OperationTimeout:
             raise RendezvousError(
                 f"peer {self._name!r}: no directory answers at {_listed(self._directories.places)} "

@@ -558,8 +558,13 @@ class Directory:
     def offers(self, number: int, said: Offers) -> None:
         """Note that a peer offers a state for newcomers, or none, and its progress."""
         peer = self.peers[number]
+        was_behind = peer.behind
         self._donors.offers(peer, bool(said.has))
         self._progress.report(peer, said, self._averaging.values())
+        if was_behind and not peer.behind:
+            # While it took the newer state, rounds went on without it. In an earlier one than the
+            # others' it would meet nobody, and would have to take the state once more.
+            peer.round = max(peer.round, self.round)
         self._note(peer)
 
     def seeks(self, number: int, donors: int) -> None:

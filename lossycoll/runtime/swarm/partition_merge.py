@@ -177,6 +177,16 @@ class PartitionMerge:
         is_of_it = wanted.number == MOST_PEERS or wanted.session == session
         return place if is_of_it and self._clock() - heard < LEASE else None
 
+    @property
+    def elsewhere(self) -> Address | None:
+        """Directory that has the swarm's peers, as this one has none; None: it isn't known."""
+        if self._to is not None:
+            return self._to
+        if self._redirect_to is None or self._directory.peers:
+            return None
+        place, _, heard = self._redirect_to
+        return place if self._clock() - heard < LEASE else None
+
     def ends(self) -> bool:
         """True if all have gone that were told to, and none has come back. If some have, the
         directory is open again, and yields no more for some time."""

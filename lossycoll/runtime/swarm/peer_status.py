@@ -42,18 +42,21 @@ class PeerFile:
         }
         self._path: Path | None = None
         self._rounds, self._latest = 0, -1
+        self._had: dict[str, Any] = {}
+        """What the latest round has left, told on while the next is waited for."""
         with contextlib.suppress(OSError):
             self._path = status_page.make_folder() / f"{session}-{self._pid}-{id(self)}{SUFFIX}"
 
     def waits(self, peers: int) -> None:
         """A round is asked for. ``peers``: how many there are in the swarm."""
-        self._write({"doing": "waits", "peers": peers})
+        self._write({**self._had, "doing": "waits", "peers": peers})
 
     def averaged(self, peers: int, number: int, report: Mapping[str, Any]) -> None:
         """A round is over. ``peers``: how many there are in the swarm."""
         self._rounds += report["round"] != self._latest  # it may be told again, with more
         self._latest = report["round"]
-        self._write({"doing": "trains", "peers": peers, "number": number, "last": report})
+        self._had = {"number": number, "last": report}
+        self._write({**self._had, "doing": "trains", "peers": peers})
 
     def _write(self, told: Mapping[str, Any]) -> None:
         if self._path is None or os.getpid() != self._pid:

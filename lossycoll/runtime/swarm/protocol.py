@@ -35,6 +35,7 @@ MOST_OTHERS: Final = 2  # further addresses of a peer
 MOST_EPOCH: Final = 1 << 40
 AVERAGE: Final = "average"  # a setting, and its value where no training says what the values are
 TENSORS: Final = "tensors"
+SHAPES: Final = "shapes"  # the setting that is a digest of them
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 SILENT, LATE_AGAIN, ELSEWHERE, OUT_OF_REACH, OLDER = range(5)
 WHY_ABSENT: Final = (
@@ -235,13 +236,13 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """From a peer: who is there?"""
+    """From a peer, or from somebody who looks from outside: who is there?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """To a peer: the names of all, in order of their numbers, some in each message. ``more``: there
-    is another one."""
+    """To whoever has asked: the names of all peers, in order of their numbers, some in each
+    message. ``more``: there is another one."""
 
     names: Names
     more: Flag
@@ -408,7 +409,9 @@ def difference(own: Averages, other: Averages) -> str:
     if is_partial:
         names -= {AVERAGE}
     differ = [
-        f"{name}={mine.get(name, 'not set')}, wanted {theirs.get(name, 'not set')}"
+        "tensors of other shapes or types"  # their digest tells nobody anything
+        if name == SHAPES and name in mine and name in theirs
+        else f"{name}={mine.get(name, 'not set')}, wanted {theirs.get(name, 'not set')}"
         for name in sorted(names)
         if mine.get(name) != theirs.get(name)
     ]

@@ -196,7 +196,8 @@ class DirectoryService:
             if answer is not None:
                 self._tell(session.number, answer)
         elif isinstance(message, protocol.Who):
-            self._tell_names(session.number)
+            for part in self._names():
+                self._tell(session.number, part)
         elif isinstance(message, protocol.Ready):
             self._directory.ready(session.number, message.weight)
         elif isinstance(message, protocol.Unreachable):
@@ -211,11 +212,17 @@ class DirectoryService:
             self._lose(session.number)
 
     def _take_first(self, session: PeerSession, message: Message) -> None:
-        """Take a message of a stranger: a peer that joins, or another directory."""
+        """Take a message of a stranger: a peer that joins, another directory, or somebody who
+        looks who is there."""
         if isinstance(message, protocol.Join) and session.claim is None:
             self._join(session, message)
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
             session.connection.write(pack(self._merge.asked(message, self._place(session))))
+        elif isinstance(message, protocol.Who):
+            for part in self._who():
+                session.connection.write(pack(part))
+            session.connection.finish()
+            self._drop(session)
         else:
             self._drop(session)
 
@@ -291,11 +298,21 @@ class DirectoryService:
         if some:
             self._tell_each(some, self._present)
 
-    def _tell_names(self, number: int) -> None:
+    def _names(self) -> list[protocol.Peers]:
         names = self._directory.names()
-        for at in range(0, len(names), MOST_NAMES):
-            more = at + MOST_NAMES < len(names)
-            self._tell(number, protocol.Peers(names[at : at + MOST_NAMES], int(more)))
+        return [
+            protocol.Peers(names[at : at + MOST_NAMES], int(at + MOST_NAMES < len(names)))
+            for at in range(0, max(1, len(names)), MOST_NAMES)
+        ]
+
+    def _who(self) -> list[Message]:
+        """Answer somebody who looks from outside: the peers, or the directories that have them."""
+        others = list(self._owner.directories()) if self._stands_by else []
+        if self._merge is not None and self._merge.elsewhere is not None:
+            others.insert(0, self._merge.elsewhere)
+        if others and not self._directory.peers:
+            return [protocol.Directories(tuple(others[:MOST_DIRECTORIES]))]
+        return [*self._names()]
 
     def _tell(self, number: int, message: Message) -> None:
         self._tell_each([number], message)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import Final
 
 from lossycoll.errors import OptionError, RendezvousError
@@ -99,6 +100,7 @@ class Swarm:
         self._secret = found
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._has_begun = False
+        self._places = ", ".join(join)
         close_at_exit(self.close)
         try:
             begin: Begin | None = None
@@ -145,6 +147,13 @@ class Swarm:
         """Others hear of this peer's directory; one that has joined another's stands by."""
         assert self._server is not None
         self._address = place_text(host, self._server.port)
+        if self._secret is None and not ip_address(host.partition("%")[0]).is_loopback:
+            log.warning(
+                "peer %r listens at %s without a secret: whoever reaches it can join and change "
+                "results; set LOSSYCOLL_SECRET on all peers (`lossycoll keygen` makes one)",
+                self.name,
+                self._address,
+            )
         if joins:
             self._server.adopt(self.member.session)
         self.member.serves(host, self._server.port)
@@ -155,7 +164,7 @@ class Swarm:
         if not self._has_begun:
             self._has_begun = True
             self._server.begin()
-            log.info("peer %r begins a swarm: no directory that it was to join has one", self.name)
+            log.warning("peer %r begins a swarm: none of %s has one", self.name, self._places)
 
     def _reserve(self, member: SwarmMember) -> None:
         """A port at which others may find a directory of this peer, if there is no other."""

@@ -25,7 +25,7 @@ from lossycoll.plan.codec import Floats
 from lossycoll.plan.grid import Grid
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
-from lossycoll.runtime.swarm.protocol import AVERAGE, TENSORS, digest_of, text_of
+from lossycoll.runtime.swarm.protocol import AVERAGE, SHAPES, TENSORS, digest_of, text_of
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
@@ -375,7 +375,7 @@ def _settings(
     return {
         "tensors": len(tensors),
         "values": sum(tensor.numel() for tensor in tensors),
-        "shapes": hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
+        SHAPES: hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
         "grid": grid or "by peers",
         "max_missing": max_missing,
         "max_norm": max_norm,

@@ -379,7 +379,8 @@ class MoshpitSGD(Optimizer):
     def _take_newer(self, report: RoundReport) -> RoundReport:
         """Another peer has loaded a newer state: this one's is lost."""
         log.warning(
-            "this peer's state has had %d samples, and another's %d: it takes the newer one",
+            "peer %r has a state of %d samples, and another peer one of %d: it takes the newer one",
+            self._averager.name,
             self._samples,
             report.newer,
         )
@@ -523,7 +524,7 @@ class MoshpitSGD(Optimizer):
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None and not number:
+            if taken is None and own is first:
                 return None
             sources = 0 if taken is None else taken.donors
             if taken is not None:

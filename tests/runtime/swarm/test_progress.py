@@ -17,6 +17,7 @@ from lossycoll.runtime.swarm.protocol import (
     Here,
     Joined,
     Offers,
+    difference,
     digest_of,
     text_of,
 )
@@ -121,6 +122,10 @@ def test_the_setting_that_differs_is_named() -> None:
     answer = swarm.directory.averages(b, says(every=10, outer="SGD", wide=1))
     assert answer is not None
     assert "wide=1, wanted not set" in answer.reason
+    answer = swarm.directory.averages(b, says(every=10, outer="SGD", shapes="ab"))
+    assert answer is not None
+    assert "shapes=ab, wanted not set" in answer.reason
+    assert difference(says(shapes="ab"), says(shapes="cd")) == "tensors of other shapes or types"
     assert swarm.directory.averages(b, says(every=10, outer="SGD")) == Agreed("")
 
 
@@ -189,6 +194,24 @@ def test_the_newest_state_wins_and_the_loser_is_told(newest_first: bool) -> None
     swarm.ready(new)
     swarm.ready(old)
     assert numbers(swarm.form())[-1] == [old, new]
+
+
+def test_rounds_that_pass_while_a_newer_state_is_taken_cost_the_peer_none() -> None:
+    """It has loaded an old checkpoint. Rounds pass while it takes the others' state."""
+    swarm = Swarm()
+    a, b = trained(swarm, 30, 12)
+    late = swarm.come("late")
+    swarm.directory.offers(late, Offers(1, 20, 0, 1))
+    for _ in range(2):
+        swarm.now += 1
+        swarm.ready(a, b)
+        swarm.form()
+    samples = swarm.directory.peers[a].samples
+    swarm.directory.offers(late, Offers(1, samples, 0))
+    swarm.directory.ready(late, 0.0)
+    assert swarm.form() == []  # not by itself, in a round that is over
+    swarm.ready(a, b)
+    assert numbers(swarm.form()) == [[a, b, late]]
 
 
 def test_equal_checkpoints_begin_at_once() -> None:

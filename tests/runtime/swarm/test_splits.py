@@ -27,6 +27,7 @@ from lossycoll.runtime.control.events import Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import directory_tables
+from lossycoll.runtime.swarm.directory_query import peers_of
 from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport, swarm_keys
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.partition_merge import PartitionMerge
@@ -115,6 +116,9 @@ def test_halves_become_one(
     for _ in range(3):
         mean(parts.all, [4.0, 1.0, 5.0, 2.0, 3.0])
     until(lambda: parts.two._merge.to is None)
+    found = peers_of(place(parts.two), secret)  # who looks from outside is, too
+    assert found is not None
+    assert (found[0], sorted(found[1])) == (place(parts.one), [*"abcdx"])
     late = SwarmMember([place(parts.two)], name="late", secret=secret)
     stack.callback(late.close)  # it has been sent on
     assert set(late.client.names()) == {*"abcdx", "late"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import OptionError, RendezvousError
-from lossycoll.runtime.swarm import directory_list
+from lossycoll.runtime.swarm import client, directory_list
+from lossycoll.runtime.swarm import swarm as swarm_module
 from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.support.waiting import until
@@ -128,6 +131,26 @@ def test_one_list_on_all_machines_ends_in_one_swarm(
         swarm.wait_for(len(alive))
     assert [number for number in alive if swarms[number]._has_begun] == [alive[0]]
     assert len({swarm.member.session for swarm in swarms.values()}) == 1
+
+
+def test_the_log_tells_what_a_start_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a typing error in a list begins a swarm of one peer, without a word."""
+    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
+    with caplog.at_level("WARNING", "lossycoll"):
+        Swarm(f"{HERE}:0", [f"{HERE}:1"], secret=SECRET, name="lost").close()
+        Swarm(f"{HERE}:0", name="here").close()
+        said = [one.getMessage() for one in caplog.records]
+        assert len(said) == 2, said
+        assert re.match(r"peer 'lost': no directory has a swarm yet at 127\.0\.0\.1:1, ", said[0])
+        assert said[1] == "peer 'lost' begins a swarm: none of 127.0.0.1:1 has one"
+        monkeypatch.setattr(swarm_module, "ip_address", lambda text: ip_address("192.0.2.1"))
+        Swarm(f"{HERE}:0", secret=SECRET, name="sealed").close()
+        assert len(caplog.records) == 2
+        Swarm(f"{HERE}:0", name="open").close()
+    assert "without a secret" in caplog.records[2].getMessage()
 
 
 def test_who_comes_to_a_swarm_begins_none(stack: ExitStack) -> None:

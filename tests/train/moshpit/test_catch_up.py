@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +188,35 @@ def test_rounds_pass_while_the_state_comes(
     for mine, theirs in zip(new.rounds[number][0], old.rounds[number][0], strict=True):
         torch.testing.assert_close(mine, theirs)
     assert new.steps[number] == old.steps[number]
+    thread.join(60)
+
+
+def test_a_first_round_that_fails_loses_no_report(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is newer at the second try, as the state was taken at the first."""
+    first = joined(stack, "0")
+    old = Peer(first, "0", HOWS["parameters"], model)
+    old.goes_on.clear()
+    thread = threading.Thread(target=old.train, args=(6,))
+    thread.start()
+    until(lambda: len(old.rounds) == 2)
+    new = Peer(joined(stack, "1", first), "1", HOWS["parameters"], other_model)
+    joins, tries = new.optimizer._join_in, 0
+
+    def join_in(timeout: float) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            return dataclasses.replace(old.rounds[1][1], failure="a link is dead")
+        old.goes_on.set()
+        return joins(timeout)
+
+    monkeypatch.setattr(new.optimizer, "_join_in", join_in)
+    caught = new.optimizer.catch_up(timeout=40.0)
+    new.stops.set()
+    assert caught is not None
+    assert (tries, caught.tries, caught.bytes > 0) == (2, 1, True)
     thread.join(60)
 
 

@@ -299,7 +299,7 @@ def test_the_shifted_objective_is_solved_where_packets_are_lost(
 def counted(rank: int) -> None:
     """A step hands m r + K n numbers of each matrix to all-reduces, and the rest whole."""
     model = network()
-    state = made(ratio=0.1, start_iter=2)
+    state = made(ratio=0.1, start_iter=2, error_feedback="ef21m")
     ddp = replica(state, model)
     train(ddp, rank, 3)  # the first whole ones are EF21's, too
     numbers, real = [], dist.all_reduce

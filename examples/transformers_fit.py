@@ -83,10 +83,10 @@ def trainer(epochs: int) -> Trainer:
 
 def main() -> None:
     common.backend()
-    first = trainer(EPOCHS // 2)  # Trainer makes the process group
-    before = first.evaluate()["eval_loss"]
+    # Makes the process group. A Trainer that has evaluated doesn't wrap its model in DDP any more.
+    before = trainer(EPOCHS).evaluate()["eval_loss"]
     if not common.attempt():
-        first.train()
+        trainer(EPOCHS // 2).train()
     second = trainer(EPOCHS)
     second.train(resume_from_checkpoint=True)
     assert second.state.global_step == EPOCHS * 2048 // (2 * 32 * dist.get_world_size())

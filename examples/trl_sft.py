@@ -62,8 +62,7 @@ def sentences(seed: int, rows: int) -> Dataset:
     return Dataset.from_dict({"text": texts})
 
 
-def main() -> None:
-    common.backend()
+def trainer() -> SFTTrainer:
     shape = LlamaConfig(
         vocab_size=WORDS + 2,
         hidden_size=64,
@@ -74,7 +73,7 @@ def main() -> None:
         eos_token_id=WORDS + 1,
     )
     torch.manual_seed(0)
-    trainer = SFTTrainer(
+    return SFTTrainer(
         LlamaForCausalLM(shape),
         SFTConfig(
             str(common.scratch()),
@@ -98,16 +97,22 @@ def main() -> None:
         peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"),
         callbacks=[KeepTogether()],
     )
+
+
+def main() -> None:
+    common.backend()
     kept = get_last_checkpoint(str(common.scratch())) if common.attempt() else None
     assert bool(kept) == bool(common.attempt())
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train(resume_from_checkpoint=kept)
-    after = trainer.evaluate()["eval_loss"]
+    # One that has evaluated doesn't wrap its model in DDP any more.
+    before = trainer().evaluate()["eval_loss"]
+    trained = trainer()
+    trained.train(resume_from_checkpoint=kept)
+    after = trained.evaluate()["eval_loss"]
     assert after < 0.7 * before, (before, after)
     lost = common.dropped()
     common.finish(
         f"attempt {common.attempt() + 1}, evaluation loss {before:.3f} -> {after:.3f}, "
-        f"{common.fingerprint(trainer.model)}, {lost}"
+        f"{common.fingerprint(trained.model)}, {lost}"
     )
 
 

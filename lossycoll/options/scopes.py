@@ -37,14 +37,17 @@ class Carrier(Protocol):
         """The scope of whom this thread works for, if it is such a thread."""
 
 
+_offered: list[Carrier] = []
 _carriers: list[Carrier] = []
+"""What was offered, once there is a scope to carry: few programs have one, and each call asks."""
 
 
 def carry_by(carrier: Carrier) -> None:
     """Has a carrier asked where a thread is in no scope of its own. ``carrier``: in place of any
     other."""
-    _carriers[:] = [carrier]
-    carrier.put(_scope.get())
+    _offered[:] = [carrier]
+    if _carriers or _scope.get() is not None:
+        _carry(_scope.get())
 
 
 def scope() -> Scope | None:
@@ -85,6 +88,7 @@ def _open(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _carry(scope: Scope | None) -> None:
+    _carriers[:] = _offered
     for carrier in _carriers:
         carrier.put(scope)
 

@@ -32,6 +32,7 @@ from .users import Users
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
+SLICE_NS: Final = int(SLICE_SECONDS * 1e9)
 
 _SOUND: Final = Failure(0)
 
@@ -377,8 +378,9 @@ class EngineGroup:
 
     def wait(self, ticket: int, seconds: float) -> int:
         """The operation's code, or Code.PENDING after ``seconds`` (at most SLICE_SECONDS)."""
+        ns = SLICE_NS if seconds >= SLICE_SECONDS else _ns(seconds)
         with self._use:
-            return int(lib.lc_group_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
+            return int(lib.lc_group_wait(self._handle, ticket, ns))
 
     def wait_result(self, ticket: int, seconds: float) -> int:
         """Waits like :meth:`wait`, but until the result is there (Code.OK), whatever becomes of the

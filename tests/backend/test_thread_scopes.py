@@ -37,7 +37,7 @@ def in_a_thread_like_autograds(work: Callable[[], Any]) -> Any:
 @pytest.fixture(autouse=True)
 def carried() -> None:
     assert process_group.LossyProcessGroup  # whose import has scopes carried
-    assert isinstance(scopes._carriers[0], thread_scopes.ByTorch)
+    assert isinstance(scopes._offered[0], thread_scopes.ByTorch)
 
 
 def test_a_thread_that_works_for_the_caller_is_in_its_scope() -> None:

@@ -6,6 +6,8 @@ hivemind is no dependency: this is imported by the interpreter that ``--hivemind
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,6 +59,20 @@ def serve(config: Mapping[str, Any]) -> None:
         time.sleep(60)
 
 
+class Ended(logging.Handler):
+    """How the latest round has ended: its members, 0 where it failed. hivemind logs it alone."""
+
+    members = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of the averager."""
+        text = record.getMessage()
+        if found := re.fullmatch(r"Averaged parameters with (\d+) peers", text):
+            self.members = int(found[1])
+        elif text.startswith("Averaging failed"):
+            self.members = 0
+
+
 class Averaging:
     """A peer from when it has joined."""
 
@@ -81,7 +97,10 @@ class Averaging:
             load_state_timeout=ROUND_SECONDS,
             averager_opts={"request_timeout": REQUEST_SECONDS},
             tracker_opts=REFRESH,
+            verbose=True,
         )
+        self._ended = Ended()
+        logging.getLogger("hivemind.optim.state_averager").addHandler(self._ended)
         self._averages = False
 
     @property
@@ -94,9 +113,11 @@ class Averaging:
             self._optimizer.load_state_from_peers()
 
     def step(self) -> dict[str, Any] | None:
-        """A step, and whether a round has been taken in since the one before."""
+        """A step, and how a round has ended that was taken in. One that is on is waited for: with
+        local updates hivemind 1.1.12 takes no step beside it."""
         self._optimizer.step()
-        before, self._averages = self._averages, self._optimizer.state_averager.averaging_in_progress
+        before, self._averages = self._averages, bool(self._optimizer.state_averager.pending_updates)
         if self._averages or not before:
             return None
-        return {"members": self._optimizer.tracker.global_progress.num_peers, "failure": ""}
+        members = self._ended.members
+        return {"members": members or 1, "failure": "" if members else "it failed"}

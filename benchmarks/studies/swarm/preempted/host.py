@@ -62,6 +62,7 @@ def main() -> None:
                 if "start" in told:
                     if number:  # it was killed, and is about to end
                         os.waitpid(number, 0)
+                        peer.say("ended", code=-signal.SIGKILL)
                     number = _start(by, told["start"])
                 elif number:
                     _kill(number)

@@ -58,7 +58,7 @@ class Budget:
     slowest peer. ``local``: its steps from round to round. ``gap`` and ``pause``: mean seconds
     between two preemptions, and until a preempted peer is back."""
 
-    seconds: float = 150.0
+    seconds: float = 120.0
     step: float = 0.8
     local: int = 8
     gap: float = 16.0

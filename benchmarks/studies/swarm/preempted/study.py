@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -253,7 +254,8 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     if len(figures["curve"]) < 2:
         said = "".join(course.peers[WATCHED].errors)
         raise LossyError(f"peer {WATCHED} had {len(figures['curve'])} rounds:\n{said}")
-    return {**figures, "bytes": sum(host.up.bytes for host in counters.hosts)}
+    sent = sum(host.up.bytes for host in counters.hosts)
+    return {**figures, "bytes": sent, "load": os.getloadavg()[0]}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import Optimizer
 
@@ -30,7 +31,7 @@ KEPT: Final = 2
 
 def serve(config: Mapping[str, Any]) -> None:
     """The rendezvous, which outlives the job."""
-    _store = dist.TCPStore(config["always"], PORT, is_master=True, wait_for_workers=False)
+    _store = TCPStore(config["always"], PORT, is_master=True, wait_for_workers=False)
     while True:
         time.sleep(60)
 
@@ -43,10 +44,10 @@ class Averaging:
         self._model, self._inner = model, inner
         self._rank, self._folder = config["peer"], Path(config["folder"])
         self._local = config["local"] * SPEEDS[self._rank]
-        store = dist.TCPStore(config["always"], PORT, is_master=False, timeout=TIMEOUT)
+        store = TCPStore(config["always"], PORT, is_master=False, timeout=TIMEOUT)
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(str(config["life"]), store),
+            store=PrefixStore(str(config["life"]), store),
             rank=self._rank,
             world_size=PEERS,
             timeout=TIMEOUT,

@@ -67,7 +67,7 @@ class Averaging:
 
     def _receive(self, link: socket.socket) -> torch.Tensor:
         values = torch.empty(sum(p.numel() for p in self._model.parameters()))
-        room = memoryview(values.numpy().view(np.uint8))
+        room = memoryview(values.numpy().view(np.uint8).data)
         while room:
             count = link.recv_into(room)
             if not count:
@@ -77,7 +77,10 @@ class Averaging:
 
     def _answer(self) -> None:
         while True:
-            link, _ = self._listener.accept()
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return  # this peer ends
             with contextlib.suppress(OSError), link:  # the other was preempted
                 link.settimeout(TIMEOUT)
                 if link.recv(1) == COPIES:

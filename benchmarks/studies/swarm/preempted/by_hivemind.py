@@ -116,7 +116,8 @@ class Averaging:
         """A step, and how a round has ended that was taken in. One that is on is waited for: with
         local updates hivemind 1.1.12 takes no step beside it."""
         self._optimizer.step()
-        before, self._averages = self._averages, bool(self._optimizer.state_averager.pending_updates)
+        pending = self._optimizer.state_averager.pending_updates
+        before, self._averages = self._averages, bool(pending)
         if self._averages or not before:
             return None
         members = self._ended.members

@@ -30,7 +30,10 @@ def _start(by: Any, config: dict[str, Any]) -> int:
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        (by.serve if config["serves"] else peer.train)(*(() if config["serves"] else (by,)), config)
+        if config["serves"]:
+            by.serve(config)
+        else:
+            peer.train(by, config)
         os._exit(0)
     except BaseException:
         traceback.print_exc()

@@ -67,10 +67,10 @@ class Budget:
     batch: int = 4
 
     def __post_init__(self) -> None:
-        training.check(self, ("local", "width", "batch"))
         for name in ("seconds", "step", "gap", "pause"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted seconds above 0")
+        training.check(self, ("local", "width", "batch"))
 
     @property
     def steps(self) -> int:

@@ -197,7 +197,7 @@ class Course:
                 place = line["peer"], line["life"]
                 steps[place] = max(steps.get(place, 0), line["steps"])
         began = {(one["peer"], one["life"]): one for one in lines if one["kind"] == "begins"}
-        rounds = [line for line in self.peers[WATCHED].said("round")]
+        rounds = self.peers[WATCHED].said("round")
         return {
             "steps": [
                 sum(count for (peer, _), count in steps.items() if peer == number)

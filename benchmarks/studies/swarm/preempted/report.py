@@ -1,0 +1,193 @@
+"""swarm-preempted.json, the picture, and what stands between the marks of moshpit.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.results import Result
+
+from .runs import SPEEDS, VARIANTS, Budget, Run
+
+NAME: Final = "swarm-preempted"
+GOAL: Final = 2.3
+"""The validation loss whose time is told, in nats per byte."""
+COLOURS: Final = dict(
+    zip(VARIANTS, ("tab:blue", "tab:cyan", "tab:red", "tab:green", "tab:purple"), strict=True)
+)
+
+
+def check(figures: Mapping[str, Any]) -> None:
+    """Raises ValueError for a curve that goes back in time, or a loss that is no number above 0."""
+    curve = figures["curve"]
+    if not curve:
+        raise ValueError("a curve of no points")
+    if any(before[0] >= after[0] for before, after in pairwise(curve)):
+        raise ValueError("a curve goes back in time")
+    for loss in (*(point[1] for point in curve), *figures["losses"]):
+        if not (math.isfinite(loss) and loss > 0):
+            raise ValueError(f"a loss of {loss}")
+
+
+def reached(curve: Sequence[Sequence[float]], goal: float = GOAL) -> float | None:
+    """Seconds until the loss is as low; None where it never is."""
+    return next((at for at, loss in curve if loss <= goal), None)
+
+
+def results(entries: Sequence[Result]) -> dict[str, Any]:
+    """By variant, with lists by seed. Raises ValueError for figures that make no sense, and for
+    runs of more than one budget."""
+    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
+    if len(budgets) != 1:
+        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    budget = Budget(**json.loads(*budgets))
+    variants: dict[str, dict[str, Any]] = {}
+    for one in sorted(entries, key=lambda one: int(one.settings["seed"])):
+        run, figures = Run.of(one.settings), one.figures
+        check(figures)
+        of = variants.setdefault(run.variant, {})
+        for name, value in {
+            "seed": run.seed,
+            "seconds": reached(figures["curve"]),
+            "loss": figures["curve"][-1][1],
+            "taken": sum(figures["steps"]) * budget.step / sum(SPEEDS) / budget.seconds,
+            "rounds": figures["rounds"],
+            "members": figures["members"],
+            "failed": figures["failed"],
+            "back": [seconds for _, _, seconds in figures["back"]],
+            "preempted": len(figures["preempted"]),
+            "crashes": len(figures["crashes"]),
+            "bytes": figures["bytes"],
+            "load": figures["load"],
+            "curve": figures["curve"],
+            "date": one.date,
+        }.items():
+            of.setdefault(name, []).append(value)
+    ordered = {name: variants[name] for name in VARIANTS if name in variants}
+    commits = sorted({one.commit for one in entries})
+    return {"budget": json.loads(*budgets), "commits": commits, "variants": ordered}
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    least, most = (format(one, form) for one in (min(values), max(values)))
+    return f"{statistics.median(values):{form}} ({least}, {most})"
+
+
+def _seconds(values: Sequence[float | None]) -> str:
+    known = [one for one in values if one is not None]
+    if len(known) < len(values):
+        some = f"; {', '.join(f'{one:.0f}' for one in known)}" if known else ""
+        return f"{len(known)} of {len(values)} seeds{some}"
+    return _spread(known, ".0f")
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """A line for each variant."""
+    head = [
+        "variant",
+        "seeds",
+        f"seconds to a loss of {GOAL:g}: median (least, most)",
+        "loss at the end",
+        "steps taken, of those possible",
+        "rounds of peer 0",
+        "members",
+        "rounds that failed",
+        "trains again after, s: median, longest",
+        "MiB of all",
+    ]
+    rows = []
+    for name, of in found["variants"].items():
+        back = [seconds for one in of["back"] for seconds in one]
+        rows.append(
+            [
+                name,
+                ", ".join(map(str, of["seed"])),
+                _seconds(of["seconds"]),
+                _spread(of["loss"], ".3f"),
+                f"{statistics.fmean(of['taken']):.0%}",
+                f"{statistics.fmean(of['rounds']):.1f}",
+                f"{statistics.fmean(of['members']):.1f}",
+                str(sum(of["failed"])),
+                f"{statistics.median(back):.1f}, {max(back):.1f}" if back else "-",
+                f"{statistics.fmean(of['bytes']) / 2**20:.0f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Who is there first, and how many peers were preempted."""
+    medians = {
+        name: statistics.median(of["seconds"])
+        for name, of in found["variants"].items()
+        if None not in of["seconds"]
+    }
+    counts = [count for of in found["variants"].values() for count in of["preempted"]]
+    said = f"{min(counts)} to {max(counts)} preemptions in a run."
+    if medians:
+        first = min(medians, key=lambda name: medians[name])
+        said += f" `{first}` is there first"
+        others = ", ".join(
+            f"`{name}` takes {seconds / medians[first]:.2f} times as long"
+            for name, seconds in medians.items()
+            if name != first
+        )
+        said += f"; {others}." if others else "."
+    return said
+
+
+def write(entries: Sequence[Result], folder: Path) -> str:
+    """Writes all files; returns the table."""
+    found = results(entries)
+    text = f"{table(found)}\n\n{verdict(found)}"
+    write_json(folder / f"{NAME}.json", found, indent=None)
+    fill(folder / "moshpit.md", {NAME: text})
+    draw(found, folder / f"{NAME}.png")
+    return text
+
+
+def band(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any, Any, Any]:
+    """Seconds, and the median, least and most of the losses, from where all have one."""
+    start = max(curve[0][0] for curve in curves)
+    end = min(curve[-1][0] for curve in curves)
+    at = np.linspace(start, max(start, end), 120)
+    points = [np.array(curve) for curve in curves]
+    lines = np.array([np.interp(at, one[:, 0], one[:, 1]) for one in points])
+    return at, np.median(lines, axis=0), lines.min(axis=0), lines.max(axis=0)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Loss by time, median and range over seeds; each seed's seconds to the goal."""
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(7.3, 7.0), layout="constrained", height_ratios=(2.2, 1)
+    )
+    names = list(found["variants"])
+    for place, (name, of) in enumerate(found["variants"].items()):
+        at, median, least, most = band(of["curve"])
+        colour = COLOURS[name]
+        above.plot(at, median, color=colour, linewidth=1.6, label=name)
+        above.fill_between(at, least, most, color=colour, alpha=0.15, linewidth=0)
+        known = [one for one in of["seconds"] if one is not None]
+        below.plot(known, [place] * len(known), "o", color=colour, markersize=7)
+        if len(known) == len(of["seconds"]):
+            below.plot([statistics.median(known)], [place], "|", color="black", markersize=18)
+    above.axhline(GOAL, color="grey", linestyle=":", linewidth=1)
+    above.set_ylim(None, 3.2)
+    above.set_title("loss of peer 0: median of the seeds, range shaded", fontsize=11)
+    above.set_xlabel("seconds of training")
+    above.set_ylabel("validation loss, nats per byte")
+    above.legend(fontsize=10)
+    below.set_yticks(range(len(names)), names)
+    below.set_ylim(len(names) - 0.5, -0.5)
+    below.set_xlim(0, found["budget"]["seconds"])
+    below.set_title(f"seconds to a loss of {GOAL:g}: each seed, and the median", fontsize=11)
+    below.set_xlabel("seconds of training")
+    save(figure, path)

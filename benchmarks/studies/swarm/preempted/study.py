@@ -60,9 +60,9 @@ class Host(Talking):
             "folder": folder,
             "train": asdict(run.train()),
             "step": budget.step / SPEEDS[number] if number < PEERS else 0.0,
-            "local": budget.local,
+            "local": max(1, round(variant.factor * budget.local)),
             "batch": budget.batch,
-            "target": budget.target,
+            "target": round(variant.factor * budget.target),
             "wire": variant.wire,
             "control": variant.control,
         }

@@ -43,7 +43,7 @@ class Peer:
             options=Options(link="udp"),  # else they would share memory
             timeout=TIMEOUT,
         )
-        self._member.averages(f"f32[{len(self._values)}]", timeout=TIMEOUT)
+        self._member.averages(f"{len(self._values):032x}", timeout=TIMEOUT)
         at = time.monotonic()
         self._member.wait_for(self._config["peers"], TIMEOUT)
         return {"at": at}

@@ -188,7 +188,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         above.fill_between(at, least, most, color=colour, alpha=0.15, linewidth=0)
         known = [one for one in of["seconds"] if one is not None]
         below.plot(known, [place] * len(known), "o", color=colour, markersize=7)
-        if len(known) == len(of["seconds"]):
+        if len(known) < len(of["seconds"]):
+            text = f"{len(of['seconds']) - len(known)} of {len(of['seconds'])} seeds not in time"
+            below.text(found["budget"]["seconds"], place, f"{text} ", ha="right", va="center")
+        else:
             below.plot([statistics.median(known)], [place], "|", color="black", markersize=18)
     above.axhline(GOAL, color="grey", linestyle=":", linewidth=1)
     above.set_ylim(None, 3.2)

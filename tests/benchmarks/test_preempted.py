@@ -229,16 +229,18 @@ def test_the_report_tells_times_to_the_goal() -> None:
         *(entry(OURS, 50.0 + seed, seed) for seed in (1, 2, 3)),
         *(entry(THEIRS, 90.0 + 3 * seed, seed) for seed in (1, 2, 3)),
         entry("gossip", 40.0, 1, loss=report.GOAL + 0.1),
-        entry("gossip", 60.0, 2),
+        entry("gossip", 50.0, 2),
     ]
     found = report.results(made)
     rows = {row.split(" | ")[0].strip("| "): row for row in report.table(found).splitlines()[2:]}
-    assert rows[OURS].startswith(f"| {OURS} | 1, 2, 3 | 52 (51, 53) | 2.250 (2.250, 2.250) | 7% |")
+    assert rows[OURS].startswith(
+        f"| {OURS} | 1, 2, 3 | 52 (51, 53) | - | 2.250 (2.250, 2.250) | 7% |"
+    )
     assert "| 2.5, 3.5 | 2 |" in rows[OURS]
-    assert "| 1 of 2 seeds; 60 |" in rows["gossip"]
+    assert "| 96 (93, 99) | 1.85 (1.82, 1.87) |" in rows[THEIRS]
+    assert "| 1 of 2 seeds: 50 | 1 of 2 seeds: 0.96 |" in rows["gossip"]
     assert report.verdict(found) == (
-        f"7 to 7 preemptions in a run. `{OURS}` is there first; "
-        f"`{THEIRS}` takes 1.85 times as long."
+        f"7 to 7 preemptions in a run. First: `{OURS}` with 2 seeds, `gossip` with 1 seed."
     )
 
 

@@ -18,8 +18,11 @@ from benchmarks.common.results import Result
 from .runs import SPEEDS, VARIANTS, Budget, Run
 
 NAME: Final = "swarm-preempted"
-GOAL: Final = 2.4
-"""The validation loss whose time is told, in nats per byte."""
+GOAL: Final = 2.5
+"""The validation loss whose time is told, in nats per byte. Each seed has texts of its own, some of
+which are harder."""
+REFERENCE: Final = next(iter(VARIANTS))
+"""The variant with whose time the others' is compared, seed by seed."""
 ROUNDS: Final = 3
 """It is the mean after so many rounds, as the rate stays and single losses are off by 0.03."""
 COLOURS: Final = dict(
@@ -82,6 +85,11 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
             "date": one.date,
         }.items():
             of.setdefault(name, []).append(value)
+    reference = variants.get(REFERENCE, {"seed": [], "seconds": []})
+    times = dict(zip(reference["seed"], reference["seconds"], strict=True))
+    for of in variants.values():
+        pairs = zip(of["seconds"], map(times.get, of["seed"]), strict=True)
+        of["against"] = [a / b if a and b else None for a, b in pairs]
     ordered = {name: variants[name] for name in VARIANTS if name in variants}
     commits = sorted({one.commit for one in entries})
     return {"budget": json.loads(*budgets), "commits": commits, "variants": ordered}
@@ -92,12 +100,13 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({least}, {most})"
 
 
-def _seconds(values: Sequence[float | None]) -> str:
+def _known(values: Sequence[float | None], form: str) -> str:
+    """The spread, or how many seeds have a value."""
     known = [one for one in values if one is not None]
     if len(known) < len(values):
-        some = f"; {', '.join(f'{one:.0f}' for one in known)}" if known else ""
+        some = f": {', '.join(format(one, form) for one in known)}" if known else ""
         return f"{len(known)} of {len(values)} seeds{some}"
-    return _spread(known, ".0f")
+    return _spread(known, form)
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -106,6 +115,7 @@ def table(found: Mapping[str, Any]) -> str:
         "variant",
         "seeds",
         f"seconds to a loss of {GOAL:g}: median (least, most)",
+        f"times as long as `{REFERENCE}`",
         "loss at the end",
         "steps taken, of those possible",
         "rounds of peer 0",
@@ -121,7 +131,8 @@ def table(found: Mapping[str, Any]) -> str:
             [
                 name,
                 ", ".join(map(str, of["seed"])),
-                _seconds(of["seconds"]),
+                _known(of["seconds"], ".0f"),
+                "-" if name == REFERENCE else _known(of["against"], ".2f"),
                 _spread(of["loss"], ".3f"),
                 f"{statistics.fmean(of['taken']):.0%}",
                 f"{statistics.fmean(of['rounds']):.1f}",
@@ -135,24 +146,23 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """Who is there first, and how many peers were preempted."""
-    medians = {
-        name: statistics.median(of["seconds"])
-        for name, of in found["variants"].items()
-        if None not in of["seconds"]
-    }
+    """Who is there first with how many seeds, and how many peers were preempted."""
     counts = [count for of in found["variants"].values() for count in of["preempted"]]
-    said = f"{min(counts)} to {max(counts)} preemptions in a run."
-    if medians:
-        first = min(medians, key=lambda name: medians[name])
-        said += f" `{first}` is there first"
-        others = ", ".join(
-            f"`{name}` takes {seconds / medians[first]:.2f} times as long"
-            for name, seconds in medians.items()
-            if name != first
-        )
-        said += f"; {others}." if others else "."
-    return said
+    firsts: dict[str, int] = {}
+    for seed in sorted({seed for of in found["variants"].values() for seed in of["seed"]}):
+        times = {
+            name: of["seconds"][of["seed"].index(seed)]
+            for name, of in found["variants"].items()
+            if seed in of["seed"]
+        }
+        there = {name: at for name, at in times.items() if at is not None}
+        if there:
+            first = min(there, key=lambda name: there[name])
+            firsts[first] = firsts.get(first, 0) + 1
+    said = ", ".join(
+        f"`{name}` with {count} seed{'s' * (count > 1)}" for name, count in firsts.items()
+    )
+    return f"{min(counts)} to {max(counts)} preemptions in a run. First: {said or 'nobody'}."
 
 
 def write(entries: Sequence[Result], folder: Path) -> str:

@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import markdown
+from benchmarks.common.report import fill_and_keep, markdown
 from benchmarks.micro.directory import Part, all_of
 from lossycoll.cli.argtypes import whole
 
@@ -100,9 +101,13 @@ def main() -> int:
     add("--peers", type=whole(2), nargs="+", default=[16, 64], help="how many (%(default)s)")
     add("--mib", type=float, nargs="+", default=[1.0], help="of float32 values (%(default)s)")
     add("--rounds", type=whole(1), default=10, help="after the first (%(default)s)")
+    add("--report", type=Path, help="folder of moshpit.md, which gets the table")
     options = parser.parse_args()
     rows = [row(peers, mib, options.rounds) for peers in options.peers for mib in options.mib]
-    print(markdown(HEAD, rows))
+    table = markdown(HEAD, rows)
+    print(table)
+    if options.report:
+        fill_and_keep(options.report / "moshpit.md", "many-peers", table)
     return 0
 
 

@@ -185,10 +185,24 @@ def band(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any, Any, An
     return at, np.median(lines, axis=0), lines.min(axis=0), lines.max(axis=0)
 
 
+def differences(of: Mapping[str, Any], reference: Mapping[str, Any]) -> list[list[list[float]]]:
+    """By seed: how far the loss is above the reference's while both have one."""
+    found = []
+    for seed, curve in zip(of["seed"], of["curve"], strict=True):
+        if seed in reference["seed"]:
+            other = np.array(reference["curve"][reference["seed"].index(seed)])
+            both = [point for point in curve if other[0, 0] <= point[0] <= other[-1, 0]]
+            found.append(
+                [[at, loss - float(np.interp(at, other[:, 0], other[:, 1]))] for at, loss in both]
+            )
+    return found
+
+
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Loss by time, median and range over seeds; each seed's seconds to the goal."""
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(7.3, 7.0), layout="constrained", height_ratios=(2.2, 1)
+    """Loss by time, and against the reference of its seed, median and range over seeds; each seed's
+    seconds to the goal."""
+    figure, (above, middle, below) = plt.subplots(
+        3, 1, figsize=(7.3, 10.0), layout="constrained", height_ratios=(2, 1.6, 1)
     )
     names = list(found["variants"])
     for place, (name, of) in enumerate(found["variants"].items()):
@@ -196,17 +210,26 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         colour = COLOURS[name]
         above.plot(at, median, color=colour, linewidth=1.6, label=name)
         above.fill_between(at, least, most, color=colour, alpha=0.15, linewidth=0)
+        if name != REFERENCE and REFERENCE in found["variants"]:
+            at, median, least, most = band(differences(of, found["variants"][REFERENCE]))
+            middle.plot(at, median, color=colour, linewidth=1.6)
+            middle.fill_between(at, least, most, color=colour, alpha=0.15, linewidth=0)
         known = [one for one in of["seconds"] if one is not None]
         below.plot(known, [place] * len(known), "o", color=colour, markersize=7)
         if len(known) < len(of["seconds"]):
             text = f"{len(of['seconds']) - len(known)} of {len(of['seconds'])} seeds not in time"
-            below.text(found["budget"]["seconds"], place, f"{text} ", ha="right", va="center")
+            below.text(0, place, f" {text}", ha="left", va="center")
         else:
             below.plot([statistics.median(known)], [place], "|", color="black", markersize=18)
     above.axhline(GOAL, color="grey", linestyle=":", linewidth=1)
     above.set_ylim(None, 3.2)
     above.set_title("loss of peer 0: median of the seeds, range shaded", fontsize=11)
-    above.set_xlabel("seconds of training")
+    middle.axhline(0, color=COLOURS[REFERENCE], linewidth=1.6)
+    middle.set_ylim(-0.15, 0.6)
+    middle.set_title(f"the same above {REFERENCE} of the same seed and second", fontsize=11)
+    middle.set_ylabel("difference, nats per byte")
+    above.set_xlim(0, found["budget"]["seconds"])
+    middle.set_xlim(0, found["budget"]["seconds"])
     above.set_ylabel("validation loss, nats per byte")
     above.legend(fontsize=10)
     below.set_yticks(range(len(names)), names)

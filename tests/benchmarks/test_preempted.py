@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from benchmarks.studies.swarm.preempted.runs import (
     runs,
     schedule,
 )
+from tests.support.waiting import until
 
 BUDGET = Budget()
 OURS = "lossycoll"
@@ -207,9 +207,7 @@ def test_gossip_averages_with_a_partner_that_is_there(gossips: list[Any]) -> Non
     assert done == [None, None]
     one._asks.join(10)
     assert one.step() == {"members": 2, "failure": ""}
-    until = time.monotonic() + 10
-    while float(other._mine()[0]) == 1.0 and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: float(other._mine()[0]) != 1.0, "the other takes its half")
     for peer in gossips:
         assert torch.equal(peer._mine(), torch.full((20_000,), 0.5))
 

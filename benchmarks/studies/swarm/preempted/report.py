@@ -26,7 +26,11 @@ REFERENCE: Final = next(iter(VARIANTS))
 ROUNDS: Final = 3
 """It is the mean after so many rounds, as the rate stays and single losses are off by 0.03."""
 COLOURS: Final = dict(
-    zip(VARIANTS, ("tab:blue", "tab:cyan", "tab:red", "tab:green", "tab:purple"), strict=True)
+    zip(
+        VARIANTS,
+        ("tab:blue", "tab:cyan", "tab:red", "tab:green", "tab:purple", "tab:pink"),
+        strict=True,
+    )
 )
 
 

@@ -42,6 +42,8 @@ VARIANTS: Final = {
     "gloo, restarts": Variant("gloo", control="bbr", together=True, factor=0.5),
     "gossip": Variant("gossip", control="bbr"),
     "hivemind": Variant(HIVEMIND, control="bbr"),
+    # No step is taken beside its rounds.
+    "hivemind, long rounds": Variant(HIVEMIND, control="bbr", factor=2.0),
 }
 
 

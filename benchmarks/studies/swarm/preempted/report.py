@@ -23,8 +23,9 @@ GOAL: Final = 2.5
 which are harder."""
 REFERENCE: Final = next(iter(VARIANTS))
 """The variant with whose time the others' is compared, seed by seed."""
-ROUNDS: Final = 3
-"""It is the mean after so many rounds, as the rate stays and single losses are off by 0.03."""
+WINDOW: Final = 18.0
+"""It is the mean after the rounds of so many seconds, as the rate stays and single losses are off
+by 0.03. As many for all, however long their rounds are."""
 COLOURS: Final = dict(
     zip(
         VARIANTS,
@@ -37,8 +38,8 @@ COLOURS: Final = dict(
 def check(figures: Mapping[str, Any]) -> None:
     """Raises ValueError for a curve that goes back in time, or a loss that is no number above 0."""
     curve = figures["curve"]
-    if len(curve) < ROUNDS:
-        raise ValueError(f"a curve of {len(curve)} points")
+    if not curve:
+        raise ValueError("a curve of no points")
     if any(before[0] >= after[0] for before, after in pairwise(curve)):
         raise ValueError("a curve goes back in time")
     for loss in (*(point[1] for point in curve), *figures["losses"]):
@@ -52,11 +53,10 @@ def reached(curve: Sequence[Sequence[float]], goal: float = GOAL) -> float | Non
 
 
 def smooth(curve: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """The mean of the latest rounds' losses by time, from where there are enough."""
-    losses = [loss for _, loss in curve]
+    """The mean of the latest rounds' losses by time."""
     return [
-        (curve[i][0], statistics.fmean(losses[i - ROUNDS + 1 : i + 1]))
-        for i in range(ROUNDS - 1, len(curve))
+        (at, statistics.fmean(loss for then, loss in curve if at - WINDOW < then <= at))
+        for at, _ in curve
     ]
 
 

@@ -106,14 +106,18 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Loss over bytes at the end, and on the way."""
+    """Loss over bytes: at the end against the reference of the same seed, since rows have unlike
+    seeds, and on the way."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for number, name in enumerate(VARIANTS):
         of = [row for row in rows if row["variant"] == name]
         if not of:
             continue
         color = f"C{number}"
-        points = [(statistics.fmean(r["bytes"]) / 2**20, statistics.fmean(r["loss"])) for r in of]
+        points = [
+            (statistics.fmean(row["bytes"]) / 2**20, 100 * statistics.fmean(row["above"]))
+            for row in of
+        ]
         left.plot(*zip(*points, strict=True), "o-", color=color, label=name)
         for row, point in zip(of, points, strict=True):
             left.annotate(
@@ -136,8 +140,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("MiB that all peers have sent")
         axis.set_title(title, fontsize=10)
-    left.set_ylabel("loss of the mean model, nats per byte")
-    left.legend(fontsize=8)
+    left.set_ylabel(f"loss against {REFERENCE}, {GOAL_EVERY}, of the same seed, %")
+    right.set_ylabel("loss of the mean model, nats per byte")
+    figure.legend(*left.get_legend_handles_labels(), fontsize=9, ncols=6, loc="outside lower center")
     save(figure, path)
 
 

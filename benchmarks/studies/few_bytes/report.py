@@ -142,7 +142,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_title(title, fontsize=10)
     left.set_ylabel(f"loss against {REFERENCE}, {GOAL_EVERY}, of the same seed, %")
     right.set_ylabel("loss of the mean model, nats per byte")
-    figure.legend(*left.get_legend_handles_labels(), fontsize=9, ncols=6, loc="outside lower center")
+    names = left.get_legend_handles_labels()
+    figure.legend(*names, fontsize=9, ncols=6, loc="outside lower center")
     save(figure, path)
 
 

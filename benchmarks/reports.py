@@ -34,6 +34,7 @@ STUDIES: Final[Mapping[str, tuple[str, ...]]] = {
     "drop_rates": (),
     "phases": (),
     "swarm": (),
+    "swarm/preempted": (),
     "few_bytes": (),
     "time_to_loss": (),
     "folding": (),

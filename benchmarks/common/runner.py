@@ -107,7 +107,8 @@ def main(study: Study[P], arguments: Sequence[str] | None = None) -> int:
         return status
     done = load(options.results)
     kept = [done[piece.key] for piece in planned if piece.key in done]
-    report = study.report or import_module(f"benchmarks.studies.{study.name}.report").write
+    module = f"benchmarks.studies.{study.name.replace('/', '.')}.report"
+    report = study.report or import_module(module).write
     try:
         text = report(kept if study.reports_planned else list(done.values()), options.report)
     except ValueError as error:

@@ -49,17 +49,29 @@ def results(entries: Sequence[Result]) -> list[dict[str, Any]]:
             "curve": figures["curve"],
             "above": figures["loss"] / reference["loss"] - 1,
             "fewer": reference["bytes"] / figures["bytes"],
+            "above_alike": _above(figures, found.get((REFERENCE, every, seed))),
         }.items():
             row.setdefault(name, []).append(value)
     return [rows[place] for place in sorted(rows)]
+
+
+def _above(figures: Mapping[str, Any], plain: Mapping[str, Any] | None) -> float | None:
+    """The loss against the reference's of as many local steps; None where there is none."""
+    return None if plain is None else float(figures["loss"] / plain["loss"] - 1)
+
+
+def _mean(shares: Sequence[float]) -> str:
+    """In percent, with the least and the most."""
+    percent = [100 * one for one in shares]
+    spread = f" ({min(percent):+.2f}, {max(percent):+.2f})" if len(percent) > 1 else ""
+    return f"{statistics.fmean(percent):+.2f}%{spread}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row."""
     lines = []
     for row in rows:
-        above = [100 * one for one in row["above"]]
-        spread = f" ({min(above):+.2f}, {max(above):+.2f})" if len(above) > 1 else ""
+        alike = [one for one in row["above_alike"] if one is not None]
         is_reference = row["variant"] == REFERENCE and row["every"] == GOAL_EVERY
         lines.append(
             [
@@ -69,12 +81,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{statistics.fmean(row['bytes']) / 2**20:.1f}",
                 "-" if is_reference else f"{statistics.fmean(row['fewer']):.1f}",
                 f"{statistics.fmean(row['loss']):.4f}",
-                "-" if is_reference else f"{statistics.fmean(above):+.2f}%{spread}",
+                "-" if is_reference else _mean(row["above"]),
+                "-" if row["variant"] == REFERENCE or not alike else _mean(alike),
             ]
         )
     reference = f"{REFERENCE}, {GOAL_EVERY}"
     head = ["variant", "local steps", "seeds", "MiB of all", f"fewer than {reference}"]
-    return markdown([*head, "loss", f"against {reference}: mean (least, most)"], lines)
+    head += ["loss", f"against {reference}: mean (least, most)"]
+    return markdown([*head, f"against {REFERENCE} of as many steps"], lines)
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -92,14 +106,18 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Loss over bytes at the end, and on the way."""
+    """Loss over bytes: at the end against the reference of the same seed, since rows have unlike
+    seeds, and on the way."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for number, name in enumerate(VARIANTS):
         of = [row for row in rows if row["variant"] == name]
         if not of:
             continue
         color = f"C{number}"
-        points = [(statistics.fmean(r["bytes"]) / 2**20, statistics.fmean(r["loss"])) for r in of]
+        points = [
+            (statistics.fmean(row["bytes"]) / 2**20, 100 * statistics.fmean(row["above"]))
+            for row in of
+        ]
         left.plot(*zip(*points, strict=True), "o-", color=color, label=name)
         for row, point in zip(of, points, strict=True):
             left.annotate(
@@ -122,8 +140,10 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("MiB that all peers have sent")
         axis.set_title(title, fontsize=10)
-    left.set_ylabel("loss of the mean model, nats per byte")
-    left.legend(fontsize=8)
+    left.set_ylabel(f"loss against {REFERENCE}, {GOAL_EVERY}, of the same seed, %")
+    right.set_ylabel("loss of the mean model, nats per byte")
+    names = left.get_legend_handles_labels()
+    figure.legend(*names, fontsize=9, ncols=6, loc="outside lower center")
     save(figure, path)
 
 

@@ -8,21 +8,18 @@ hivemind, by that as well. Needs the laboratory (``lossycoll lab check``).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from benchmarks.common import tcp, training
-from benchmarks.common.results import ROOT
 from benchmarks.common.runner import Study, one_by_one
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
@@ -40,23 +37,20 @@ from .runs import (
     Run,
     runs,
 )
+from .talk import Talking
 
 PEER: Final = "benchmarks.studies.swarm.peer"
 START_SECONDS: Final = 300.0
 """For starting, joining and judging, beside the training."""
 POLL_SECONDS: Final = 0.05
-KEPT_ERRORS: Final = 200
-"""Lines of what a peer says besides."""
 
 
-class Peer:
+class Peer(Talking):
     """A process of the study on its host, and what it says."""
 
     def __init__(self, lab: Lab, number: int, run: Run, python: str, secret: str) -> None:
         variant = VARIANTS[run.variant]
         self.number = number
-        self.lines: list[dict[str, Any]] = []
-        self.errors: list[str] = []
         self.killed = False
         config = {
             "peer": number,
@@ -69,44 +63,7 @@ class Peer:
             "secret": secret,
             "comes late": number >= PEERS,
         }
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "LOSSYCOLL_LOG": "warning",
-            "LOSSYCOLL_LIVENESS": "60",  # all peers and their network share this machine's cores
-            "PYTHONPATH": str(ROOT),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        }
-        command = [python, "-m", PEER, json.dumps(config)]
-        self._process = lab.start(
-            number, command, environment, stdin=-1, stdout=-1, stderr=-1, text=True
-        )
-        self._threads = [
-            threading.Thread(target=self._read, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            try:
-                self.lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                self.errors.append(line)
-
-    def _read_errors(self) -> None:
-        for line in self._process.stderr or ():
-            self.errors.append(line)
-            del self.errors[:-KEPT_ERRORS]
-
-    def tell(self, **what: Any) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: check() says so
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-
-    def said(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in list(self.lines) if line["kind"] == kind]
+        super().__init__(lab, number, [python, "-m", PEER, json.dumps(config)], {})
 
     @property
     def is_training(self) -> bool:
@@ -132,13 +89,6 @@ class Peer:
         code = self._process.poll()
         if code and not self.killed:
             raise LossyError(f"peer {self.number}, status {code}:\n{''.join(self.errors)}")
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(10)
 
 
 class Course:

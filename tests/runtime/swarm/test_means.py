@@ -14,7 +14,8 @@ from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import owners
 from lossycoll.plan.codec import Floats, elements_of, named
-from lossycoll.runtime.swarm.means import MeanEncoding, rates, shares
+from lossycoll.runtime.swarm import means
+from lossycoll.runtime.swarm.means import MeanEncoding, MeanRound, rates, shares
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member
 from tests.oracle.reference_executor import execute
@@ -266,3 +267,22 @@ def test_what_means_lose_is_made_up_for(wire: str, stack: ExitStack) -> None:
 @pytest.mark.parametrize("encoding", ["same", "int8+stochastic"])
 def test_what_remembers_nothing(encoding: str) -> None:
     assert not MeanEncoding(encoding, 1400).remembers
+
+
+@pytest.mark.parametrize("wire", ["int4", "bf16"])
+def test_values_are_rounded_alike_in_blocks_of_any_size(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(8).standard_normal(100_003).astype(np.float32)
+    found = []
+    for block in (1, 5_000, 1 << 20):
+        monkeypatch.setattr(means, "BLOCK", block)
+        encoding = MeanEncoding(named(wire, 32), 1400)
+        for scale in (1.0, 0.5):  # the second time something is owed
+            one = MeanRound(encoding, [member(1.0), member(0.5)], 1, np.float32(scale) * values)
+            one._remember()
+        found.append([one.buffer, encoding.owed])
+    for others in found[1:]:
+        assert_equal_bits([others[0], found[0][0]])
+        assert_equal_bits([others[1], found[0][1]])
+    assert np.abs(found[0][1]).max() > 0

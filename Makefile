@@ -22,7 +22,7 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch]) native/b
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch test-gpu mutate lint lint-types lint-rest format conformance \
+.PHONY: help demo test test-all test-frameworks test-torch test-gpu mutate lint lint-types lint-rest format conformance \
         conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
         wheels site release clean
 
@@ -30,6 +30,7 @@ help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
 	@echo "make test      the tests: a short sample of what takes long (20 minutes at most on two cores)"
 	@echo "make test-all  all tests (30 minutes at most)"
+	@echo "make test-frameworks  the long tests of frameworks whose packages test-all doesn't install"
 	@echo "make test-torch TORCH=2.14.1  make test with that torch, in an environment of its own"
 	@echo "make test-gpu  CUDA tensors, on a machine with a GPU (PYTHON=its python3; 6 minutes at most)"
 	@echo "make mutate    break the code in one place at a time: does a test notice?"
@@ -62,6 +63,10 @@ test: $(VENV)/.built benchmarks/build/raw_udp
 
 test-all: $(VENV)/.built $(VENV)/.long $(VENV)/.release benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+
+# What test-all skips: examples and schemas whose packages take gigabytes.
+test-frameworks: $(VENV)/.built $(VENV)/.long $(VENV)/.frameworks
+	$(BIN)/python -m pytest $(SHARED) -m "" tests/repository/test_examples.py tests/repository/test_trainjob.py $(ARGS)
 
 # The extension is of the stable ABI and knows no torch, so both environments share the one built.
 test-torch:
@@ -171,6 +176,10 @@ $(VENV)/.packages: requirements-dev.txt
 
 $(VENV)/.long: requirements-long.txt $(VENV)/.packages
 	$(BIN)/python -m pip install --requirement requirements-long.txt
+	touch $@
+
+$(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.packages
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-build-isolation --requirement requirements-frameworks.txt
 	touch $@
 
 $(VENV)/.release: requirements-release.txt $(VENV)/.packages

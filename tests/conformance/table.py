@@ -33,7 +33,7 @@ an error when a result contradicts the [exceptions](#exceptions).
 - A few tests choose their branch for CPUs by `BACKEND == "gloo"` while they run. They get lossy's
   name in a form that compares equal to gloo's. torch itself gets the plain name.
 - torch has a fixed list of backends whose profiler events are checked. Those assertions are left
-  out for lossy, which records no events of its own.
+  out for lossy, whose spans have names of its own.
 - Ranks are forked from a process that has imported torch and has a single thread. Otherwise they
   run as torch runs them: a file store, the suite's own barrier before and after, the same seed. All
   ranks must end alike; torch checks only the first one's exit status.

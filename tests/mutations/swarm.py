@@ -43,8 +43,8 @@ SWARM = (
     mutation(
         "errors of rounding that feed the next ones",
         "lossycoll/runtime/swarm/means.py",
-        "np.clip(wanted, low, high, out=self.buffer)",
-        "np.clip(wanted, low - high, high - low + high, out=self.buffer)",
+        "np.clip(wanted, low, high, out=self.buffer[block])",
+        "np.clip(wanted, low - high, high - low + high, out=self.buffer[block])",
         "tests/runtime/swarm/test_means.py::test_what_is_owed_makes_no_grid_coarser",
     ),
     mutation(

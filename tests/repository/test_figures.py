@@ -113,13 +113,33 @@ def test_perplexities_of_the_demo() -> None:
 
 def test_bandwidths_of_clean_wires() -> None:
     verdict = marked("clean-verdict")
-    said = re.findall(r"([\d.]+) to\s+([\d.]+) times", README)
+    said = re.findall(r"([\d.]+) to\s+([\d.]+) times", README.partition("On clean links of")[0])
     ranges = {
         name: re.search(rf"- {name}: times gloo's bus bandwidth: ([\d.]+) to ([\d.]+),", verdict)
         for name in ("broadcast", "all_reduce")
     }
     assert said == [found.groups() for found in ranges.values() if found is not None]
     assert len(said) == 2
+
+
+def test_speeds_on_slow_links() -> None:
+    """gloo's time over lossy's, in a loop and after computing."""
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    table = page.partition("## Slow links, beside gloo")[2].partition("\n## ")[0]
+    ratios: dict[int, list[float]] = {}
+    for row in re.findall(r"^\| (\d+) \| (\d+) \| 0% \|(.*)$", table, re.M):
+        hosts, mbit = int(row[0]), int(row[1])
+        if mbit <= 100:
+            times = [float(one) for one in re.findall(r"(\d+) ms", row[2])]
+            found = [times[1] / times[0], times[3] / times[2]]
+            ratios.setdefault(hosts, []).extend(found)
+    few = ratios[2] + ratios[4]
+    want = [f"{one:.2f}" for one in (min(few), max(few), min(ratios[8]), max(ratios[8]))]
+    said = README.partition("On clean links of")[2].partition("(")[0]
+    assert re.findall(r"\d\.\d\d", said) == want
+    (line,) = re.findall(r"^\| clean links of 20 to 100 .*$", page, re.M)
+    every = few + ratios[8]
+    assert re.findall(r"\d\.\d\d", line) == [f"{min(every):.2f}", f"{max(every):.2f}"]
 
 
 def test_what_sealing_costs() -> None:

@@ -32,7 +32,7 @@ MOST_WORKERS: Final = 1 << 14
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("times", type=Path, help="file of recorded times (docs/dropcompute.md has its format)")
+    add("times", type=Path, help="file of recorded times (the page DropCompute has its format)")
     add(
         "--workers",
         type=whole(1, MOST_WORKERS),

@@ -229,7 +229,7 @@ def no_job() -> str:
     """Where no job was found, and where else it may be: a service has another folder."""
     return (
         f"no job or swarm of this user has a page in {status_page.folder()}; one with another "
-        "XDG_RUNTIME_DIR has it there (docs/operate.md), and with HOST:PORT of a rank, "
+        "XDG_RUNTIME_DIR has it there, and with HOST:PORT of a rank, "
         "`lossycoll status` asks that rank"
     )
 

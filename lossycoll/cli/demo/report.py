@@ -145,9 +145,9 @@ def remarks(runs: dict[str, Run]) -> list[str]:
         if run.lossy and run.name in drifting and run.method.summary
     )
     return [
-        " ".join([*said, "docs/guide.md says which to use when."]),
+        " ".join([*said, "The guide says which to use when."]),
         "Distances are exact, over all pairs of ranks, and means over the second half of the steps;"
-        " what they should be by theory is in docs/demo.md.",
+        " what they should be by theory is on the demo's page.",
     ]
 
 

@@ -40,7 +40,7 @@ MISSING_SHARE, MISSING_PACKETS = 0.01, 100
 """More missing than both of these is said, where no method makes up for it."""
 MAKES_UP: Final = (
     "keep DDP's replicas together by lossycoll.DriftBound(model, optimizer), or bring packets back "
-    "by Options(max_missing='1%') (docs/guide.md)"
+    "by Options(max_missing='1%')"
 )
 
 
@@ -245,7 +245,7 @@ class GroupStats:
             "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
             "another run others will be. Sums are in the order of ranks, but of what came; "
             "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
-            "(docs/engine-reference.md)",
+            "(the page Engine reference)",
             self._where,
             by,
             missing,

@@ -564,7 +564,8 @@ class Directory:
         if was_behind and not peer.behind:
             # While it took the newer state, rounds went on without it. In an earlier one than the
             # others' it would meet nobody, and would have to take the state once more.
-            peer.round = max(peer.round, self.round)
+            others = [p.round for p in self._averaging.values() if p is not peer and not p.behind]
+            peer.round = max(peer.round, min(others, default=peer.round))
         self._note(peer)
 
     def seeks(self, number: int, donors: int) -> None:

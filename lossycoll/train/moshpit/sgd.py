@@ -315,7 +315,9 @@ class MoshpitSGD(Optimizer):
         if report.round < 0:  # none began
             return report
         with self._changing, torch.no_grad():
-            self._take(one.before, one.values, self._fragments.of(report.round))
+            sound = self._take(one.before, one.values, self._fragments.of(report.round))
+            if report.left_out or not sound:
+                self._heal()
             self._has_had(report, one.at)
         self._offer(report)
         return report
@@ -408,9 +410,10 @@ class MoshpitSGD(Optimizer):
         how = weight, timeout, self._steps, self._fragments, origin
         return OneRound(self._averager, self._values(), *how)
 
-    def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> None:
-        """Adds what a round has changed in a fragment: steps that were taken meanwhile stay."""
-        rows = self._fragments.rows
+    def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> bool:
+        """Adds what a round has changed in a fragment: steps that were taken meanwhile stay. False:
+        some that were taken meanwhile weren't finite, and means stand for what they left."""
+        rows, sound = self._fragments.rows, True
         ends = rows(means, part)
         if self._outer is not None:
             anchors = self._anchors[part]
@@ -425,10 +428,31 @@ class MoshpitSGD(Optimizer):
         begins, owns = rows(before, part), rows([p.detach() for p in averages], part)
         rests = rows(self._rests(), part)
         for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
-            value = whole[number] + (end - begin) if self._delayed else end
+            value = end
+            if self._delayed:
+                moved = whole[number] + (end - begin)
+                finite = moved.isfinite()
+                sound = sound and bool(finite.all())
+                value = torch.where(finite, moved, end)
             own.copy_(value)
             if own.dtype != torch.float32:
                 rests[number].copy_(value - own.float())
+        return sound
+
+    def _heal(self) -> None:
+        """What isn't finite here after a round that healed its part, and would spoil it in the next
+        step: parameters outside of it take the outer ones, moments begin as in a first step."""
+        for part, anchors in enumerate(self._anchors):
+            owns = self._fragments.rows([p.detach() for p in self._parameters], part)
+            for own, anchor in zip(owns, anchors, strict=True):
+                own.copy_(torch.where(own.isfinite(), own, anchor.to(own.dtype)))
+        for one in self._inner:
+            for parameter, kept in list(one.state.items()):
+                floats = [
+                    x for x in kept.values() if isinstance(x, Tensor) and x.is_floating_point()
+                ]
+                if not all(bool(x.isfinite().all()) for x in floats):
+                    del one.state[parameter]
 
     def _rests(self) -> list[Tensor]:
         """What parameters of 16 bits can't hold. Those of 32, which hold all, stand for theirs."""

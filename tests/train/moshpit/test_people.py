@@ -147,6 +147,45 @@ def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
     assert len([one for one in caplog.records if "aren't finite" in one.message]) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (torch.optim.AdamW, {}),  # whose moments aren't finite either
+        (torch.optim.AdamW, {"delayed": True}),
+        (torch.optim.SGD, {"average": "pseudo-gradients", "outer": outer, "fragments": 2}),
+    ],
+    ids=["moments", "delayed", "fragments"],
+)
+def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str, Any]) -> None:
+    swarms = made(3)
+    models = [nn.Linear(8, 4) for _ in swarms]
+    averagers = [MoshpitAverager(s, m.parameters()) for s, m in zip(swarms, models, strict=True)]
+    made_here = [
+        MoshpitSGD(own, kind(own.parameters(), lr=0.01), averager, every=2, **how)
+        for own, averager in zip(models, averagers, strict=True)
+    ]
+
+    def train(number: int) -> list[Any]:
+        own, optimizer = models[number], made_here[number]
+        averagers[number].wait_for(3)
+        found = []
+        for step in range(24):
+            x = torch.randn(8, 8) * (float("nan") if number == 1 and step == 5 else 1.0)
+            optimizer.zero_grad()
+            own(x).square().mean().backward()
+            assert (number, step) != (1, 5) or not own.weight.grad.isfinite().all()
+            found.append(optimizer.step(weight=8))
+        return [one for one in [*found, optimizer.finish()] if one is not None]
+
+    reports = at_once(*(lambda number=number: train(number) for number in range(3)))
+    assert how.get("delayed") or any(one.left_out for one in reports[1])
+    assert reports[1][-1].left_out == ""
+    for own, optimizer in zip(models, made_here, strict=True):
+        assert all(bool(one.isfinite().all()) for one in own.parameters())
+        for kept in optimizer.state.values():
+            assert all(bool(torch.as_tensor(one).isfinite().all()) for one in kept.values())
+
+
 def test_buffers_that_no_round_heals_are_named_once(
     made: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

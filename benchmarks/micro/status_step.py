@@ -74,8 +74,9 @@ def rank_trains(rank: int, world: int) -> dict[str, Any]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         found["spans, step"] = pairs(steps["on"], _without_spans(steps["on"]), count)
         found["spans, calls"] = pairs(calls["on"], _without_spans(calls["on"]), CALLS * count)
-    serving = [one for one in threading.enumerate() if one.name == "lossycoll-metrics"]
-    answers = _metrics(serving[0]) if serving else None  # the rank that got the port
+    threads = {one.name: one for one in threading.enumerate()}
+    serves = any("serve_forever" in name for name in threads)  # the rank that got the port
+    answers = _metrics(threads["lossycoll-metrics"]) if serves else None
     dist.barrier()
     dist.destroy_process_group()
     return {"pairs": found, "metrics": answers}

@@ -363,7 +363,7 @@ def test_loss_order_queues_and_small_packets() -> None:
     link = Link(loss=0.05, delay_ms=10, reorder=0.05)
     port = Port(up_mbit=50, queue_ms=50)
     with Lab(Network(hosts=2, link=link, port=port)) as lab:
-        ends = [start(lab, host, "--budget", "4", "--idle", "0") for host in range(2)]
+        ends = [start(lab, host, "--budget", "16", "--idle", "0") for host in range(2)]
         (checks, options), _ = map(answer, ends)
     assert options == {}
     assert float(checks["round trip"]["found"].split()[0]) >= 20

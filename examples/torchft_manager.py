@@ -80,7 +80,9 @@ def launch(method: str, count: int) -> None:
                 if 0 < killed == KILLS:
                     job.store.set("last", str(max(steps) + MORE))
             if due is not None and killed < KILLS and time.monotonic() > due:
-                replicas[1 + killed % (count - 1)].kill()
+                victim = replicas[1 + killed % (count - 1)]
+                victim.kill()
+                victim.wait()  # else its steps would be taken for those of who comes in its place
                 killed, due = killed + 1, None
             for number, replica in enumerate(replicas):
                 status = replica.poll() or 0

@@ -174,8 +174,8 @@ MEMBERSHIP = (
     mutation(
         "a metrics port that another program has is no matter",
         "lossycoll/runtime/world/metrics.py",
-        "if tries == 2 and is_first",
-        "if False and is_first",
+        "if is_first and not _tells",
+        "if False and not _tells",
         "tests/runtime/world/test_metrics.py"
         "::test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free",
     ),

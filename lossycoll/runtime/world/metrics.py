@@ -239,17 +239,17 @@ def _serve(
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-        records = read()
-        is_first = process == min((record.process for record in records), default=-1)
-        # At the first try, a job of this program that has just ended may still have it.
-        if tries == 2 and is_first and not _tells(address, int(port), records[0].session):
-            log.warning(
-                "metrics can't be told at %s: another program, or another job, has the port "
-                "(`ss -ltnp` names it); choose another one by LOSSYCOLL_METRICS, or end it: the "
-                "port is tried again every %.0f s",
-                where,
-                RETRY_SECONDS,
-            )
+        if tries == 2:  # at the first, a job of this program that has just ended may still have it
+            records = read()
+            is_first = process == min((record.process for record in records), default=-1)
+            if is_first and not _tells(address, int(port), records[0].session):
+                log.warning(
+                    "metrics can't be told at %s: another program, or another job, has the port "
+                    "(`ss -ltnp` names it); choose another one by LOSSYCOLL_METRICS, or end it: "
+                    "the port is tried again every %.0f s",
+                    where,
+                    RETRY_SECONDS,
+                )
         if not wait(RETRY_SECONDS):
             return
     while wait(60.0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,17 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["KEPT", "between", "fill", "fill_and_keep", "markdown", "plt", "save", "write_json"]
+__all__ = [
+    "KEPT",
+    "between",
+    "fill",
+    "fill_and_keep",
+    "markdown",
+    "plt",
+    "publish",
+    "save",
+    "write_json",
+]
 
 KEPT = "tables.json"
 """Tables as text, by page and mark: of measurements that keep nothing else."""
@@ -59,6 +69,17 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_json(path: Path, data: Any, indent: int | None = 1) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=indent) + "\n", encoding="utf-8")
+
+
+def publish(
+    folder: Path, name: str, found: Any, text: str, draw: Callable[[Any, Path], None], page: str
+) -> str:
+    """Writes what a study has found as JSON, its table between its marks in a page, and its
+    picture; returns the table."""
+    write_json(folder / f"{name}.json", found, indent=None)
+    fill(folder / page, {name: text})
+    draw(found, folder / f"{name}.png")
+    return text
 
 
 def save(figure: Figure, path: Path, dpi: int = 110) -> None:

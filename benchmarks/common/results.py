@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,6 +87,15 @@ def load(path: Path) -> dict[str, Result]:
             result = Result(**entry)
             found[result.key] = result
     return found
+
+
+def one_budget(entries: Iterable[Result]) -> dict[str, Any]:
+    """The budget of all runs. Raises ValueError where they have several, or there are none."""
+    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
+    if len(budgets) != 1:
+        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    budget: dict[str, Any] = json.loads(*budgets)
+    return budget
 
 
 def append(path: Path, result: Result) -> None:

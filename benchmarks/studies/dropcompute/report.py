@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.report import fill, markdown, plt, save, write_json
-from benchmarks.common.results import Result
+from benchmarks.common.results import Result, one_budget
 from lossycoll.simulate.threshold import curve, grid
 from lossycoll.simulate.times import Times, compute_seconds
 
@@ -47,9 +46,7 @@ def communication(entry: Result) -> float:
 def results(entries: Sequence[Result]) -> dict[str, Any]:
     """By factor of the delay and variant: what was predicted and measured. Raises ValueError for
     runs of different budgets, and where the run without a threshold is missing."""
-    budgets = {json.dumps(entry.settings["budget"], sort_keys=True) for entry in entries}
-    if len(budgets) != 1:
-        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    budget = one_budget(entries)
     found: dict[str, Any] = {}
     for factor in sorted({entry.settings["factor"] for entry in entries}):
         variants = {e.settings["variant"]: e for e in entries if e.settings["factor"] == factor}
@@ -64,7 +61,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
             "variants": {n: _variant(variants[n], reference) for n in VARIANTS if n in variants},
         }
     return {
-        "budget": json.loads(*budgets),
+        "budget": budget,
         "commits": sorted({entry.commit for entry in entries}),
         "delays": found,
     }

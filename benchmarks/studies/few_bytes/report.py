@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
-from benchmarks.common.results import Result
+from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.results import Result, one_budget
 
 from .runs import GOAL_EVERY, REFERENCE, VARIANTS, Run
 
@@ -25,9 +24,7 @@ def results(entries: Sequence[Result]) -> list[dict[str, Any]]:
     """A row for each variant and number of local steps, with lists by seed, and against the
     reference of the same seed at the goal's steps. Raises ValueError for figures that make no
     sense, for runs of more than one budget, and where that reference is missing."""
-    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
-    if len(budgets) != 1:
-        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    one_budget(entries)
     found = {}
     for one in entries:
         run, figures = Run.of(one.settings), one.figures
@@ -151,7 +148,4 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    write_json(folder / f"{NAME}.json", found, indent=None)
-    fill(folder / "moshpit.md", {NAME: text})
-    draw(found, folder / f"{NAME}.png")
-    return text
+    return publish(folder, NAME, found, text, draw, "moshpit.md")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
-from benchmarks.common.results import Result
+from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.results import Result, one_budget
 
 from .runs import JOINED, PEERS, REFERENCE, VARIANTS, Run
 
@@ -46,9 +45,7 @@ def check(figures: Mapping[str, Any]) -> None:
 def results(entries: Sequence[Result]) -> dict[str, Any]:
     """By variant, with lists by seed. Raises ValueError for figures that make no sense, for runs of
     more than one budget, and where a seed has no run of the variant to compare with."""
-    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
-    if len(budgets) != 1:
-        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    budget = one_budget(entries)
     variants: dict[str, dict[str, Any]] = {}
     for one in sorted(entries, key=lambda one: int(one.settings["seed"])):
         check(one.figures)
@@ -83,7 +80,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
         of["against"] = [loss / without[seed] - 1 for seed, loss in pairs]
     commits = sorted({one.commit for one in entries})
     ordered = {name: variants[name] for name in VARIANTS if name in variants}
-    return {"budget": json.loads(*budgets), "commits": commits, "variants": ordered}
+    return {"budget": budget, "commits": commits, "variants": ordered}
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -150,10 +147,7 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    write_json(folder / f"{NAME}.json", found, indent=None)
-    fill(folder / "moshpit.md", {NAME: text})
-    draw(found, folder / f"{NAME}.png")
-    return text
+    return publish(folder, NAME, found, text, draw, "moshpit.md")
 
 
 def common_seeds(found: Mapping[str, Any]) -> list[int]:

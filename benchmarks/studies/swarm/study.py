@@ -15,9 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from benchmarks.common import tcp, training
 from benchmarks.common.runner import Study, one_by_one
@@ -233,14 +233,23 @@ def plan(options: argparse.Namespace) -> list[Run]:
     """What can be run here of what is asked for; what is only reported needs no hivemind."""
     training.check_seeds(options.seeds)
     budget = Budget(options.steps, options.every, options.width, options.batch, options.limit)
+    return list(runs(options.seeds, possible(VARIANTS, options), budget))
+
+
+class Contestant(Protocol):
+    """``by``: the module that averages. ``control``: TCP's congestion control that it needs."""
+
+    @property
+    def by(self) -> str: ...
+    @property
+    def control(self) -> str: ...
+
+
+def possible(variants: Mapping[str, Contestant], options: argparse.Namespace) -> list[str]:
+    """Names of what can be measured, or only reported, on this machine; says what is left out."""
     known = ("", *tcp.allowed())
     without = () if getattr(options, "report_only", False) else missing(options.hivemind)
-    variants = [
-        name
-        for name, variant in VARIANTS.items()
-        if variant.control in known and variant.by not in without
-    ]
-    return list(runs(options.seeds, variants, budget))
+    return [name for name, of in variants.items() if of.control in known and of.by not in without]
 
 
 def missing(python: str) -> tuple[str, ...]:

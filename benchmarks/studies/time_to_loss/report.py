@@ -6,7 +6,6 @@ nothing, ends with, for the seed that ends highest. A variant that doesn't reach
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import fill, markdown, plt, save, write_json
-from benchmarks.common.results import Result
+from benchmarks.common.results import Result, one_budget
 from lossycoll.lab.profiles import PROFILES as LABORATORIES
 
 from .runs import PROFILES, REFERENCES, VARIANTS, Run
@@ -79,9 +78,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
     curves that make no sense, and where runs of more than one budget are mixed."""
     for one in entries:
         check(one.figures["curve"])
-    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
-    if len(budgets) != 1:
-        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    budget = one_budget(entries)
     losses = targets(entries)
     networks: dict[str, dict[str, Any]] = {}
     for one in entries:
@@ -101,7 +98,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
     commits = sorted({one.commit for one in entries})
     return {
         "targets": losses,
-        "budget": json.loads(*budgets),
+        "budget": budget,
         "commits": commits,
         "networks": networks,
     }

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from benchmarks.common import tcp
 
+from .peer import keep
 from .runs import PEERS, SPEEDS
 
 PORT: Final = 7000
@@ -83,8 +84,7 @@ class Averaging:
         dist.all_reduce(values)
         vector_to_parameters(values, self._model.parameters())
         self._rounds += 1
-        part = self._path(self._rounds).with_suffix(".part")
-        torch.save({"model": self._model.state_dict(), "inner": self._inner.state_dict()}, part)
-        part.rename(self._path(self._rounds))
+        state = {"model": self._model.state_dict(), "inner": self._inner.state_dict()}
+        keep(state, self._path(self._rounds))
         self._path(self._rounds - KEPT).unlink(missing_ok=True)
         return {"members": PEERS, "failure": ""}

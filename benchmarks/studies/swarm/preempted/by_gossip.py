@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from benchmarks.common import tcp
 
+from .peer import keep
 from .runs import PEERS, SPEEDS
 
 PORT: Final = 7000
@@ -111,8 +112,7 @@ class Averaging:
         self._steps += 1
         done = "" if self._asks.is_alive() else self._done
         if self._steps % self._local == 0 and not self._asks.is_alive():
-            torch.save(self._inner.state_dict(), self._disk.with_suffix(".part"))
-            self._disk.with_suffix(".part").rename(self._disk)
+            keep(self._inner.state_dict(), self._disk)
             self._asks = threading.Thread(target=self._ask, args=(MEETS,), daemon=True)
             self._asks.start()
         if not done:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -37,10 +36,10 @@ def say(kind: str, **fields: Any) -> None:
     os.write(sys.stdout.fileno(), line.encode())
 
 
-def keep(parameters: Iterable[Tensor], path: Path) -> None:
-    """Writes the values, or leaves the file as it is where the peer is killed meanwhile."""
+def keep(what: Any, path: Path) -> None:
+    """Writes it, or leaves the file as it is where the peer is killed meanwhile."""
     part = path.with_suffix(".part")
-    torch.save([p.detach() for p in parameters], part)
+    torch.save(what, part)
     part.replace(path)
 
 
@@ -100,7 +99,8 @@ def train(by: Any, config: dict[str, Any]) -> None:
             say("steps", peer=number, life=life, steps=steps)
         if done is not None:
             at = time.monotonic()
-            keep(model.parameters(), folder / f"last-{number}.pt")
+            values = [parameter.detach() for parameter in model.parameters()]
+            keep(values, folder / f"last-{number}.pt")
             if number == WATCHED:
-                keep(model.parameters(), folder / f"at-{at - begin:.3f}.pt")
+                keep(values, folder / f"at-{at - begin:.3f}.pt")
             say("round", peer=number, life=life, steps=steps, at=at - begin, **done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
-from benchmarks.common.results import Result
+from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.results import Result, one_budget
 
 from .runs import SPEEDS, VARIANTS, Budget, Run
 
@@ -63,10 +62,8 @@ def smooth(curve: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
 def results(entries: Sequence[Result]) -> dict[str, Any]:
     """By variant, with lists by seed. Raises ValueError for figures that make no sense, and for
     runs of more than one budget."""
-    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
-    if len(budgets) != 1:
-        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
-    budget = Budget(**json.loads(*budgets))
+    told = one_budget(entries)
+    budget = Budget(**told)
     variants: dict[str, dict[str, Any]] = {}
     for one in sorted(entries, key=lambda one: int(one.settings["seed"])):
         run, figures = Run.of(one.settings), one.figures
@@ -96,7 +93,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
         of["against"] = [a / b if a and b else None for a, b in pairs]
     ordered = {name: variants[name] for name in VARIANTS if name in variants}
     commits = sorted({one.commit for one in entries})
-    return {"budget": json.loads(*budgets), "commits": commits, "variants": ordered}
+    return {"budget": told, "commits": commits, "variants": ordered}
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -173,10 +170,7 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    write_json(folder / f"{NAME}.json", found, indent=None)
-    fill(folder / "moshpit.md", {NAME: text})
-    draw(found, folder / f"{NAME}.png")
-    return text
+    return publish(folder, NAME, found, text, draw, "moshpit.md")
 
 
 def band(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any, Any, Any]:

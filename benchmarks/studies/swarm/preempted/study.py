@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.common import tcp, training
+from benchmarks.common import training
 from benchmarks.common.runner import Study, one_by_one
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT
@@ -29,7 +29,7 @@ from lossycoll.cli.demo.worker import Validation
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
 
-from ..study import missing
+from ..study import possible
 from ..talk import Talking
 from .peer import GO
 from .runs import HIVEMIND, PEERS, PROFILE, SPEEDS, VARIANTS, WATCHED, Budget, Preemption, Run, runs
@@ -274,14 +274,8 @@ def plan(options: argparse.Namespace) -> list[Run]:
     """What can be run here of what is asked for; what is only reported needs no hivemind."""
     training.check_seeds(options.seeds)
     budget = Budget(options.seconds, options.step, options.local, options.gap, options.pause)
-    known = ("", *tcp.allowed())
-    without = () if getattr(options, "report_only", False) else missing(options.hivemind)
-    variants = [
-        name
-        for name in options.variants
-        if VARIANTS[name].control in known and VARIANTS[name].by not in without
-    ]
-    return list(runs(options.seeds, variants, budget))
+    asked = {name: VARIANTS[name] for name in options.variants}
+    return list(runs(options.seeds, possible(asked, options), budget))
 
 
 STUDY = Study(

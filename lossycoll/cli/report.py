@@ -252,14 +252,20 @@ def _worst(series: Series) -> Series:
 
 
 COLUMNS = 2
+MOST_CHARTS: Final = 4
+"""Charts of a picture: more can't be read in one look."""
 LINES = ("-", "--", ":")
 
 
 def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> list[str]:
+    """Pictures (SVG) of the charts, in their order."""
+    firsts = range(0, len(charts), MOST_CHARTS)
+    return [_picture(plt, charts[one : one + MOST_CHARTS], seconds) for one in firsts]
+
+
+def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
     from matplotlib.ticker import PercentFormatter
 
-    if not charts:
-        return []
     rows = -(-len(charts) // COLUMNS)
     figure, axes = plt.subplots(
         rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
@@ -288,7 +294,7 @@ def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> list[str]:
     figure.savefig(text, format="svg")
     plt.close(figure)
     picture = text.getvalue().decode()
-    return [picture[picture.find("<svg") :]]
+    return picture[picture.find("<svg") :]
 
 
 # ---- what is said ----

@@ -131,7 +131,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                     markersize=3,
                 )
     for axis, title in (
-        (left, "at the end, by local steps"),
+        (left, "at the end; numbers are local steps of a round"),
         (right, f"on the way, {GOAL_EVERY} local steps, one seed"),
     ):
         axis.set_xscale("log")

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import LogLocator
+
 from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result
 
@@ -107,5 +109,10 @@ def draw(entries: Sequence[Result], path: Path) -> None:
         axis.set_title(f"{mib:.3g} MiB, {hosts} hosts, {mbit:g} Mbit/s, {rtt_ms:g} ms", fontsize=10)
         axis.set_xlabel("packets lost, %")
         axis.set_ylabel("all-reduce, s")
-    axes.flat[0].legend(fontsize=8)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    figure.legend(
+        *axes.flat[0].get_legend_handles_labels(), fontsize=9, ncols=6, loc="outside lower center"
+    )
     save(figure, path)

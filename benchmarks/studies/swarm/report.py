@@ -208,5 +208,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         axis.set_xlabel(label)
     left.set_ylabel("difference of the validation loss, %")
     right.set_ylabel("validation loss of peer 0, nats per byte")
-    right.legend(fontsize=8)
+    names = right.get_legend_handles_labels()
+    figure.legend(*names, fontsize=9, ncols=5, loc="outside lower center")
     save(figure, path)

@@ -52,7 +52,12 @@ def steps_of(optimizer: object, method: str) -> Optimizer:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """A model, and what it wraps, from outside to inside."""
+    """A model, and what it wraps, from outside to inside; UnsupportedError: it is no module."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"the model is a {type(model).__name__}, wanted a torch.nn.Module: pass the model "
+            f"itself, not its parameters"
+        )
     layers = [model]
     while (inner := _inside(layers[-1])) is not None and len(layers) < MOST_LAYERS:
         layers.append(inner)

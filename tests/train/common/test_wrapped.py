@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+import lossycoll
 from lossycoll.errors import UnsupportedError
 from lossycoll.train.common.models import innermost, layers_of, steps_of
 from tests.support.harness import init, run_good
@@ -170,7 +171,6 @@ def rank_methods(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    import lossycoll
 
     init()
     out: dict[str, Any] = {}
@@ -217,3 +217,10 @@ def test_methods_take_what_frameworks_wrap() -> None:
         for before, after, steps, sent in found.values():
             assert before > 0
             assert (after, steps, sent) == (0.0, 4, True)
+
+
+def test_what_is_no_module_is_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    for passed, name in ((model.parameters(), "generator"), (list(model.parameters()), "list")):
+        with pytest.raises(UnsupportedError, match=f"the model is a {name}, wanted a torch.nn.Mod"):
+            lossycoll.measure_drift(passed)  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ wheels: $(VENV)/.built $(VENV)/.release
 	$(BIN)/python -m tools.wheels $(ARGS)
 
 # Strictly: what Sphinx warns of is an error. It imports nothing of ours.
-site: $(VENV)/.packages $(VENV)/.release
+site: $(VENV)/.site
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
 
 # Nothing is uploaded: docs/release.md says what to do with dist/. TESTED is a commit on which make
@@ -182,7 +182,11 @@ $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.packages
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-build-isolation --requirement requirements-frameworks.txt
 	touch $@
 
-$(VENV)/.release: requirements-release.txt $(VENV)/.packages
+$(VENV)/.site: requirements-site.txt $(VENV)/.packages
+	$(BIN)/python -m pip install --requirement requirements-site.txt
+	touch $@
+
+$(VENV)/.release: requirements-release.txt requirements-site.txt $(VENV)/.packages
 	$(BIN)/python -m pip install --requirement requirements-release.txt
 	touch $@
 

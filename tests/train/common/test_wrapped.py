@@ -171,7 +171,6 @@ def rank_methods(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-
     init()
     out: dict[str, Any] = {}
     for wrapper in (LikeAccelerated, LikeLightning, LikeFabric):

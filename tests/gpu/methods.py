@@ -748,3 +748,39 @@ def drop_compute_with_a_slow_rank(rank: Rank) -> None:
     completed = [report.completed for report in drop.gather_report()]
     assert completed[rank.rank] == last.completed
     check_close(gradients_of(model), _wanted(rank, plain, 0, completed))
+
+
+def _peer(rank: Rank, **how: Any) -> tuple[Parts, Any]:
+    """The model after steps as a peer of a swarm of all ranks, on a stream of the caller's, and the
+    report of a round that ran beside the last of them."""
+    secret = "a secret of tests"
+    address: list[Any] = [None]
+    first = lossycoll.Swarm("127.0.0.1:0", secret=secret) if rank.rank == 0 else None
+    if first is not None:
+        address = [first.address]
+    dist.broadcast_object_list(address, 0)
+    with first or lossycoll.Swarm(join=address, secret=secret) as swarm:
+        model = _mlp(rank)
+        averager = lossycoll.MoshpitAverager(swarm, model.parameters(), grid=(rank.world,))
+        with torch.cuda.stream(torch.cuda.Stream() if rank.cuda else None):
+            optimizer = lossycoll.MoshpitSGD(model, _sgd(model), averager, timeout=30.0, **how)
+            dist.barrier()
+            found = _train(rank, model, optimizer)
+            report = optimizer.finish()
+        rank.wait_for_device()
+        dist.barrier()  # nobody leaves before
+    return found, report
+
+
+@TABLE.check()
+def rounds_of_gradients_in_a_swarm(rank: Rank) -> None:
+    found, _ = _peer(rank, average="gradients")
+    _close(found, _alone(rank, _mlp))
+
+
+@TABLE.check()
+def rounds_beside_the_steps_of_a_swarm(rank: Rank) -> None:
+    found, report = _peer(rank, every=2, delayed=True)
+    assert (report.failure, report.kept) == ("", 0.0)
+    rows = _rows(rank, found)
+    _close(list(rows[1:]), [rows[0]] * (rank.world - 1))

@@ -12,13 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lossycoll.devices.registry import is_served
+from lossycoll.devices.staging import Staging
 from lossycoll.errors import OperationTimeout, OptionError, UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan.codec import Floats
@@ -47,9 +48,10 @@ class MoshpitAverager:
 
     Args:
         swarm: Whose peers have tensors of the same shapes, in the same order.
-        tensors: Dense ones of float32, float16 or bfloat16 on the CPU: a model's parameters, say.
-            Means are taken in float32. Parameters that are frozen (``requires_grad=False``) are
-            left out. A module: its parameters and its floating-point buffers.
+        tensors: Dense ones of float32, float16 or bfloat16, all on the CPU or all on one GPU: a
+            model's parameters, say. Means are taken in float32, on the CPU. Parameters that are
+            frozen (``requires_grad=False``) are left out. A module: its parameters and its
+            floating-point buffers.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
         max_missing: Share of packets that may be missing in a round: the option of this name,
             unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
@@ -86,11 +88,13 @@ class MoshpitAverager:
             if (
                 tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16)
                 or tensor.layout != torch.strided
-                or tensor.device.type != "cpu"
+                or not (tensor.is_cpu or is_served(tensor))
+                or tensor.device != self._tensors[0].device
             ):
                 raise UnsupportedError(
                     f"a tensor of {tensor.dtype}, {tensor.layout} on {tensor.device}; wanted dense "
-                    f"ones of float32, float16 or bfloat16 on the CPU"
+                    f"ones of float32, float16 or bfloat16, all on the CPU or all on one GPU (the "
+                    f"first one is on {self._tensors[0].device})"
                 )
         try:
             shape = str(Grid(tuple(grid))) if grid else ""
@@ -115,17 +119,12 @@ class MoshpitAverager:
             draft=True,
             max_norm=max_norm or 0.0,
         )
-        ends = list(accumulate(tensor.numel() for tensor in self._tensors))
-        self._values = np.empty(ends[-1], np.float32)
-        flat = torch.from_numpy(self._values)
-        self._parts = [
-            flat[end - tensor.numel() : end].view(tensor.shape)
-            for end, tensor in zip(ends, self._tensors, strict=True)
-        ]  # views of the values, one for each tensor
+        self._staging = Staging(self._tensors)
+        self._values, self._parts = self._staging.values, self._staging.parts
         self._reference: Floats | None = None  # values at the end of the latest round, if needed
         if max_norm is not None:
             with torch.no_grad():
-                self._fill(self._tensors)
+                self._staging.fill(self._tensors)
             self._reference = self._values.copy()
 
     def settle(self, settings: Mapping[str, object], target: int = 0) -> None:
@@ -205,18 +204,20 @@ class MoshpitAverager:
         *,
         increments: int = 0,
         fragments: Fragments | None = None,
+        after: Any = None,
     ) -> RoundReport:
         """Average other tensors of the same shapes and types, as :meth:`step` does: gradients, say.
 
         All peers of a round must mean the same by it.
 
         Args:
-            tensors: Dense ones on the CPU; they become the means.
+            tensors: Dense ones on the same device; they become the means.
             weight: As of :meth:`step`.
             timeout: Seconds for the whole of it.
             increments: So many of the first tensors are increments, as gradients are: ``max_norm``
                 measures them from 0.
             fragments: The round's number says which of these becomes means; None: all values do.
+            after: :meth:`mark`'s, in another thread than that which has made the tensors.
 
         Returns:
             The round's report.
@@ -229,7 +230,7 @@ class MoshpitAverager:
         if not self._is_settled:
             self.settle({AVERAGE: TENSORS})
         with torch.no_grad():
-            self._fill(tensors)
+            self._staging.fill(tensors, after)
             sick = self._find_sick()
             counts, reference = 0.0 if sick else float(weight), self._reference
             if reference is not None:
@@ -251,15 +252,19 @@ class MoshpitAverager:
                 return RoundReport(*how, left_out=sick)
             if chosen is not None:
                 parts.scatter(chosen[1], self._parts, chosen[0])
-            for part, tensor in zip(self._parts, tensors, strict=True):
-                tensor.copy_(part)
+            self._staging.spill(tensors)
             if reference is not None and report.kept < 1:
                 reference[:] = self._values
         return self._member.show(replace(report, left_out=sick)) if sick else report
 
-    def _fill(self, tensors: Sequence[Tensor]) -> None:
-        for part, tensor in zip(self._parts, tensors, strict=True):
-            part.copy_(tensor)
+    def mark(self) -> Any:
+        """Return the place in this thread's stream of the device, for another thread's
+        :meth:`step_on`.
+
+        Returns:
+            An event; None on the CPU.
+        """
+        return self._staging.mark()
 
     def _find_sick(self) -> str:
         """Why the values may not count; "": they may. Said once until they are finite again."""
@@ -440,6 +445,7 @@ class OneRound:
         self.values = [value.clone() for value in values]
         for value, begin in zip(self.values, origin, strict=False):
             value.sub_(begin)
+        self._after = averager.mark()
         self._fragments = fragments
         self._how = weight, timeout
         self._report: RoundReport | None = None
@@ -450,7 +456,7 @@ class OneRound:
         """Has the round, on this thread."""
         try:
             self._report = self._averager.step_on(
-                self.values, *self._how, fragments=self._fragments
+                self.values, *self._how, fragments=self._fragments, after=self._after
             )
         except Exception as error:  # the thread that asks for the result raises it
             self._error = error

@@ -622,6 +622,9 @@ class MoshpitSGD(Optimizer):
 
     def _snapshot(self) -> Snapshot:
         with self._changing:
+            # A donor's thread reads what this one's stream of the device may not have written yet.
+            if (device := self._parameters[0].device).type != "cpu":
+                torch.accelerator.synchronize(device)
             return Snapshot(self._latest, *packed(self._state()), self._samples)
 
     def _state(self) -> dict[str, Any]:

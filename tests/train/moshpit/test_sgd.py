@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from lossycoll.devices import registry
+from tests.support import fake_device
 
 SECRET = "a secret of tests"
 PEERS = 3
@@ -155,6 +157,37 @@ def test_local_steps_and_means(every: int, swarms: list[Swarm]) -> None:
 def test_an_outer_optimizer(swarms: list[Swarm]) -> None:
     models, _ = train(swarms, every=4, outer=outer)
     assert_alike(models, expected(4, has_outer=True))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors of this process lie on a device whose copies are late and memory poisoned."""
+    monkeypatch.setattr(registry.Device, "pool_type", registry.Device.pool_type)
+    monkeypatch.setitem(registry.factories, "cpu", lambda _: pytest.fail("not installed"))
+    fake_device.install()
+    yield
+    fake_device.synchronize()
+    monkeypatch.undo()
+    registry.forget()
+
+
+HOWS_ON_A_DEVICE: dict[str, dict[str, Any]] = {
+    "means": {},
+    "delayed": {"delayed": True},
+    "outer, delayed": {"outer": outer, "delayed": True},
+}
+
+
+@pytest.mark.parametrize("name", HOWS_ON_A_DEVICE)
+def test_models_on_a_device(name: str, fake: None, swarms: list[Swarm]) -> None:
+    how = HOWS_ON_A_DEVICE[name]
+    models, _ = train(swarms, every=4, **how)
+    wanted = expected(4, has_outer="outer" in how, delayed="delayed" in how)
+    assert_alike(models, wanted)
+
+
+def test_gradients_on_a_device(fake: None, swarms: list[Swarm]) -> None:
+    test_gradients_are_means_over_calls_and_peers(swarms)
 
 
 @pytest.mark.parametrize("with_outer", [False, True])

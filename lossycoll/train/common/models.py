@@ -146,6 +146,35 @@ def local(tensor: Tensor) -> Tensor:
     return held.detach()
 
 
+def like(parameter: Tensor, part: Tensor) -> Tensor:
+    """The tensor of which ``part`` is this rank's, distributed as ``parameter`` is; of a plain
+    parameter the part itself."""
+    if not is_dtensor(parameter):
+        return part
+    whole: Any = parameter
+    made: Any = sys.modules["torch.distributed.tensor"]
+    found: Tensor = made.DTensor.from_local(
+        part,
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    return found
+
+
+def parts(state: Any) -> Any:
+    """A state with this rank's part in place of each DTensor."""
+    if isinstance(state, Tensor):
+        return local(state)
+    if isinstance(state, dict):
+        return {key: parts(one) for key, one in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(parts(one) for one in state)
+    return state
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     # Importing it takes seconds, and whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")

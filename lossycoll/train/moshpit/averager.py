@@ -30,6 +30,7 @@ from lossycoll.runtime.swarm.protocol import AVERAGE, SHAPES, TENSORS, digest_of
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
+from lossycoll.train.common.models import is_dtensor, local
 
 MOST_NORM: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
@@ -51,7 +52,7 @@ class MoshpitAverager:
         tensors: Dense ones of float32, float16 or bfloat16, all on the CPU or all on one GPU: a
             model's parameters, say. Means are taken in float32, on the CPU. Parameters that are
             frozen (``requires_grad=False``) are left out. A module: its parameters and its
-            floating-point buffers.
+            floating-point buffers. Of DTensors (``fully_shard``) this rank's shards.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
         max_missing: Share of packets that may be missing in a round: the option of this name,
             unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
@@ -81,7 +82,8 @@ class MoshpitAverager:
         wire: str | None = None,
         max_norm: float | None = None,
     ) -> None:
-        self._tensors = averaged(tensors)
+        wanted = averaged(tensors)
+        self._tensors = [local(tensor) for tensor in wanted]
         if not self._tensors:
             raise OptionError("there are no tensors to average")
         for tensor in self._tensors:
@@ -107,7 +109,7 @@ class MoshpitAverager:
         if max_norm is not None and not 1 < max_norm < MOST_NORM:
             raise OptionError(f"max_norm is {max_norm}, wanted above 1 and below {MOST_NORM:g}")
         self._name, self._member = swarm.name, swarm.member
-        self._settings = _settings(self._tensors, shape, max_missing, max_norm)
+        self._settings = _settings(wanted, shape, max_missing, max_norm)
         self._is_settled = self._is_sick = False
         said = text_of(self._settings)
         self._member.averages(
@@ -376,15 +378,26 @@ def _settings(
     tensors: Sequence[Tensor], grid: str, max_missing: float | None, max_norm: float | None
 ) -> dict[str, object]:
     """Tells apart what must not be averaged with one another."""
-    shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
+    shapes: list[object] = [(str(one.dtype), tuple(one.shape)) for one in map(local, tensors)]
+    shards: list[Any] = [one for one in tensors if is_dtensor(one)]
     return {
         "tensors": len(tensors),
-        "values": sum(tensor.numel() for tensor in tensors),
-        SHAPES: hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
+        "values": sum(local(tensor).numel() for tensor in tensors),
+        **({"shard": _shard(shards[0])} if shards else {}),
+        SHAPES: hashlib.sha256(
+            str(shapes + [(one.placements, tuple(one.shape)) for one in shards]).encode()
+        ).hexdigest()[:16],
         "grid": grid or "by peers",
         "max_missing": max_missing,
         "max_norm": max_norm,
     }
+
+
+def _shard(tensor: Any) -> str:
+    """Place of this rank in the mesh of a DTensor: shards of other places must not meet."""
+    mesh = tensor.device_mesh
+    place, shape = mesh.get_coordinate(), tuple(mesh.shape)
+    return f"{'/'.join(map(str, place))} of {'/'.join(map(str, shape))}"
 
 
 class Fragments:

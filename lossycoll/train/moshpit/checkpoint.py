@@ -8,18 +8,21 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lossycoll.errors import CheckpointError, OptionError
+from lossycoll.train.common.models import is_dtensor, like, local
 
 COMPILED: Final = "_orig_mod."  # in names of what ``torch.compile`` has wrapped
 OF_SCHEDULES: Final = ("lr", "initial_lr")
 """Settings of an optimizer that each peer's own scheduler has."""
 MOST_NAMED: Final = 3
+EMPTY: Final[Mapping[str, Tensor]] = MappingProxyType({})
 
 
 def _names(model: nn.Module) -> dict[str, str]:
@@ -29,21 +32,45 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {name.replace(COMPILED, ""): name for name in model.state_dict() if name not in frozen}
 
 
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Trained parameters and buffers by plain names, as views of the model's."""
+def shards_of(model: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters and buffers by plain names, if some are shards; else none.
+
+    To be asked for before the first forward pass: during one, ``fully_shard`` has whole parameters
+    in the model, which ``state_dict()`` would take away.
+    """
+    own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    if not any(map(is_dtensor, own.values())):
+        return {}
+    own.update(model.named_buffers(remove_duplicate=False))
+    return {plain: own[name] for plain, name in _names(model).items()}
+
+
+def model_state(model: nn.Module, shards: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    """Trained parameters and buffers by plain names, as views of the model's; with ``shards``,
+    :func:`shards_of` the model, this rank's parts."""
+    if shards:
+        return {plain: local(one) for plain, one in shards.items()}
     state = model.state_dict()
     return {plain: state[name] for plain, name in _names(model).items()}
 
 
-def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_model(
+    model: nn.Module, state: Mapping[str, Any], shards: Mapping[str, Tensor] = EMPTY
+) -> None:
     """Takes what :func:`model_state` returned, compiled or not. OptionError: it has other names.
     RuntimeError: it has other shapes."""
-    names = _names(model)
-    if differ := sorted(names.keys() ^ state.keys()):
+    names = {} if shards else _names(model)
+    if differ := sorted((shards or names).keys() ^ state.keys()):
         raise OptionError(
             f"the state and the model differ in {len(differ)} names, "
             f"{', '.join(differ[:MOST_NAMED])} among them"
         )
+    if shards:
+        for plain, one in shards.items():
+            if local(one).shape != state[plain].shape:
+                raise RuntimeError(f"{plain} has shape {tuple(state[plain].shape)}")
+            local(one).copy_(state[plain])
+        return
     model.load_state_dict({names[plain]: value for plain, value in state.items()}, strict=False)
 
 
@@ -61,7 +88,21 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         own.update({name: other[name] for name in known})
         # State is by the number of a parameter.
         own["params"] = list(other["params"])
-    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    owns = [one for group in optimizer.param_groups for one in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    kept = dict(state["state"])
+    for number, own in zip(numbers, owns, strict=True):
+        if is_dtensor(own) and number in kept:
+            kept[number] = {
+                name: like(own, one) if _is_part(own, one) else one
+                for name, one in kept[number].items()
+            }
+    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _is_part(parameter: Tensor, value: object) -> bool:
+    is_plain = isinstance(value, Tensor) and not is_dtensor(value)
+    return is_plain and value.shape == local(parameter).shape  # type: ignore[attr-defined]
 
 
 PathLike: TypeAlias = str | os.PathLike[str]

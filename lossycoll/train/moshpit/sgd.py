@@ -34,11 +34,12 @@ from lossycoll.errors import (
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.train.common.models import like, local, parts
 from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
 from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_weight
-from .checkpoint import load_model, load_optimizer, model_state
+from .checkpoint import load_model, load_optimizer, model_state, shards_of
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
@@ -163,7 +164,7 @@ class MoshpitSGD(Optimizer):
         buffers = [one for one in model.buffers() if one.is_floating_point()]
         has_buffers = averager.count == len(self._parameters) + len(buffers)
         self._buffers = buffers if has_buffers else []
-        averager.check([*self._parameters, *self._buffers])
+        averager.check(self._locals)
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
         self._every = every
@@ -181,13 +182,17 @@ class MoshpitSGD(Optimizer):
         self._timeout = timeout
         self._steps = 0
         self._anchors = [
-            [one.detach().clone().float() for one in self._fragments.rows(self._parameters, part)]
+            [
+                one.clone().float()
+                for one in self._fragments.rows(list(map(local, self._parameters)), part)
+            ]
             for part in range(fragments if outer else 0)
         ]  # parameters of the outer optimizer, of each fragment, as its latest round ended
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: OneRound | None = None
         self._model = model
+        self._shards = shards_of(model)
         self._latest = 0  # the round that the parameters have had last
         self._latest_at = 0  # after how many steps it began
         self._offers = False
@@ -228,6 +233,11 @@ class MoshpitSGD(Optimizer):
     @state.setter
     def state(self, state: Any) -> None:
         """It stays that of the optimizers inside."""
+
+    @property
+    def _locals(self) -> list[Tensor]:
+        """This rank's part of each parameter, and the buffers; without autograd."""
+        return [local(one) for one in (*self._parameters, *self._buffers)]
 
     @property
     def samples(self) -> int:
@@ -394,8 +404,7 @@ class MoshpitSGD(Optimizer):
 
     def _values(self) -> list[Tensor]:
         """Copies of what is averaged, in float32, what 16 bits couldn't hold included."""
-        averages = [*self._parameters, *self._buffers]
-        values = [one.detach().clone().float() for one in averages]
+        values = [one.clone().float() for one in self._locals]
         for number, rest in self._rest.items():
             values[number] += rest
         return values
@@ -403,7 +412,7 @@ class MoshpitSGD(Optimizer):
     def _new_round(self, weight: float, timeout: float) -> OneRound:
         origin: list[Tensor] = []
         if self._of_pseudo:
-            origin = [torch.empty_like(p, dtype=torch.float32) for p in self._parameters]
+            origin = [torch.empty_like(local(p), dtype=torch.float32) for p in self._parameters]
             for part, anchors in enumerate(self._anchors):
                 for view, anchor in zip(self._fragments.rows(origin, part), anchors, strict=True):
                     view.copy_(anchor)
@@ -424,8 +433,7 @@ class MoshpitSGD(Optimizer):
                 anchor.grad = None
             ends = [*anchors, *ends[len(anchors) :]]
         whole = rows(self._values() if self._delayed else before, part)
-        averages = [*self._parameters, *self._buffers]
-        begins, owns = rows(before, part), rows([p.detach() for p in averages], part)
+        begins, owns = rows(before, part), rows(self._locals, part)
         rests = rows(self._rests(), part)
         for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
             value = end
@@ -443,7 +451,7 @@ class MoshpitSGD(Optimizer):
         """What isn't finite here after a round that healed its part, and would spoil it in the next
         step: parameters outside of it take the outer ones, moments begin as in a first step."""
         for part, anchors in enumerate(self._anchors):
-            owns = self._fragments.rows([p.detach() for p in self._parameters], part)
+            owns = self._fragments.rows(list(map(local, self._parameters)), part)
             for own, anchor in zip(owns, anchors, strict=True):
                 own.copy_(torch.where(own.isfinite(), own, anchor.to(own.dtype)))
         for one in self._inner:
@@ -451,12 +459,12 @@ class MoshpitSGD(Optimizer):
                 floats = [
                     x for x in kept.values() if isinstance(x, Tensor) and x.is_floating_point()
                 ]
-                if not all(bool(x.isfinite().all()) for x in floats):
+                if not all(bool(local(x).isfinite().all()) for x in floats):
                     del one.state[parameter]
 
     def _rests(self) -> list[Tensor]:
         """What parameters of 16 bits can't hold. Those of 32, which hold all, stand for theirs."""
-        averages = [one.detach() for one in (*self._parameters, *self._buffers)]
+        averages = self._locals
         for number, one in enumerate(averages):
             if one.dtype != torch.float32 and number not in self._rest:
                 self._rest[number] = torch.zeros_like(one, dtype=torch.float32)
@@ -474,7 +482,8 @@ class MoshpitSGD(Optimizer):
         calls, self._calls = self._calls, 0
         with torch.no_grad():
             means = [
-                torch.zeros_like(p) if p.grad is None else p.grad / calls for p in self._parameters
+                torch.zeros_like(local(p)) if p.grad is None else local(p.grad) / calls
+                for p in self._parameters
             ]
             means += [buffer.clone() for buffer in self._buffers]
             self._tell_progress()
@@ -492,7 +501,7 @@ class MoshpitSGD(Optimizer):
     def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
         count = len(self._parameters)
         for parameter, mean in zip(self._parameters, means[:count], strict=True):
-            parameter.grad = mean
+            parameter.grad = like(parameter, mean)
         with self._changing:
             for buffer, mean in zip(self._buffers, means[count:], strict=True):
                 buffer.copy_(mean)
@@ -593,7 +602,7 @@ class MoshpitSGD(Optimizer):
 
     def _empty_round(self, timeout: float) -> RoundReport:
         if self._of_gradients:
-            means = [torch.zeros_like(p) for p in self._parameters]
+            means = [torch.zeros_like(local(p)) for p in self._parameters]
             means += [buffer.clone() for buffer in self._buffers]
             report = self._average_gradients(means, 0.0, timeout)
             if report.kept < 1:
@@ -630,8 +639,8 @@ class MoshpitSGD(Optimizer):
     def _state(self) -> dict[str, Any]:
         return {
             "kinds": self._kinds(),
-            "model": model_state(self._model),
-            "training": self.state_dict(),
+            "model": model_state(self._model, self._shards),
+            "training": parts(self.state_dict()),
             "latest at": self._latest_at,
         }
 
@@ -656,7 +665,7 @@ class MoshpitSGD(Optimizer):
 
     def _take_state(self, state: Any, latest: int) -> None:
         with self._changing:
-            load_model(self._model, state["model"])
+            load_model(self._model, state["model"], self._shards)
             self._rest = {}
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
             self._latest, self._latest_at = latest, int(state.get("latest at", self._latest_at))

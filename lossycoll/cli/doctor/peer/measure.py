@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final
 
 from .control import Control, number, numbers
@@ -119,6 +120,7 @@ def rate_of(
     if is_policed:  # a bucket is filled again while it is emptied, for longer on a busy machine
         last = max((one.came for one in arrivals if one.number < end), default=arrivals[0].came)
         burst = max(size, burst - int(passed * (last - arrivals[0].came) / 1e9))
+        passed = _refilling(rest, burst, passed)
     return Rate(_mbit(speed), _mbit(passed), lost, burst, growth / 1e6, limit)
 
 
@@ -132,6 +134,22 @@ def _end_of_burst(seen: set[int], sent: int, often: float) -> int:
             return next((one for one in dense if sum(missing[one : one + 10]) >= 5), begin)
         lost += missing[begin + WINDOW] - missing[begin]
     return sent
+
+
+def _refilling(arrivals: Sequence[Arrival], burst: int, passed: float) -> float:
+    """Rate, bytes a second, at which a bucket of ``burst`` bytes fills, from what passes a policer.
+
+    A bucket that is full fills no more: of a pause of the sender, only the time that an empty one
+    needs counts. ``passed``: the rate with all pauses.
+    """
+    gaps = [(b.sent - a.sent) / 1e9 for a, b in pairwise(arrivals)]
+    nbytes = sum(one.size for one in arrivals)
+    for _ in range(NEAR):
+        counted = sum(min(gap, burst / passed) for gap in gaps)
+        if counted <= 0 or nbytes / counted <= passed * 1.001:
+            break
+        passed = nbytes / counted
+    return passed
 
 
 def _mbit(rate: float) -> float:

@@ -202,12 +202,17 @@ def test_packets_of_strangers_are_not_believed() -> None:
 
 
 def arrivals(
-    count: int, mbit: float, passes: Callable[[int, float], float | None], size: int = 1250
+    count: int,
+    mbit: float,
+    passes: Callable[[int, float], float | None],
+    size: int = 1250,
+    pause: float = 0.0,
 ) -> tuple[list[Arrival], float]:
-    """``passes``: the delay (s) of a packet that is sent at a time, None: it is lost."""
+    """``passes``: the delay (s) of a packet that is sent at a time, None: it is lost. ``pause``:
+    seconds that the sender is held up after each eighth."""
     found, step = [], size * 8 / mbit / 1e6
     for number in range(count):
-        sent = number * step
+        sent = number * step + pause * (8 * number // count)
         delay = passes(number, sent)
         if delay is not None:
             found.append(Arrival(number, int(sent * 1e9), int((sent + delay) * 1e9), size))
@@ -257,6 +262,17 @@ def test_a_policer_is_told_from_a_queue(lost: float) -> None:
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(50, rel=0.1)
     assert rate.queue_ms == pytest.approx(30, rel=0.2)
+
+
+def test_a_sender_that_is_held_up_still_finds_a_policers_rate() -> None:
+    """A bucket that is full fills no more, so what passes over the whole time is less."""
+    made, seconds = arrivals(8000, 100, policer(20, 100_000), pause=0.4)
+    rest = [one for one in made if one.number > 1000]
+    whole = 8e-6 * 1250 * len(rest) / ((rest[-1].came - rest[0].came) / 1e9)
+    assert whole < 12
+    rate = measure.rate_of(made, 8000, seconds + 7 * 0.4)
+    assert rate.limit == "policer"
+    assert rate.got == pytest.approx(20, rel=0.1)
 
 
 def test_a_path_without_limit_and_a_deep_queue() -> None:

@@ -195,6 +195,37 @@ def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
     assert found[0] == found[1]
 
 
+PACKAGES = {
+    "Transformers": ("transformers",),
+    "accelerate": ("accelerate",),
+    "TRL": ("trl", "peft"),
+    "Lightning": ("lightning",),
+    "DeepSpeed": ("deepspeed",),
+    "Ray": ("ray",),
+    "torchft": ("torchft-nightly",),
+    "FSDP2": ("torch",),
+    "pipelines": ("torch",),
+    "distributed checkpoints": ("torch",),
+}
+"""Packages of the rows of docs/frameworks.md's table, by how a row begins."""
+
+
+def test_the_table_of_frameworks_has_the_versions_that_make_installs() -> None:
+    pins: dict[str, str] = {}
+    for name in ("dev", "long", "frameworks"):
+        text = (ROOT / f"requirements-{name}.txt").read_text(encoding="utf-8")
+        pins |= dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
+    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\| (.+) \|$", page.partition("\n\n```")[0], re.MULTILINE)
+    assert head.startswith("framework | version | run on")
+    for row in rows:
+        name, versions, day, *_ = row.split(" | ")
+        (packages,) = (found for begin, found in PACKAGES.items() if name.startswith(begin))
+        assert re.findall(r"\d[\d.]+", versions) == [pins[each] for each in packages], row
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", day), row
+    assert len(rows) == len(PACKAGES)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_swarm_of_examples(tmp_path: Path) -> None:

@@ -185,8 +185,10 @@ EXAMPLES = (
     Example(
         "pipeline",
         4,
-        "torch's pipeline parallelism on a mesh of two pipelines",
-        "activations are reliable, gradients of the replicas lossy",
+        "torch's pipeline parallelism on a mesh of two pipelines: micro-batches, a distributed "
+        "checkpoint, resume after a kill",
+        f"activations are reliable, gradients of the replicas lossy; {AGAIN}",
+        arguments=("--max-restarts", "1"),
     ),
 )
 

@@ -173,8 +173,8 @@ def test_ray_gets_the_parameters_that_gloo_gives() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "tensor_parallel"),
-        *("transformers_fit", "trl_sft"),
+        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "pipeline"),
+        *("tensor_parallel", "transformers_fit", "trl_sft"),
     ],
 )
 def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll import Options
+from lossycoll import OptionError, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "packaging" / "kubernetes" / "trainjob.yaml"
@@ -114,6 +114,24 @@ def test_the_network_policy_opens_the_ports_of_the_job() -> None:
     assert [one for one in rule["ports"] if "endPort" not in one] == [
         {"protocol": "TCP", "port": 29400}
     ]
+
+
+@pytest.mark.long
+def test_the_jobs_pods_have_what_ranks_need() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML isn't installed")
+    text = MANIFEST.read_text(encoding="utf-8")
+    runtime, job, _ = yaml.safe_load_all(text)
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]["template"]["spec"]
+    # Else a service named lossycoll-... sets variables that no option has: all ranks refuse them.
+    assert spec["enableServiceLinks"] is False
+    with pytest.raises(OptionError, match="LOSSYCOLL_TRAIN_SERVICE_HOST"):
+        Options.from_env({"LOSSYCOLL_TRAIN_SERVICE_HOST": "10.0.0.7"})
+    env = {one["name"]: one for one in spec["containers"][0]["env"]}
+    assert "secretKeyRef" in env["LOSSYCOLL_SECRET"]["valueFrom"]  # not in the manifest
+    first, last = map(int, env["LOSSYCOLL_PORT_RANGE"]["value"].split("-"))
+    assert last - first + 1 >= job["spec"]["trainer"]["numProcPerNode"]
+    assert "net.core.rmem_max" in text
 
 
 @pytest.mark.long

@@ -119,8 +119,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def parameters(model: nn.Module) -> Tensor:
-    """All of them, one after another, float32[n]."""
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+    """All of them, one after another, float32[n]; all ranks take part where they are sharded."""
+    wholes = [getattr(one, "full_tensor", one.detach)() for one in model.parameters()]
+    return torch.cat([one.detach().flatten() for one in wholes])
 
 
 def spread(tensor: Tensor) -> float:

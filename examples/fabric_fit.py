@@ -1,4 +1,4 @@
-"""Lightning Fabric: a loop of one's own, a checkpoint, and a resume after a kill.
+"""Lightning Fabric: a loop of one's own, accumulation, a checkpoint, and a resume after a kill.
 
 torchrun --nproc-per-node 2 --max-restarts 1 examples/fabric_fit.py
 
@@ -23,6 +23,7 @@ from lightning.fabric.strategies import DDPStrategy
 import lossycoll
 
 STEPS, SAVED_AFTER, DIES_AT = 60, 20, 40
+MICRO_BATCHES = 2
 
 
 def train(fabric: Fabric) -> str:
@@ -40,11 +41,14 @@ def train(fabric: Fabric) -> str:
     first = state["step"]
     assert bool(first) == bool(common.attempt())
     for step in range(STEPS):
-        batch = task.batch()  # also those before the checkpoint: they are drawn in this order
+        # Also those before the checkpoint: they are drawn in this order.
+        batches = [task.batch(32) for _ in range(MICRO_BATCHES)]
         if step < first:
             continue
         optimizer.zero_grad()
-        fabric.backward(common.loss(model, batch))
+        for number, batch in enumerate(batches, 1):
+            with fabric.no_backward_sync(model, enabled=number < MICRO_BATCHES):
+                fabric.backward(common.loss(model, batch) / MICRO_BATCHES)
         optimizer.step()
         if step + 1 == SAVED_AFTER:
             fabric.save(kept, {**state, "step": step + 1})

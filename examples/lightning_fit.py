@@ -4,8 +4,9 @@ torchrun --nproc-per-node 2 --max-restarts 1 examples/lightning_fit.py
 
 Lightning makes the process group itself. It averages metrics with AVG, integers among them; those
 and all metrics below 16 KiB are exact, and only gradients lose packets. ``sync_dist=True`` is what
-makes a metric one of all ranks. A rank is killed in the middle of the training, torchrun starts all
-again, and they resume from the checkpoint.
+makes a metric one of all ranks. Two micro-batches make a step. A rank is killed in the middle of
+the training, torchrun starts all again, and they resume from the checkpoint. DriftBound holds the
+replicas together; it is attached where Lightning has made its optimizer.
 """
 
 import logging
@@ -22,7 +23,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS = 4
+import lossycoll
+
+EPOCHS, ROWS, BATCH, MICRO_BATCHES = 4, 1024, 32, 2
 DIES_IN = 2
 Batch = tuple[Tensor, Tensor]
 
@@ -34,6 +37,10 @@ class Model(LightningModule):
         super().__init__()
         self.network = common.network()
         self.validated: list[float] = []
+
+    def on_train_start(self) -> None:
+        if dist.get_backend() == "lossy":
+            lossycoll.DriftBound(self.trainer.model, self.trainer.optimizers[0])
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         loss = nn.functional.mse_loss(self.network(batch[0]), batch[1])
@@ -65,7 +72,7 @@ class Model(LightningModule):
 
 
 def loader(seed: int, rows: int) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(TensorDataset(*common.Task(seed).batch(rows)), batch_size=64)
+    return DataLoader(TensorDataset(*common.Task(seed).batch(rows)), batch_size=BATCH)
 
 
 def fit(backend: str, rank: int, world: int) -> str:
@@ -75,6 +82,7 @@ def fit(backend: str, rank: int, world: int) -> str:
         devices=world,
         strategy=DDPStrategy(process_group_backend=backend),
         max_epochs=EPOCHS,
+        accumulate_grad_batches=MICRO_BATCHES,
         use_distributed_sampler=False,  # the data is each rank's own
         default_root_dir=folder,
         callbacks=[ModelCheckpoint(folder, save_last=True)],
@@ -83,13 +91,13 @@ def fit(backend: str, rank: int, world: int) -> str:
         logger=False,
     )
     kept = str(folder / "last.ckpt") if common.attempt() else None
-    trainer.fit(model, loader(rank, 1024), loader(100 + rank, 128 + 64 * rank), ckpt_path=kept)
+    trainer.fit(model, loader(rank, ROWS), loader(100 + rank, 128 + 64 * rank), ckpt_path=kept)
     assert dist.get_backend() == backend
     # The sanity check's metrics aside, all ranks have seen the same, and it became better.
     seen = torch.tensor(model.validated)
     assert common.spread(seen) == 0, seen
     assert seen[-1] < 0.5 * seen[0], seen
-    assert trainer.global_step == EPOCHS * 1024 // 64
+    assert trainer.global_step == EPOCHS * ROWS // (BATCH * MICRO_BATCHES)
     rows = trainer.callback_metrics["rows"]
     assert rows == sum(128 + 64 * r for r in range(world)), rows
     return (

@@ -1,23 +1,42 @@
 """torch's pipeline parallelism: activations go from stage to stage by send and recv.
 
-torchrun --nproc-per-node 4 examples/pipeline.py
+torchrun --nproc-per-node 4 --max-restarts 1 examples/pipeline.py
 
 Two stages, and two replicas of each: the pipelines are one dimension of a mesh, and DDP's groups
-the other. What stages send is reliable; only gradients between replicas lose packets.
+the other. What stages send is reliable; only gradients between replicas lose packets, which
+DriftBound holds together. A rank is killed in the middle of the training, torchrun starts all
+again, and they go on from the distributed checkpoint, in which each stage has its own part.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import common
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 40
+import lossycoll
+
+STEPS, SAVED_AFTER, DIES_AFTER = 40, 15, 25
 MICRO_BATCHES = 4
+Batch = tuple[Tensor, Tensor]
+
+
+def mean_loss(run: Any, place: int, batch: Batch) -> float:
+    """Of a batch that goes through ``run``, in the last stage; 0 elsewhere."""
+    if place == 0:
+        run(batch[0])
+        return 0.0
+    losses: list[Tensor] = []
+    run(target=batch[1], losses=losses)
+    return float(torch.stack(losses).detach().mean())
 
 
 def example() -> str:
@@ -29,26 +48,47 @@ def example() -> str:
     stage = PipelineStage(own, place, 2, torch.device("cpu"), group=stages)
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.Adam(own.parameters(), lr=5e-3)
-    task = common.Task(seed=mesh["dp"].get_local_rank())
-    means = []
-    for _ in range(STEPS):
-        inputs, targets = task.batch()
+    if dist.get_backend() == "lossy":
+        lossycoll.DriftBound(own, optimizer)
+
+    def state() -> dict[str, Any]:
+        weights, moments = get_state_dict(own, optimizer)
+        return {f"stage {place}": {"model": weights, "optimizer": moments}}
+
+    def evaluate() -> float:
+        found = torch.tensor(mean_loss(schedule.eval, place, common.Task(9).batch()))
+        dist.broadcast(found, src=1)  # a last stage
+        return found.item()
+
+    before = evaluate()
+    first = SAVED_AFTER if common.attempt() else 0
+    if first:
+        kept = state()
+        dcp.load(kept, checkpoint_id=common.scratch())
+        (part,) = kept.values()
+        set_state_dict(
+            own, optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
+        )
+        assert evaluate() < 0.7 * before
+    task = common.Task(seed=mesh["dp"].get_local_rank() + 100 * first)
+    for step in range(first + 1, STEPS + 1):
         optimizer.zero_grad()
-        if place == 0:
-            schedule.step(inputs)
-        else:
-            losses: list[torch.Tensor] = []
-            schedule.step(target=targets, losses=losses)
-            means.append(float(torch.stack(losses).detach().mean()))
+        mean_loss(schedule.step, place, task.batch())
         optimizer.step()
-    ends = torch.tensor([means[0], means[-1]] if means else [0.0, 0.0])
-    dist.broadcast(ends, src=1)
-    first, last = ends.tolist()
-    assert last < 0.3 * first, (first, last)
+        if step == SAVED_AFTER:
+            dcp.save(state(), checkpoint_id=common.scratch())
+        if step == DIES_AFTER:
+            common.die_once()
+    after = evaluate()
+    assert after < 0.3 * before, (before, after)
     sent = "no packets dropped"
     if dist.get_backend() == "lossy":
         sent = common.dropped(replicas)
-    return f"loss {first:.3f} -> {last:.3f}, {sent} of gradients"
+        assert lossycoll.stats(stages).packets_missing == 0
+    return (
+        f"went on from step {first}, evaluation loss {before:.3f} -> {after:.3f}, "
+        f"{common.fingerprint(own)}, {sent} of gradients"
+    )
 
 
 if __name__ == "__main__":

@@ -81,8 +81,10 @@ EXAMPLES = (
     Example(
         "tensor_parallel",
         4,
-        "DTensor's tensor parallel beside FSDP2 on a 2 x 2 mesh",
-        "activations in reliable groups, equal to one process's",
+        "DTensor's tensor parallel beside FSDP2 on a 2 x 2 mesh: accumulation, a distributed "
+        "checkpoint, resume after a kill",
+        f"activations are reliable, equal to one process's; {AGAIN}",
+        arguments=("--max-restarts", "1"),
     ),
     Example(
         "flash_inference",
@@ -128,7 +130,8 @@ EXAMPLES = (
     Example(
         "lightning_fit",
         2,
-        "Lightning's `Trainer.fit` with validation, epoch metrics, resume after a kill",
+        "Lightning's `Trainer.fit` with accumulation, validation, epoch metrics, resume after a "
+        "kill",
         f'`DDPStrategy(process_group_backend="lossy")`, {AGAIN}; needs requirements-long.txt',
         arguments=("--max-restarts", "1"),
         needs="lightning",
@@ -136,7 +139,7 @@ EXAMPLES = (
     Example(
         "fabric_fit",
         2,
-        "Lightning Fabric: a loop of one's own, a checkpoint, resume after a kill",
+        "Lightning Fabric: a loop of one's own, accumulation, a checkpoint, resume after a kill",
         f'`DDPStrategy(process_group_backend="lossy")`, {AGAIN}; needs requirements-long.txt',
         arguments=("--max-restarts", "1"),
         needs="lightning",
@@ -182,8 +185,10 @@ EXAMPLES = (
     Example(
         "pipeline",
         4,
-        "torch's pipeline parallelism on a mesh of two pipelines",
-        "activations are reliable, gradients of the replicas lossy",
+        "torch's pipeline parallelism on a mesh of two pipelines: micro-batches, a distributed "
+        "checkpoint, resume after a kill",
+        f"activations are reliable, gradients of the replicas lossy; {AGAIN}",
+        arguments=("--max-restarts", "1"),
     ),
 )
 

@@ -1,15 +1,20 @@
 """Tensor parallel beside data parallel on a 2D mesh: one must not lose packets, the other may.
 
-torchrun --nproc-per-node 4 examples/tensor_parallel.py
+torchrun --nproc-per-node 4 --max-restarts 1 examples/tensor_parallel.py
 
 DTensor adds activations up by functional collectives, which are reliable unless a scope says
-otherwise. FSDP's gradients may lose packets.
+otherwise. FSDP's gradients may lose packets, once for the micro-batches of a step. A rank is killed
+in the middle of the training, torchrun starts all again, and they go on from the distributed
+checkpoint.
 """
 
 import common
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,7 +24,48 @@ from torch.distributed.tensor.parallel import (
 
 import lossycoll
 
-STEPS = 40
+STEPS, SAVED_AFTER, DIES_AFTER = 40, 15, 25
+MICRO_BATCHES = 2
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def resume(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=common.scratch())
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+def train(
+    mesh: DeviceMesh,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    held_out: tuple[torch.Tensor, torch.Tensor],
+) -> int:
+    """Returns the step that it went on from."""
+    first = SAVED_AFTER if common.attempt() else 0
+    if first:
+        before = common.loss(model, held_out).item()
+        resume(model, optimizer)
+        assert common.loss(model, held_out).item() < 0.7 * before
+    # All ranks of a tensor parallel group see the same batches.
+    task = common.Task(seed=mesh["dp"].get_local_rank() + 100 * first)
+    for step in range(first + 1, STEPS + 1):
+        optimizer.zero_grad()
+        for number in range(1, MICRO_BATCHES + 1):
+            model.set_requires_gradient_sync(number == MICRO_BATCHES)
+            (common.loss(model, task.batch(128)) / MICRO_BATCHES).backward()
+        optimizer.step()
+        if step == SAVED_AFTER:
+            dcp.save(state_of(model, optimizer), checkpoint_id=common.scratch())
+        if step == DIES_AFTER:
+            common.die_once()
+    return first
 
 
 def example() -> str:
@@ -28,24 +74,25 @@ def example() -> str:
     model = common.network()
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
+    # After a forward pass without a backward pass the model shows whole parameters, not shards.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
-    # All ranks of a tensor parallel group see the same batch. What they compute together is what
-    # one process computes alone: nothing of the activations is lost.
-    task = common.Task(seed=mesh["dp"].get_local_rank())
-    inputs, targets = task.batch(128)  # a sum of activations has 32 KiB
-    torch.testing.assert_close(model(inputs), common.network()(inputs))
-
-    losses = []
-    for _ in range(STEPS):
-        losses.append(common.step(model, optimizer, (inputs, targets)))
-        inputs, targets = task.batch(128)
-    assert losses[-1] < 0.2 * losses[0], losses
+    # What the ranks of a tensor parallel group compute together is what one process computes alone:
+    # nothing of the activations is lost. A sum of them has 64 KiB.
+    held_out = common.Task(9).batch(256)
+    torch.testing.assert_close(model(held_out[0]), common.network()(held_out[0]))
+    before = common.loss(model, held_out).item()
+    first = train(mesh, model, optimizer, held_out)
+    after = common.loss(model, held_out).item()
+    assert after < 0.2 * before, (before, after)
     lost = common.dropped(mesh.get_group("dp"))
     if dist.get_backend() == "lossy":
         activations = lossycoll.stats(mesh.get_group("tp"))
         assert activations.packets_missing == 0, activations
-    return f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {lost} of gradients, none of activations"
+    return (
+        f"went on from step {first}, evaluation loss {before:.3f} -> {after:.3f}, "
+        f"{common.fingerprint(model)}, {lost} of gradients, none of activations"
+    )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look l
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Any, Final, Protocol
 
 import torch
@@ -24,46 +21,10 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.point_to_point import Transfer
 from lossycoll.runtime.core.call import Operation
 
+from .builtin_hooks import asked_by_hook, typed
 from .overloads import opaque
 
 Future = torch.futures.Future[Any]
-BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-
-# A future that Python makes holds an object; FP16_COMPRESS reads a list of tensors from it and
-# fails. Only TorchScript makes a future of that type that something else completes. It compiles
-# these by their source, with names that it knows.
-SOURCE: Final = """
-def given(future: Future[int], tensors: List[Tensor]) -> List[Tensor]:
-    torch.jit.wait(future)
-    return tensors
-
-def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
-    return torch.jit.fork(given, future, tensors)
-"""
-
-
-def asked_by_hook(tensors: list[torch.Tensor]) -> bool:
-    """True if the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
-    the tensors are what ``FP16_COMPRESS`` sends."""
-    if not all(one.dtype is torch.float16 and one.device.type == "cpu" for one in tensors):
-        return False
-    asking = sys._getframe(1).f_back  # None: torch's thread for a device
-    return asking is None or asking.f_code is BACKWARD
-
-
-def typed(future: Future, tensors: list[torch.Tensor]) -> Future:
-    """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
-    quotes it."""
-    typed: Future = _compiled().typed(future, tensors)
-    return typed
-
-
-@cache
-def _compiled() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.CompilationUnit(SOURCE)
-
 
 _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from lossycoll import UnsupportedError
 from tests.support.harness import Ranks, init, run_good
 
 SIZES = (8, 40_000)
@@ -60,3 +62,42 @@ def test_an_error_reaches_the_backward_pass() -> None:
         survivor, dead = ranks.collect(60)
     assert dead.code == 7
     assert "lost rank 1" in survivor.value, survivor
+
+
+def rank_on_device(rank: int, world: int) -> tuple[str, float, float, float]:
+    """Of a fake device: the refusal of FP16_COMPRESS, and means of DDP with other hooks."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=30)
+
+    def ddp(dtype: torch.dtype = torch.float32) -> DistributedDataParallel:
+        return DistributedDataParallel(torch.nn.Linear(1, SIZES[1], bias=False, dtype=dtype))
+
+    def gradient(model: DistributedDataParallel) -> float:
+        (weight,) = model.parameters()
+        model(torch.full((1, 1), rank + 1.0, dtype=weight.dtype)).sum().backward()
+        assert weight.grad is not None
+        assert bool((weight.grad == weight.grad[0]).all())
+        return float(weight.grad[0])
+
+    model = ddp()
+    with pytest.raises(UnsupportedError) as caught:
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    builtin = ddp()
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    means = gradient(model), gradient(builtin), gradient(ddp(torch.float16))
+    dist.barrier()
+    fake_device.synchronize()
+    dist.destroy_process_group()
+    return str(caught.value), *means
+
+
+def test_on_a_device_fp16_compress_is_refused_by_name() -> None:
+    for said, *means in run_good(rank_on_device, 2, {"LOSSYCOLL_LOG": "off"}):
+        assert "FP16_COMPRESS doesn't work over lossy with parameters on" in said
+        assert "register torch's fp16_compress_hook" in said
+        assert means == [1.5, 1.5, 1.5]

@@ -76,6 +76,14 @@ def rank_sums(rank: int, world: int) -> dict[str, Any]:
                 for one in twice:
                     dist.all_reduce(one, group=group)
             out["one sum"] = all(torch.equal(one, in_rank_order(world, count)) for one in twice)
+        others = (dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT)
+        for op in others if name in ("as launched", "udp") else ():
+            with lossycoll.reliable():
+                total, at_root = rough(rank, count), rough(rank, count)
+                dist.all_reduce(total, op, group=group)
+                dist.reduce(at_root, 0, op, group=group)
+            rooted = bits(at_root) if rank == 0 else ""
+            out[f"{name} {op}"] = bits(total), rooted
     stats = lossycoll.stats()
     dist.destroy_process_group()
     counted = ("order_kept", "packets_reordered", "packets_injected", "packets_recovered")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .modes import CHOICES, MODES
 from .runner import Outcome
-from .table import counts, page, skip_reasons
+from .table import counts, page, skip_reasons, versions_of
 from .verdict import Contradiction, Run, contradictions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +89,8 @@ def main() -> int:
     given = parser.parse_args()
     measured = facts()
     results: dict[str, dict[tuple[str, int], Run]] = {name: {} for name in CHOICES}
+    was = given.write.read_text(encoding="utf-8") if given.write and given.write.exists() else ""
+    versions = versions_of(was)
     lock = threading.Lock()
 
     def keep(choice: str, mode: str, world: int, run: Run) -> None:
@@ -96,7 +98,7 @@ def main() -> int:
         with lock:
             results[choice][mode, world] = run
             if given.write:
-                given.write.write_text(page(results, measured), encoding="utf-8")
+                given.write.write_text(page(results, measured, versions), encoding="utf-8")
 
     def all_of(world: int) -> list[Contradiction]:
         bad = []

@@ -49,46 +49,20 @@ Gloo and lossy ran these as well. Where gloo fails, lossy need not pass.
 """
 
 
-_VERSIONS = """\
-## torch's versions
-
-`TORCH_FAULT_TOLERANCE=FILE make conformance` also runs torch's
-`test/distributed/test_c10d_fault_tolerance.py` (FILE; wheels lack it), with `("lossy", "cpu")`.
-`tests/backend/test_reconfigure.py` has the same situations, and more, for every torch. 2026-11-29,
-Python 3.11, 2 cores, builds for CUDA (2.13: for the CPU) used on the CPU:
-
-| torch | torch's file | `test_reconfigure.py` | `tests/backend`, `test_handlers.py` |
-|---|---|---|---|
-| 2.13.0 | has no `enable_reconfigure` | 35 passed, 2 skipped | all of `make test` |
-| 2.14.0 | not run | 32 passed (2026-11-28) | not run |
-| 2.14.1 | 13 passed, 1 skipped (NCCL's) | 37 passed | 66 passed (six files of `tests/backend`) |
-| 2.15.0 | 13 passed, 1 skipped (NCCL's) | 37 passed | 403 passed, none failed |
-
-`PYTHONPATH=. python -m pytest tests/backend tests/failures/test_handlers.py -m "not long"`, with
-the Python of an environment that has that torch. torch's file was a copy typed from it, run by
-`tests.conformance.fault_tolerance`. No later torch could be installed on that day. The third column
-is by `-m ""`.
-
-`python -m tests.conformance --modes default --worlds 3` with torch 2.15.0, 2026-11-29: gloo passes
-90 tests, lossy 89; of the two about groups lossy passes one. Since 2.14 `dist.monitored_barrier`
-asks lossy, so `test_monitored_barrier_gloo_subgroup` and `_wait_all_ranks` pass.
-`test_monitored_barrier_gloo` and `_failure_order` want gloo's words on ranks other than 0.
-With 2.14.1 gloo passes 90, lossy 88, as with 2.13: `test_monitored_barrier_gloo_rank_0_timeout`
-failed in one of one runs, on a busy machine. The other modes and 4 ranks have not been run.
-
-`reconfigure` of 8 ranks on one machine, 2026-11-29, 2 cores that had other work, the ranks with
-precedence over it: `python -m benchmarks.micro.reconfigure`. The first one of each process, which
-opens its sockets, shares memory and starts its engine, took 0.14 s (0.27 s of processor time).
-Later ones, of members that were together before, took 0.05 s. Until that day the first one also
-imported libzmq's binding: 0.27 s (median of 4), 0.48 s of processor time. The group now does so
-when it is made.
-"""
+_VERSIONS = "## torch's versions\n"
 
 
-def page(choices: Mapping[str, Results], facts: Iterable[str]) -> str:
+def versions_of(text: str) -> str:
+    """The part of a page that is written by hand: what ran with which version of torch."""
+    _, heading, rest = text.partition(_VERSIONS)
+    return heading + rest.partition("\n## ")[0]
+
+
+def page(choices: Mapping[str, Results], facts: Iterable[str], versions: str = "") -> str:
     """The whole page, from the results of each choice.
 
-    ``facts``: lines on when, where and with what it was measured.
+    ``facts``: lines on when, where and with what it was measured. ``versions``: what
+    :func:`versions_of` has kept of the page as it was.
     """
     results = choices["gloo"]
     more = {name: found for name, found in choices.items() if name != "gloo"}
@@ -100,7 +74,7 @@ def page(choices: Mapping[str, Results], facts: Iterable[str]) -> str:
         _tests(results),
         _MORE.format(meanings="\n".join(f"- {CHOICES[name].meaning}" for name in more)),
         *(_tests(found) for found in more.values() if found),
-        _VERSIONS,
+        versions,
         _skips(results),
     ]
     return "\n".join(parts)

@@ -13,7 +13,7 @@ import pytest
 from .__main__ import WorkerError, outcomes
 from .exceptions import Excuse
 from .runner import Outcome, first_line
-from .table import page
+from .table import page, versions_of
 from .verdict import contradictions
 
 COLLECTIVES = [
@@ -176,7 +176,10 @@ def test_the_page_shows_both_worlds_and_what_is_not_explained() -> None:
         ("reliable", 3): {"a": Outcome("pass"), "b": Outcome("fail", "why | not")},
         ("reliable", 4): {"a": Outcome("pass"), "b": Outcome("pass")},
     }
-    text = page({"gloo": results}, ["Date: today"])
+    by_hand = versions_of(PAGE.read_text(encoding="utf-8"))
+    assert "| torch | torch's file |" in by_hand
+    text = page({"gloo": results}, ["Date: today"], by_hand)
+    assert versions_of(text) == by_hand
     assert "- Date: today" in text
     assert "| `a` | pass | pass |" in text
     assert "| `b` | pass | fail / pass |" in text

@@ -120,7 +120,10 @@ def test_torchft_trains_while_replicas_are_killed(method: str) -> None:
     )
     assert said.count("ended by SIGKILL") == 2, said
     assert f"torchft_manager: {method}, 2 kills, all came back" in said
-    assert len(re.findall(r"replica \d: loss .* [1-9]\d* packets dropped", said)) == 3, said
+    assert len(re.findall(r"replica \d: .* [1-9]\d* packets dropped", said)) == 3, said
+    # Those that were killed have taken the state of one that lived.
+    assert re.search(r"replica 1: went on from step [1-9]\d", said), said
+    assert re.search(r"replica 2: went on from step [1-9]\d", said), said
 
 
 @pytest.mark.long
@@ -149,16 +152,34 @@ def test_ray_starts_the_workers_again() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(580)
+def test_ray_gets_the_parameters_that_gloo_gives() -> None:
+    """Two workers, without loss and kill."""
+    found = []
+    for backend in ("gloo", "lossy"):
+        said = launch(
+            *("ray_fit", "--backend", backend),
+            python=sys.executable,
+            KILLS="0",
+            LOSSYCOLL_INJECT="",
+        )
+        found += re.findall(r"went on from step 0, .* (parameters #[0-9a-f]{12})", said)
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
-        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "transformers_fit"),
-        "trl_sft",
+        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "pipeline"),
+        *("tensor_parallel", "transformers_fit", "trl_sft"),
     ],
 )
 def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
-    """Two ranks, without loss and kill: one order of sums, so hashes of all parameters agree."""
+    """Groups of two ranks, without loss and kill: there is one order of sums, so hashes of all
+    parameters agree."""
     (example,) = (one for one in examples.EXAMPLES if one.name == name)
     if example.lacks:
         pytest.skip(example.lacks)
@@ -172,6 +193,37 @@ def test_a_framework_gets_the_parameters_that_gloo_gives(name: str) -> None:
         found += re.findall(r"parameters #[0-9a-f]{12}", outcome.summary)
     assert len(found) == 2
     assert found[0] == found[1]
+
+
+PACKAGES = {
+    "Transformers": ("transformers",),
+    "accelerate": ("accelerate",),
+    "TRL": ("trl", "peft"),
+    "Lightning": ("lightning",),
+    "DeepSpeed": ("deepspeed",),
+    "Ray": ("ray",),
+    "torchft": ("torchft-nightly",),
+    "FSDP2": ("torch",),
+    "pipelines": ("torch",),
+    "distributed checkpoints": ("torch",),
+}
+"""Packages of the rows of docs/frameworks.md's table, by how a row begins."""
+
+
+def test_the_table_of_frameworks_has_the_versions_that_make_installs() -> None:
+    pins: dict[str, str] = {}
+    for name in ("dev", "long", "frameworks"):
+        text = (ROOT / f"requirements-{name}.txt").read_text(encoding="utf-8")
+        pins |= dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
+    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\| (.+) \|$", page.partition("\n\n```")[0], re.MULTILINE)
+    assert head.startswith("framework | version | run on")
+    for row in rows:
+        name, versions, day, *_ = row.split(" | ")
+        (packages,) = (found for begin, found in PACKAGES.items() if name.startswith(begin))
+        assert re.findall(r"\d[\d.]+", versions) == [pins[each] for each in packages], row
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", day), row
+    assert len(rows) == len(PACKAGES)
 
 
 @pytest.mark.long

@@ -364,6 +364,19 @@ if HAS_BACKENDS:
             _c10d.Backend.__init__(self, group.rank(), group.size())
             DeviceBackend.__init__(self, group)
 
+        @property
+        def options(self) -> Any:
+            """Options of the group, which torch's flight recorder asks for.
+
+            torch's own property asks the class of the object for them, which is this one, and so
+            itself without end: the stack overflows on Python 3.12 and later.
+            """
+            group = self._group
+            made = _c10d.Backend.Options(self.getBackendName(), group._timeout)
+            made.global_ranks_in_group = list(group._global_ranks)
+            made.group_name = group._name
+            return made
+
     for _name in FORWARDED:  # torch looks for them in the class
         setattr(LossyBackend, _name, _forwarding(_name))
 

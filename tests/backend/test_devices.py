@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore
 
 import lossycoll
-from lossycoll.backend.devices import DelegateBackends, ServedDevices, check_device
+from lossycoll.backend.devices import HAS_BACKENDS, DelegateBackends, ServedDevices, check_device
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good
 
@@ -170,3 +171,31 @@ def test_what_a_group_serves_is_asked_once_for_each_device() -> None:
     assert len(asked) == 1
     with pytest.raises(lossycoll.UnsupportedError, match=r"on meta, cpu|on cpu, meta"):
         served.check("all_reduce", [torch.ones(1), torch.ones(1, device="meta")])
+
+
+def rank_properties(rank: int, world: int) -> dict[str, Any]:
+    init(timeout=77.0)
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    of_torch = next(one for one in type(backend).__mro__ if one.__module__.startswith("torch."))
+    found: dict[str, Any] = {}
+    # An endless recursion is an error soon, and not the end of the process.
+    sys.setrecursionlimit(300)
+    for name, value in vars(of_torch).items():
+        if isinstance(value, property):
+            try:
+                found[name] = getattr(backend, name)
+            except RuntimeError as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    if "options" in found:
+        options = found["options"]
+        found["options"] = options.backend, options._timeout, options.global_ranks_in_group
+    return found
+
+
+@pytest.mark.skipif(not HAS_BACKENDS, reason="before torch 2.14 Python can't make a backend")
+def test_torch_gets_each_property_of_its_backends() -> None:
+    """torch asks Python for some of them, which may hand the question back to torch."""
+    for found in run_good(rank_properties, 2):
+        assert "supports_splitting" in found
+        assert not [text for text in found.values() if "RecursionError" in str(text)]
+        assert found.get("options") in (None, ("lossy", timedelta(seconds=77), [0, 1]))

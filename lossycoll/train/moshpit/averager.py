@@ -222,8 +222,7 @@ class MoshpitAverager:
             increments: Number of leading tensors that ``max_norm`` measures from 0, as gradients.
             fragments: Parts of the values; the round's number selects the one that is averaged.
                 None: all values are.
-            after: Result of :meth:`mark`; needed in another thread than the one that made the
-                tensors.
+            after: Result of :meth:`mark`, if another thread made the tensors.
 
         Returns:
             The round's report.

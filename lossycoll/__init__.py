@@ -230,8 +230,7 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
     Returns:
         The counters of each rank, by name: ``calls``, the number of collectives that it has issued,
         and sums such as ``packets_missing`` (docs/backend.md). A rank that doesn't answer within
-        two
-        seconds keeps its last counters, if it ever gave any.
+        two seconds keeps its last counters, if it ever gave any.
 
     Raises:
         UnsupportedError: The group is one of another backend.

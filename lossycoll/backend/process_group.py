@@ -53,13 +53,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     :class:`Extensions` has the methods that torch's interface lacks, and :class:`Reconfigurable`
     the change of members. All other methods have the arguments and results of torch's ProcessGroup.
     Every collective returns a work, which owns its tensors until it is done. The work's result is
-    the filled tensors.
-    A call that can't be served raises UnsupportedError, before it gets a number. A call raises
-    LossyError if the group has failed, or fails by this call. The work's ``wait`` raises later
-    failures. Tensors have any shape, and lie on the CPU or on a CUDA device. All tensors of a call
-    have one dtype; ranks agree on it and on the number of elements. Lists of one tensor per rank,
-    in ``allgather`` and ``reduce_scatter``, may have different sizes. Methods also take torch's
-    short forms, such as ``allreduce(tensor, op)``.
+    the filled tensors. A call that can't be served raises UnsupportedError, before it gets a
+    number. A call raises LossyError if the group has failed, or fails by this call. The work's
+    ``wait`` raises later failures. Tensors have any shape, and lie on the CPU or on a CUDA device.
+    All tensors of a call have one dtype; ranks agree on it and on the number of elements. Lists of
+    one tensor per rank, in ``allgather`` and ``reduce_scatter``, may have different sizes. Methods
+    also take torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.

@@ -33,8 +33,8 @@ def wire_allreduce_(
         model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int4"))
 
     Delivery is reliable, whatever the group's option, and tensors of any size are encoded (float16
-    and bfloat16 in few bits only: bf16 and fp16 are for float32). Source:
-    Flash Communication, arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
+    and bfloat16 in few bits only: bf16 and fp16 are for float32). Source: Flash Communication,
+    arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
 
     Args:
         tensor: float32, float16 or bfloat16 of any shape, the same on all ranks.

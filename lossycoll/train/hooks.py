@@ -60,8 +60,7 @@ def dispersing_hook(
 
     No packet carries neighbouring elements, so the errors of a lost packet cancel: docs/quality.md
     has figures. The hook copies each bucket twice, and takes the memory of one more. Over another
-    backend, or
-    with reliable delivery, it returns the plain mean.
+    backend, or with reliable delivery, it returns the plain mean.
 
     Args:
         state: The group to average over; None is the default group.

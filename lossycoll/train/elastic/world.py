@@ -80,8 +80,7 @@ class ElasticWorld:
     Raises:
         OptionError: An argument is invalid, or there is a default group already.
         OperationTimeout: No group was made in time: slots are missing, or the others never came to
-            a
-            boundary.
+            a boundary.
         RendezvousError: Another process has this slot.
         LossyError: The group can't be made.
     """

@@ -51,9 +51,8 @@ class MoshpitAverager:
         swarm: Swarm whose peers have tensors of the same shapes, in the same order.
         tensors: Dense tensors of float32, float16 or bfloat16, all on the CPU or all on one GPU: a
             model's parameters, for example. Means are taken in float32, on the CPU. Parameters that
-            are
-            frozen (``requires_grad=False``) are left out. A module stands for its parameters and
-            floating-point buffers. DTensors (``fully_shard``) stand for this rank's shards.
+            are frozen (``requires_grad=False``) are left out. A module stands for its parameters
+            and floating-point buffers. DTensors (``fully_shard``) stand for this rank's shards.
         grid: The length of each axis, which is also the largest group. Empty: it follows the number
             of peers.
         max_missing: Maximum share of missing packets in a round: the option of this name, unless

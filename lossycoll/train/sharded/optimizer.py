@@ -52,8 +52,7 @@ class ShardedOptimizer(Optimizer):
         optimizer_class: A torch.optim.Optimizer class; it must be element-wise unless ``whole`` is
             set.
         group: Ranks that share the optimizer, of a backend that serves the model's tensors. None:
-            the
-            default.
+            the default.
         model: Module that has all the parameters. With it, each submodule waits for its own
             parameters when it runs. None: :meth:`step` returns when all parameters are here.
         max_age: Maximum age of a replica's value, in steps. 0: replicas are equal. None: no bound.
@@ -151,8 +150,7 @@ class ShardedOptimizer(Optimizer):
         All ranks must call this with the same parameters, outside a backward pass. Gradients that
         have been reduced stay as they are. Gradients of the new parameters must come from later
         backward passes, or be sent by :meth:`reduce_gradients`. A parameter that was frozen when
-        the optimizer was made,
-        and requires gradients now, moves to the new group.
+        the optimizer was made, and requires gradients now, moves to the new group.
 
         Args:
             param_group: Group in the form of torch's optimizers: ``params``, and options.

@@ -441,8 +441,7 @@ class Options:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
-        """Return the options in effect: ``explicit`` first, then the environment, then the
-        defaults.
+        """Return the options in effect: ``explicit`` before the environment before the defaults.
 
         Args:
             environ: The environment; None: the process's own.

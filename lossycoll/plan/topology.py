@@ -166,8 +166,7 @@ class Topology:
 
     @cached_property
     def is_flat(self) -> bool:
-        """True if there is only the level of all ranks: each is a host of its own, and sites are no
-        level."""
+        """True if every rank is a host of its own, and sites are no level."""
         return not self.shares_hosts and not self.has_sites
 
     @property

@@ -263,8 +263,8 @@ class Swarm:
         return dict(found)
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
-        """Wait until ``peers`` peers are there. Once this peer has an averager, only peers that
-        average the same count.
+        """Wait until ``peers`` peers are there. Once this peer has an averager, only peers with the
+        same tensors and settings count.
 
         Args:
             peers: Number of peers, this one included.

@@ -30,8 +30,7 @@ T = TypeVar("T")
 
 
 class DropCompute:
-    """Gradient accumulation that stops at a threshold of compute time and averages the finished
-    part.
+    """Gradient accumulation that drops a straggler's micro-batches after a threshold.
 
     It replaces the gradient accumulation loop and ``no_sync``. All ranks pass the same arguments
     and run equally many loops (docs/dropcompute.md)::
@@ -51,8 +50,8 @@ class DropCompute:
         micro_batches: Number of micro-batches in a full step; divide the loss by it.
         threshold: Seconds of compute in a step, or "auto" to choose the best by measurement.
         drop_rate: With "auto", maximum share to drop; it replaces the choice by speed-up.
-        divisor: Divisor of the gradients' sum. "completed": number of micro-batches that all ranks
-            completed. "fixed": ``micro_batches`` times the number of ranks.
+        divisor: Divisor of the gradients' sum. "completed": number of completed micro-batches, over
+            all ranks. "fixed": ``micro_batches`` times the number of ranks.
         group: Ranks that train a plain module; None is the default group.
         warm_up: Number of steps that "auto" measures; nothing is dropped in them.
         skip: Number of steps before the warm-up.
@@ -153,8 +152,7 @@ class DropCompute:
             unfinished = self._runner.unfinished
 
     def sampler(self, batches: Any) -> RequeueSampler:
-        """Return a batch sampler whose next epoch begins with the batches that the last one left
-        undone.
+        """Return a batch sampler whose epochs begin with the last epoch's unfinished batches.
 
         Args:
             batches: A batch sampler that yields a list of indices for each micro-batch.
@@ -176,8 +174,7 @@ class DropCompute:
 
     @property
     def room(self) -> int:
-        """Number of new micro-batches that the next step takes, besides dropped ones that are
-        repeated."""
+        """Number of new micro-batches that the next step takes, without repeated ones."""
         return self._source.room
 
     # ---- the threshold ----

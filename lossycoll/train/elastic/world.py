@@ -66,7 +66,7 @@ class WorldChange:
 
 
 class ElasticWorld:
-    """Maker of torch's default group, which it remakes at a boundary when ranks have come back.
+    """Torch's default group, remade at a boundary when ranks have come back.
 
     Args:
         store: A torch store that outlives the ranks, the same for all.
@@ -154,7 +154,7 @@ class ElasticWorld:
         return self._meet(steps) if self._watcher.boundary() else None
 
     def recover(self, error: BaseException, steps: int | None) -> WorldChange:
-        """After the loss of a rank, leave the group and form one of the ranks that are there.
+        """After the loss of a rank, leave the group and form one with the ranks that are there.
 
         Args:
             error: The exception that the lost rank caused; it is logged.

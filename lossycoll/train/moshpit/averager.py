@@ -53,7 +53,7 @@ class MoshpitAverager:
             model's parameters, for example. Means are taken in float32, on the CPU. Parameters that
             are frozen (``requires_grad=False``) are left out. A module stands for its parameters
             and floating-point buffers. DTensors (``fully_shard``) stand for this rank's shards.
-        grid: The length of each axis, which is also the largest group. Empty: it follows the number
+        grid: Length of each axis, which bounds the size of groups. Empty: it follows the number
             of peers.
         max_missing: Maximum share of missing packets in a round: the option of this name, unless
             the swarm's options set it, ``repair`` or ``fec``. None: lost packets stay lost.
@@ -68,8 +68,9 @@ class MoshpitAverager:
     Raises:
         OptionError: There are no tensors, or ``grid``, ``max_missing``, ``wire`` or ``max_norm`` is
             invalid.
-        UnsupportedError: A tensor isn't dense, floating-point or on the same device.
-        RendezvousError: Other peers average something else, or use another ``wire``.
+        UnsupportedError: A tensor has another type or layout, or not all are on the CPU or on one
+            GPU.
+        RendezvousError: Other peers have other tensors, or another ``wire``.
         OperationTimeout: The directory doesn't answer.
     """
 
@@ -146,7 +147,7 @@ class MoshpitAverager:
         self._is_settled = True
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
-        """Wait until ``peers`` peers average the same.
+        """Wait until ``peers`` peers have the same tensors and settings.
 
         Args:
             peers: Number of peers, this one included.

@@ -264,7 +264,7 @@ class MoshpitSGD(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0
     ) -> RoundReport | None:
-        """Take one step, and start a round of averaging if one is due.
+        """Take one step, and run a round of averaging if one is due.
 
         A round that fails changes nothing: training continues from this peer's state. If the report
         has ``newer`` samples of another peer's state, this peer has taken that state.

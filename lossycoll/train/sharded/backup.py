@@ -57,8 +57,7 @@ class ShardBackup:
         return self._steps
 
     def step(self) -> None:
-        """Count a step, and start a copy when it is due. Call it on all ranks after each optimizer
-        step.
+        """Count an optimizer's step on all ranks, and start a copy when it is due.
 
         Raises:
             PeerLostError: A neighbour is lost.

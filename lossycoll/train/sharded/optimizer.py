@@ -329,8 +329,7 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the averaged gradient down to norm ``max_norm``, like
-        torch.nn.utils.clip_grad_norm_.
+        """Scale the averaged gradient down to norm ``max_norm``, as torch.nn.utils does.
 
         The norm covers the parameters of all ranks. It travels reliably, so all ranks scale alike.
         Call it after ``scaler.unscale_`` if you use a GradScaler. All ranks must call this.
@@ -415,8 +414,7 @@ class ShardedOptimizer(Optimizer):
         self._parameter_sync.synchronize()
 
     def wait_parameters(self) -> None:
-        """Wait until the parameters that the last step sent have arrived here and at all other
-        ranks.
+        """Wait until the last step's parameters have arrived here and at all other ranks.
 
         Call it before code outside of the model's forward pass reads or changes parameters, if the
         optimizer was given ``model``. It sends nothing, so ranks need not call it alike.

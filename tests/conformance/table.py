@@ -29,10 +29,10 @@ result contradicts the [exceptions](#exceptions).
 
 - The suite decides by the backend's name which tests to run, when it is imported. It is imported as
   for gloo, so lossy runs every test that gloo has to pass. Then the backend is set to lossy. Tests
-  that gloo   skipped (no CUDA, another backend's test) are not started again.
+  that gloo skipped (no CUDA, another backend's test) are not started again.
 - A few tests choose their branch for CPUs by `BACKEND == "gloo"` while they run. They get lossy's
   name in a form that compares equal to gloo's. torch itself gets the plain name.
-- torch has a fixed list of backends whose profiler events are checked. The suite   omits those
+- torch has a fixed list of backends whose profiler events are checked. The suite omits those
   assertions for lossy, whose spans have names of their own.
 - Ranks are forked from a process that has imported torch and has a single thread. Otherwise they
   run as torch runs them: a file store, the suite's own barrier before and after, the same seed. All

@@ -150,10 +150,10 @@ def __getattr__(name: str) -> Any:
 
 
 def stats(group: ProcessGroup | None = None) -> Stats:
-    """This rank's figures, in all groups of the process or in one.
+    """Return this rank's figures, in all groups of the process or in one.
 
     Groups that a mesh, DeepSpeed or FSDP makes count as well; the default group may be of another
-    backend. A group that was destroyed counts no more.
+    backend. Destroyed groups don't count.
 
     Args:
         group: A group of this backend; None for all of them.
@@ -171,7 +171,7 @@ def stats(group: ProcessGroup | None = None) -> Stats:
 
 
 def topology(group: ProcessGroup | None = None) -> Topology:
-    """Which ranks of a group share a host, and which a site (docs/topology.md).
+    """Return the topology of a group: its ranks' hosts and sites (docs/topology.md).
 
     Args:
         group: A group of this backend; None for the default group.
@@ -188,10 +188,10 @@ def topology(group: ProcessGroup | None = None) -> Topology:
 
 
 def rekey(group: ProcessGroup | None = None) -> None:
-    """New keys for all that the processes of a group's job send from now on (docs/sealing.md).
+    """Change the keys of all traffic of a group's job from now on (docs/sealing.md).
 
-    One rank's call is enough. Nothing waits, and nothing is lost by it. Nothing happens where there
-    is no secret.
+    One rank's call is enough. No call waits, and no packet is lost by it. Without a secret, nothing
+    happens.
 
     Args:
         group: A group of this backend; None for the default group.
@@ -222,15 +222,15 @@ def last_report(group: ProcessGroup | None = None) -> Report | None:
 
 
 def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, Any]]:
-    """The counters of every rank of a group, which are asked now.
+    """Ask every rank of a group for its counters, and return them.
 
     Args:
         group: A group of this backend; None for the default group.
 
     Returns:
-        By rank, the counters by name: ``calls``, the collectives that the rank has issued, and
-        sums such as ``packets_missing`` (docs/backend.md). A rank that doesn't answer within two
-        seconds keeps its last counters, if it ever gave any.
+        The counters of each rank, by name: ``calls``, the number of collectives that it has issued,
+        and sums such as ``packets_missing`` (docs/backend.md). A rank that doesn't answer within
+        two seconds keeps its last counters, if it ever gave any.
 
     Raises:
         UnsupportedError: The group is one of another backend.
@@ -241,9 +241,9 @@ def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, 
 
 
 def debug_handlers() -> list[Any]:
-    """The pages of torch's debug server and those of this package; to be called on all ranks.
+    """Return the pages of torch's debug server and of this package. Call it on all ranks.
 
-    ``torch.distributed.debug.start_debug_server(handlers=lossycoll.debug_handlers())`` then has
+    ``torch.distributed.debug.start_debug_server(handlers=lossycoll.debug_handlers())`` then serves
     the pages ``/lossycoll`` (docs/torch-tools.md) and ``/lossycoll_fr_trace``.
 
     Returns:

@@ -17,7 +17,7 @@ _Error = TypeVar("_Error", bound="LossyError")
 
 
 class LossyError(RuntimeError):
-    """The base of everything that lossycoll raises.
+    """Base class of lossycoll's errors.
 
     Attributes:
         peer: The rank at fault, by its number in the group; None if none is known.
@@ -28,10 +28,11 @@ class LossyError(RuntimeError):
         self.peer = peer
 
     def again(self: _Error, during: str = "") -> _Error:
-        """A copy to raise: two threads must not raise one exception object.
+        """Return a copy to raise: two threads must not raise one exception object.
 
         Args:
-            during: The call that meets the error now. The text names it if it doesn't yet.
+            during: The call that meets the error now. The text is extended by it, unless it names
+                the call already.
 
         Returns:
             A copy without a traceback.
@@ -46,7 +47,7 @@ class OptionError(LossyError, ValueError):
     """An option, a variable or an argument is unknown or out of range.
 
     Attributes:
-        reason: The text without the rank, for whoever knows better which rank it is.
+        reason: The text without the rank, for callers that know the rank better.
     """
 
     def __init__(self, message: str, *, peer: int | None = None, reason: str = "") -> None:
@@ -55,8 +56,7 @@ class OptionError(LossyError, ValueError):
 
 
 class RendezvousError(LossyError):
-    """The ranks of a group don't find each other: one is missing or doubled, or their options
-    differ."""
+    """The ranks of a group don't meet: a rank is missing or duplicated, or options differ."""
 
 
 def no_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> RendezvousError:
@@ -78,7 +78,7 @@ class InterfaceError(LossyError):
 
 
 class MismatchError(LossyError):
-    """Ranks disagree about what the same call is: its name, size, dtype or options."""
+    """Ranks disagree about a call: its name, size, dtype or options."""
 
 
 class PeerLostError(LossyError):
@@ -86,14 +86,14 @@ class PeerLostError(LossyError):
 
 
 class LinkError(LossyError, ConnectionError):
-    """A peer is alive, but what it has to deliver doesn't arrive."""
+    """A peer is alive, but its packets don't arrive."""
 
 
 class NonFiniteError(LossyError, ArithmeticError):
     """A gradient holds NaN or infinity.
 
     Attributes:
-        ranks: The ranks whose own gradients do, ascending.
+        ranks: Ranks whose own gradients hold NaN or infinity, in ascending order.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -102,7 +102,7 @@ class NonFiniteError(LossyError, ArithmeticError):
 
 
 class TrainingError(LossyError):
-    """A training script does what would silently make a step wrong."""
+    """A training script would silently make a step wrong."""
 
 
 class CheckpointError(LossyError, ValueError):

@@ -123,7 +123,9 @@ def function_of(value: Any) -> Any:
 
 
 def _doc(thing: Any) -> str:
-    return inspect.getdoc(getattr(thing, "__func__", thing)) or ""
+    """The docstring, without the line that tells developers why the code is long."""
+    text = inspect.getdoc(getattr(thing, "__func__", thing)) or ""
+    return re.sub(r"^Long because .*\n?", "", text, flags=re.M)
 
 
 def attributes(cls: type) -> dict[str, str]:

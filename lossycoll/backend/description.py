@@ -72,16 +72,16 @@ class Staged(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """Argument of ``submit``: a call that was checked, numbered and staged.
+    """Argument of ``submit``: a checked, numbered and staged call.
 
     Attributes:
-        endpoint: Runs operations; ``submit`` calls one of its methods (or several).
-        call: The call with its number, as all ranks must issue it.
+        endpoint: Endpoint that runs operations; ``submit`` calls one or several of its methods.
+        call: The numbered call, as all ranks must issue it.
         description: Description of the call.
-        source: The buffer that is read; contiguous.
-        target: The buffer that is written; contiguous. May be ``source``.
-        call_options: Options, timeout, and what happens when the operation is done.
-        health: The group's state, for what ``submit`` finds to be wrong.
+        source: Contiguous buffer to read.
+        target: Contiguous buffer to write; it may be ``source``.
+        call_options: Options, timeout, and actions at the operation's end.
+        health: The group's state, for errors that ``submit`` finds.
     """
 
     endpoint: Endpoint
@@ -101,24 +101,25 @@ Submit = Callable[[Submission], "Operation | tuple[Operation, ...]"]
 
 @dataclass(frozen=True, eq=False)
 class CollectiveKind:
-    """Properties that all calls of one collective share.
+    """Properties shared by all calls of one collective.
 
     Attributes:
-        name: Its name in errors, in logs, and in what ranks compare.
-        loss: When its packets may be lost.
-        stage: Function that makes buffers of tensors; ``staging.py`` has the ways.
-        submit: Function that submits it to the engine. None if it is always gathered.
-        gathering: For reductions, how the contributions get to where they are reduced without the
-            engine. None if there is no such way.
-        rounding: When packets carry floats rounded.
-        empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
+        name: Name in errors, in logs, and in the calls that ranks compare.
+        loss: Condition under which its packets may be lost.
+        stage: Function that makes buffers from tensors; ``staging.py`` has the choices.
+        submit: Function that submits the call to the engine. None if contributions are always
+            gathered.
+        gathering: For reductions, gathering of the contributions for a reduction outside the
+            engine. None if there is none.
+        rounding: Condition under which packets carry rounded floats.
+        empty_is_barrier: Whether a call without elements becomes a barrier. Otherwise ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
-        work: The class of the work that torch gets.
+        work: Class of the work that torch gets.
         operations: Number of operations that ``submit`` submits.
-        divides: Whether a call of one buffer is the same as calls of its parts.
-        spoils: Whether what a failed call was to fill on a device becomes all ones, as sums do.
-        writes_source: Whether the engine may write to what is read as well.
-        filled: Which ranks' tensors are filled, if there is a root.
+        divides: Whether a call with one buffer equals calls with its parts.
+        spoils: Whether a failed call's outputs on a device are filled with one bits, as sums are.
+        writes_source: Whether the engine may also write to the source.
+        filled: Ranks whose tensors are filled, if there is a root.
     """
 
     name: str
@@ -149,27 +150,27 @@ class Splits(NamedTuple):
 
 
 class Description(NamedTuple):
-    """One call of a collective at one rank.
+    """Call of a collective at one rank.
 
-    A named tuple, since a frozen dataclass takes two microseconds to make.
+    It is a named tuple, since a frozen dataclass takes two microseconds to make.
 
     Attributes:
-        kind: Which collective.
+        kind: Kind of collective.
         reads: The tensors that this rank contributes.
         writes: The tensors that are filled, and the work's result.
-        nbytes: The bytes of the whole, the same on all ranks: what decides whether the call is
-            large enough for loss. 0: nothing moves.
-        compared: A tensor whose dtype and number of elements all ranks must agree on.
+        nbytes: Bytes of the whole call, the same on all ranks. They decide whether the call is
+            large enough for lossy delivery. 0: nothing moves.
+        compared: Tensor whose dtype and number of elements all ranks must agree on.
         detail: Other values that ranks must agree on; part of the call's text.
         op: torch's ReduceOp, for reductions.
-        root: The rank that has what is sent or gets what is collected, if there is one.
-        sizes: The elements of each rank's part, where parts differ.
+        root: Rank that sends or collects the data, if there is one.
+        sizes: Number of elements of each rank's part, if parts differ.
         splits: Sizes by rank, if ranks don't know each other's sizes.
-        harmless_overlap: Bytes from the source to the target at which both may share memory, since
-            each element is then read before it is replaced.
+        harmless_overlap: Distance in bytes from source to target at which both may share memory,
+            since each element is then read before it is replaced.
         argument: Argument for ``submit`` alone.
-        result: The work's result, where ``submit`` fills other tensors than those of ``writes``.
-        encoding: Encoding of float32 in packets, a name of plan.codec's; for kinds whose callers
+        result: The work's result, if ``submit`` fills other tensors than ``writes``.
+        encoding: Encoding of float32 in packets, a name from plan.codec; for kinds whose callers
             choose it.
     """
 
@@ -195,7 +196,7 @@ class Description(NamedTuple):
 
     @property
     def on_device(self) -> bool:
-        """True if the tensors lie on a device: all do, or none (devices.ServedDevices)."""
+        """True if the tensors lie on a device; all of them do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
         return bool(tensors) and is_served(tensors[0])
 

@@ -189,7 +189,8 @@ class Dispatcher:
     # ---- options ----
 
     def effective(self) -> Options:
-        """The options for a call made now: the group's, as the scope around changes them."""
+        """Return the options for a call made now: the group's, as changed by the scope around
+        it."""
         around, options = scope(), self._asked_options()
         return options if around is None else within(options, around)
 

@@ -41,7 +41,7 @@ class Extensions:
     # ---- figures and options ----
 
     def lossy_stats(self) -> Stats:
-        """This rank's figures since the group was made (``lossycoll.stats``)."""
+        """Return this rank's figures since the group was made (``lossycoll.stats``)."""
         found = self._endpoint.stats.stats()
         return replace(
             found,
@@ -51,94 +51,93 @@ class Extensions:
         )
 
     def lossy_has_left(self, rank: int) -> bool:
-        """True if a rank has said goodbye: its process may live.
+        """Return whether a rank has left in order; its process may live.
 
         Args:
             rank: Rank in this group.
 
         Returns:
-            Whether it left in order.
+            True if it left in order.
         """
         return self._endpoint.health.left(rank) is not None
 
     def lossy_topology(self) -> Topology:
-        """The ranks' hosts and sites (``lossycoll.topology``)."""
+        """Return the ranks' hosts and sites (``lossycoll.topology``)."""
         return self._topology
 
     def lossy_rekey(self) -> None:
-        """New keys for all that is sent from now on (``lossycoll.rekey``)."""
+        """Change the keys of all traffic from now on (``lossycoll.rekey``)."""
         self._rekey()
 
     def lossy_options(self) -> Options:
-        """The options for a call made now: the group's, as the scope around changes them."""
+        """Return the options for a call made now, as changed by the scope around it."""
         return self._dispatcher.effective()
 
     def lossy_resend(self, rounds: int) -> Callable[[], None]:
-        """Makes ``repair`` at least ``rounds`` from now on, unless the group was given a value.
+        """Make ``repair`` at least ``rounds`` from now on, unless the group was given a value.
 
-        All ranks must call this, and what it returns, between the same calls.
+        All ranks must call this, and its result, between the same calls.
 
         Args:
             rounds: Rounds of resending, 0 to 255.
 
         Returns:
-            A function that takes it back.
+            A function that undoes the change.
         """
         return self.lossy_recover(repair=rounds)
 
     def lossy_recover(
         self, *, repair: int | None = None, max_missing: float | None = None
     ) -> Callable[[], None]:
-        """Has more brought back of what is lost from now on.
+        """Recover more of the lost packets from now on.
 
-        The group's own options take precedence: ``repair`` counts unless that was set,
-        ``max_missing`` unless that, ``repair`` or ``fec`` was. All ranks must call this, and its
-        result, between the same calls.
+        Options set for the group take precedence: ``repair`` over the argument ``repair``, and
+        ``max_missing``, ``repair`` or ``fec`` over the argument ``max_missing``. All ranks must
+        call this, and its result, between the same calls.
 
         Args:
-            repair: At least so many rounds of resending, 0 to 255; None: as they are.
-            max_missing: At most this share may be missing, 0 to 1; None: as it is.
+            repair: Minimum rounds of resending, 0 to 255; None: unchanged.
+            max_missing: Maximum share of missing packets, 0 to 1; None: unchanged.
 
         Returns:
-            A function that takes it back.
+            A function that undoes the change.
         """
         self.lossy_made_up_for()
         return self._dispatcher.recover(Recovered(repair, max_missing))
 
     def lossy_made_up_for(self) -> None:
-        """A method looks after what is missing in this group, which needn't be warned of."""
+        """Suppress warnings of missing packets in this group, since a method makes up for them."""
         self._endpoint.stats.made_up_for = True
 
     def lossy_lost(self) -> tuple[int, ...]:
-        """The ranks that the group continues without, as soon as this rank knows of them."""
+        """Return the lost ranks, as soon as this rank knows of them."""
         return tuple(sorted(self._endpoint.health.lost))
 
     def lossy_lost_alike(self) -> tuple[int, ...]:
-        """The ranks that the last collective was made without.
+        """Return the lost ranks that took no part in the last collective.
 
-        This is the same on all ranks at the same place among their collectives, so what they do
-        next may depend on it. It doesn't include a rank that was lost since; the next collective's
-        will.
+        The result is the same on all ranks at the same place among their collectives, so their next
+        call may depend on it. A rank that was lost since appears after the next collective.
 
         Returns:
-            The ranks, in rising order.
+            The ranks, in ascending order.
         """
         return self._endpoint.lost_alike()
 
     def lossy_last_report(self) -> Report | None:
-        """Report of the engine's last finished operation here; None before the first."""
+        """Return the report of the engine's last finished operation here; None before the first."""
         return self._endpoint.stats.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
-        """Every rank's counters, by rank, which are asked now (``lossycoll.group_stats``)."""
+        """Ask every rank for its counters, and return them by rank (``lossycoll.group_stats``)."""
         return self._endpoint.stats.of_all_ranks()
 
     # ---- a collective as data ----
 
     def run(self, description: Description, opts: Any = None) -> dist.Work:
-        """Runs any collective that is described as data, also one that isn't in torch.
+        """Run any collective that is described as data, including one that torch lacks.
 
-        All ranks must run the same ones in the same order.
+        All ranks must run the same collectives in the same order.
 
         Args:
             description: The call: its buffers and its kind of collective.
@@ -148,7 +147,7 @@ class Extensions:
             The work; its result is ``description.writes``.
 
         Raises:
-            UnsupportedError: A tensor or root that can't be served.
+            UnsupportedError: A tensor or root can't be served.
         """
         return self._dispatcher.run(description, _c10d.BarrierOptions() if opts is None else opts)
 
@@ -156,14 +155,14 @@ class Extensions:
 
     @property
     def block_bytes(self) -> int:
-        """The bytes that one block (packet) carries."""
+        """Bytes that one block (packet) carries."""
         return self._endpoint.block_bytes
 
     def block_elements(self, encoding: str) -> int:
-        """The float32 elements that one block (packet) carries.
+        """Return the number of float32 elements that one block (packet) carries.
 
         Args:
-            encoding: Encoding of packets, as the calls below take it.
+            encoding: Encoding of packets, as in ``all_gather_blocks``.
 
         Returns:
             Their number.
@@ -171,7 +170,7 @@ class Extensions:
         return self._endpoint.block_elements(encoding)
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """Counts the blocks (packets) of a chunk in :meth:`all_gather_blocks`.
+        """Return the number of blocks (packets) of a chunk in :meth:`all_gather_blocks`.
 
         Args:
             nbytes: The chunk's bytes.
@@ -185,25 +184,25 @@ class Extensions:
     def all_gather_blocks(
         self, output: Tensor, needed: NDArray[np.bool_] | None = None, encoding: str = "same"
     ) -> BlockWork:
-        """Gathers rank r's chunk of ``output`` on all ranks, in place, block by block.
+        """Gather rank r's chunk of ``output`` on all ranks, in place, block by block.
 
-        In lossy delivery (the group's, or a scope's) a block that doesn't arrive leaves what was
-        there.
+        In lossy delivery (the group's, or a scope's), the old values stay where a block doesn't
+        arrive.
 
         Args:
             output: Shape (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``.
-            needed: bool (world, blocks), those that are asked for until they come, by owner; the
-                own row is ignored. None: none is.
+            needed: bool (world, blocks), by owner: blocks that are requested until they arrive. The
+                own row is ignored. None: no block is.
             encoding: Encoding of float32 in packets, as ``lossycoll.plan.codec.named`` returns it.
                 The own chunk stays as it is.
 
         Returns:
-            A work whose ``arrived`` waits for it and is bool (world, blocks), own row True. A
-            needed block is missing in it only if nothing came over that link for ``deadline_max``
+            A work. Its ``arrived`` waits for the work and is bool (world, blocks), own row True. A
+            needed block is False only if nothing arrived over its link for ``deadline_max``
             seconds, or if its owner is lost.
 
         Raises:
-            UnsupportedError: A tensor or an array of another form.
+            UnsupportedError: A tensor or an array has another form.
         """
         blocks = self.blocks(nbytes(output) // self._dispatcher.where.world, encoding)
         description = block_collectives.all_gather_blocks(
@@ -216,25 +215,27 @@ class Extensions:
     def reduce_scatter_blocks(
         self, output: Tensor, input: Tensor, encoding: str = "same"
     ) -> ContributionWork:
-        """Averages all ranks' chunks number ``rank`` of ``input`` in ``output``, of what arrived.
+        """Average chunk number ``rank`` of all ranks' ``input`` in ``output``, as far as packets
+        arrived.
 
-        In lossy delivery what is lost counts as zero: for callers that add it to their next
-        contribution. The sum is divided by the world.
+        In lossy delivery a lost block counts as zero: callers add it to their next contribution.
+        The sum is divided by the world size.
 
         Args:
             output: Shape (n,), contiguous; it may be this rank's chunk of ``input``.
-            input: Shape (world * n,), contiguous, floating. Where ranks share a host or a site, one
-                of them sends the sum of all for an owner elsewhere, and finds it here afterwards.
+            input: Shape (world * n,), contiguous, floating-point. Where ranks share a host or a
+                site, one of them sends the sum of all to an owner elsewhere; its ``input`` then
+                holds that sum.
             encoding: As in :meth:`all_gather_blocks`.
 
         Returns:
-            A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
-            (packets) of ``input``, as it is then, that were lost. Losses of a link that was silent
-            for ``deadline_max`` are unknown, and not in it. ``sent`` is bool (world,): the owners
-            whose chunk of ``input`` this rank has sent, encoded.
+            A work. Its ``lost`` waits for the work and is bool (world, blocks), by owner: the lost
+            blocks (packets) of ``input``, as ``input`` is afterwards. It lacks the losses of a link
+            that was silent for ``deadline_max``, which are unknown. ``sent`` is bool (world,): the
+            owners whose chunk of ``input`` this rank has sent, encoded.
 
         Raises:
-            UnsupportedError: Tensors of another form.
+            UnsupportedError: A tensor has another form.
         """
         description = block_collectives.reduce_scatter_blocks(
             self._dispatcher.where, output, input, encoding

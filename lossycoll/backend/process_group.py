@@ -47,20 +47,18 @@ _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValue
 
 
 class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
-    """The process group of ``backend="lossy"``.
+    """Process group of ``backend="lossy"``.
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route.
-    :class:`Extensions` has the methods that torch's interface lacks, :class:`Reconfigurable` the
-    change of members. All others take what torch's ProcessGroup takes, and return what it returns.
-
-    Every collective returns a work that owns its tensors until it is done, whose result is what it
-    fills.
-    It raises UnsupportedError for what can't be served, before the call gets a number, and
-    LossyError where the group has failed, or fails by this call. The work's ``wait`` raises later
-    failures. Tensors are of any shape, on the CPU or on a CUDA device, and all tensors of a
-    call have one dtype; ranks agree on it and on the number of elements. Parts that are listed,
-    one for each rank, may be of different sizes in ``allgather`` and ``reduce_scatter``. Methods
-    also take torch's short forms, such as ``allreduce(tensor, op)``: these have options by then.
+    :class:`Extensions` has the methods that torch's interface lacks, and :class:`Reconfigurable`
+    the change of members. All other methods have the arguments and results of torch's ProcessGroup.
+    Every collective returns a work, which owns its tensors until it is done. The work's result is
+    the filled tensors. A call that can't be served raises UnsupportedError, before it gets a
+    number. A call raises LossyError if the group has failed, or fails by this call. The work's
+    ``wait`` raises later failures. Tensors have any shape, and lie on the CPU or on a CUDA device.
+    All tensors of a call have one dtype; ranks agree on it and on the number of elements. Lists of
+    one tensor per rank, in ``allgather`` and ``reduce_scatter``, may have different sizes. Methods
+    also take torch's short forms, such as ``allreduce(tensor, op)``.
 
     Args:
         backend_options: torch's description of the group.
@@ -131,7 +129,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- what and who this is ----
 
     def getBackendName(self) -> str:
-        """The backend's name, as C++ asks for it."""
+        """Return the backend's name, for torch's C++."""
         return "lossy"
 
     def name(self) -> str:
@@ -139,11 +137,11 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return "lossy"
 
     def getRank(self) -> int:
-        """This rank in the group, as C++ asks for it."""
+        """Return this rank in the group, for torch's C++."""
         return self._where.rank
 
     def getSize(self) -> int:
-        """The group's ranks, as C++ asks for them."""
+        """Return the number of the group's ranks, for torch's C++."""
         return self._where.world
 
     rank, size = getRank, getSize
@@ -151,19 +149,19 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # Torch keeps these with the backend that is registered, which may be none.
 
     def getGroupName(self) -> str:
-        """The group's name in torch."""
+        """Return the group's name in torch."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Sets the group's name in torch."""
+        """Set the group's name in torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Purpose of the group in torch's words."""
+        """Return the group's purpose in torch's words."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Sets what torch says the group is for."""
+        """Set the group's purpose in torch's words."""
         self._description = description
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -177,13 +175,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     get_backend = _get_backend
 
     def get_group_store(self) -> Any:
-        """A store for this group, without keys of an earlier one."""
+        """Return a store for this group, without keys of an earlier one."""
         return self._group.store
 
     # ---- reductions ----
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        """Reduces a tensor of all ranks in place, on all ranks."""
+        """Reduce a tensor of all ranks in place, on all ranks."""
         opts = _c10d.AllreduceOptions() if opts is None else opts
         again = self._dispatcher.run_again(tensors, opts) if len(tensors) == 1 else None
         if again is not None:
@@ -198,7 +196,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return collectives.all_reduce(tensors, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced."""
+        """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
         one = _c10d.AllreduceOptions()
         if opts is not None:
             one.reduceOp = opts.reduceOp
@@ -208,12 +206,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._dispatcher.run_all(calls, one)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Reduces a tensor of all ranks to the root; always reliable."""
+        """Reduce a tensor of all ranks to the root; always reliable."""
         call = collectives.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Reduces all ranks' ``input``; each rank gets its chunk."""
+        """Reduce all ranks' ``input``; each rank gets its chunk."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
         return self._dispatcher.run(call, opts)
@@ -223,7 +221,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`reduce_scatter_single` with each pair; one work for all, or none is made."""
+        """Run :meth:`reduce_scatter_single` with each pair, as one work; on an error, none runs."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [
@@ -237,19 +235,19 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
-        """Reduces lists of tensors; each rank gets the entry of its number."""
+        """Reduce lists of tensors; each rank gets the entry of its number."""
         call = collectives.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
         return self._dispatcher.run(call, opts)
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Copies the root's tensor to all ranks."""
+        """Copy the root's tensor to all ranks."""
         call = collectives.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Gathers all ranks' ``input`` on all ranks."""
+        """Gather all ranks' ``input`` on all ranks."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 
@@ -258,7 +256,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`all_gather_single` with each pair; one work for all, or none is made."""
+        """Run :meth:`all_gather_single` with each pair, as one work; on an error, none runs."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
         calls = [
@@ -269,13 +267,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Gathers all ranks' tensors as a list on all ranks."""
+        """Gather all ranks' tensors as a list on all ranks."""
         return self._dispatcher.run(collectives.all_gather(self._where, outputs, inputs), opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """Does :meth:`allgather` with each tensor; one work for all, or none is made."""
+        """Run :meth:`allgather` with each tensor, as one work; on an error, none runs."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
@@ -287,12 +285,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return ManyWork([work], [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        """Gathers all ranks' tensors at the root."""
+        """Gather all ranks' tensors at the root."""
         call = collectives.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        """Hands out the root's list of tensors, one to each rank."""
+        """Hand out the root's list of tensors, one to each rank."""
         call = collectives.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
 
@@ -306,9 +304,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
-        """Sends each rank some rows of ``input``, and fills ``output`` with theirs.
+        """Send each rank some rows of ``input``, and fill ``output`` with theirs.
 
-        Split sizes are rows to and from each rank; empty for equal parts.
+        Split sizes are numbers of rows to and from each rank; empty: equal parts.
         """
         call = collectives.all_to_all_single(
             self._where, output, input, output_split_sizes, input_split_sizes
@@ -318,25 +316,25 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Sends each rank a tensor of ``inputs``, and fills ``outputs`` with theirs."""
+        """Send each rank a tensor of ``inputs``, and fill ``outputs`` with theirs."""
         opts = _c10d.AllToAllOptions() if opts is None else opts
         return self._dispatcher.run(collectives.all_to_all(self._where, outputs, inputs), opts)
 
     # ---- point to point ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
-        """Sends one tensor. The work is done when the receiver has it, or its data is copied.
+        """Send one tensor. The work is done when the receiver has it, or its data is copied.
 
-        docs/messages.md has what is promised. A receive gets messages of its own tag only.
+        docs/messages.md has the guarantees. A receive gets messages of its own tag only.
         """
         return self._point_to_point.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
-        """Receives one tensor from a rank."""
+        """Receive one tensor from a rank."""
         return self._point_to_point.receive(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        """Receives one tensor from any rank; the work's ``source_rank`` says from which."""
+        """Receive one tensor from any rank; the work's ``source_rank`` says from which."""
         return self._point_to_point.receive(tensors, None, tag)
 
     recvAnysource = recv_anysource
@@ -354,14 +352,15 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- barriers ----
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Is done on no rank before all ranks have begun it."""
+        """Wait until all ranks have begun the barrier."""
         return self._dispatcher.run(collectives.barrier(), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Waits for all ranks; OperationTimeout names those that are missing: to rank 0 the first,
-        or all with ``wait_all_ranks``.
+        """Wait for all ranks, and name missing ones in an OperationTimeout.
 
-        Where a group continues with the survivors it is a barrier of those.
+        On rank 0 it names the first missing rank, or all of them with ``wait_all_ranks``.
+
+        In a group that continues with the survivors it is their barrier.
         """
         if self._endpoint.options.continues:
             opts = _c10d.BarrierOptions()
@@ -383,10 +382,11 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         group_desc: str | None = None,
         device_types: object = None,
     ) -> LossyProcessGroup | None:
-        """Makes a group of some of this one's ranks; None where this rank isn't in it.
+        """Make a group of some of this group's ranks; None on ranks outside it.
 
-        Before torch 2.15 torch.distributed.split_group gets here only with an accelerator. What is
-        None is this group's, or made up; ``device_types`` changes nothing.
+        Before torch 2.15, torch.distributed.split_group calls this only with an accelerator.
+        Arguments that are None take this group's values, or generated ones; ``device_types`` is
+        ignored.
         """
         del device_types
         chosen = sorted(set(ranks))
@@ -416,20 +416,20 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long calls wait for ranks that never take part; zero or less: no limit."""
+        """Set the timeout of calls for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
 
     def shutdown(self) -> None:
-        """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""
+        """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""
         _living.pop(self._serial, None)
         self._others.close()
         self._group.close()
         self._dispatcher.lanes.give_back()
 
     def abort(self) -> None:
-        """Ends the group on all ranks: all that is pending fails with AbortedError. A group whose
-        members can change lives again by :meth:`reconfigure`."""
+        """End the group on all ranks: pending calls fail with AbortedError. If the group's members
+        can change, :meth:`reconfigure` revives it."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         _living.pop(self._serial, None)

@@ -218,18 +218,18 @@ class Reconfigurable:
         raise NotImplementedError
 
     def get_error(self) -> Any:
-        """torch's ErrorType of the group's failure."""
+        """Return torch's ErrorType of the group's failure."""
         failure, kinds = self._health.failure, _c10d.ErrorType
         if failure is None or isinstance(failure, (AbortedError, ClosedError)):
             return kinds.SUCCESS
         return kinds.TIMEOUT if isinstance(failure, OperationTimeout) else kinds.COMM_ERROR
 
     def registerAbortHook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Has ``hook`` called when the group fails, once, before calls raise."""
+        """Register ``hook`` to be called once when the group fails, before calls raise."""
         self._abort_hooks[hook_id] = hook
 
     def unregisterAbortHook(self, hook_id: int) -> None:
-        """Takes a hook back; nothing where there is none."""
+        """Unregister a hook; without one, do nothing."""
         self._abort_hooks.pop(hook_id, None)
 
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
@@ -240,14 +240,14 @@ class Reconfigurable:
         return self._reconfiguration is not None
 
     def get_reconfigure_handle(self) -> str:
-        """This process's name in the list of a next group's members."""
+        """Return this process's name in the list of the next group's members."""
         return self._steps().handle()
 
     def reconfigure(self, opts: Any) -> dist.Work:
-        """Leaves the members, and meets with others; returns when all are there.
+        """Leave the members, meet with others, and return when all are there.
 
-        Calls in flight fail with AbortedError. If the next group can't be made there is none, and
-        another number (uuid) may do.
+        Calls in flight fail with AbortedError. If the next group can't be made, there is none; try
+        again with another number (uuid).
         """
         steps = self._steps()
         with steps.lock:
@@ -268,8 +268,8 @@ class Reconfigurable:
         return ManyWork([], [])
 
     def lossy_leave(self) -> None:
-        """Leaves the group as ``shutdown`` does, without a wait for the other members: what they
-        still need of this rank is sent meanwhile. Calls in flight fail."""
+        """Leave the group like ``shutdown``, but without waiting for the other members: data that
+        they still need from this rank is sent meanwhile. Calls in flight fail."""
         self._fail_what_is_in_flight("left")
         start_thread(self.shutdown, "lossycoll-left")
 

@@ -70,8 +70,8 @@ def _torch() -> tuple[Any, Any]:
 def stop_replacing() -> None:
     """Undo ``LOSSYCOLL_REPLACE``: groups of gloo that are made from now on are gloo's own.
 
-    Groups that exist stay as they are. Call it on all ranks, between the same groups. Where nothing
-    is replaced it does nothing.
+    Existing groups stay as they are. Call it on all ranks, between the same groups. If nothing is
+    replaced, it does nothing.
     """
     while _undo:
         _undo.pop()()

@@ -24,7 +24,7 @@ def wire_allreduce_(
     wire_spikes: int = 0,
     wire_rounding: str = "nearest",
 ) -> Tensor:
-    """Reduces a tensor over the ranks, in place, each contribution and each result in few bits.
+    """Reduce a tensor over the ranks in place, with contributions and results sent in few bits.
 
     After a layer that torch has split by rows::
 
@@ -32,12 +32,12 @@ def wire_allreduce_(
         parallelize_module(model, mesh, {"out": style})
         model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int4"))
 
-    No packet is lost, whatever the group's delivery, and a tensor of any size is encoded (floats of
-    two bytes by few bits only: bf16 and fp16 are for float32). Source:
-    Flash Communication, arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
+    Delivery is reliable, whatever the group's option, and tensors of any size are encoded (float16
+    and bfloat16 in few bits only: bf16 and fp16 are for float32). Source: Flash Communication,
+    arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
 
     Args:
-        tensor: float32, float16 or bfloat16 of any shape; all ranks' have the same.
+        tensor: float32, float16 or bfloat16 of any shape, the same on all ranks.
         wire: Encoding of packets: the option of this name.
         group: A group of this backend; None for the default group.
         average: Whether the sum is divided by the number of ranks.
@@ -49,10 +49,10 @@ def wire_allreduce_(
         ``tensor``, the same bits on all ranks.
 
     Raises:
-        UnsupportedError: A tensor of another type or layout, or one that autograd records; a group
-            of another backend, or one that this rank isn't in.
-        OptionError: A value that an option doesn't have.
-        MismatchError: Ranks differ in what they ask for.
+        UnsupportedError: The tensor has another type or layout, or autograd records it; or the
+            group is of another backend, or without this rank.
+        OptionError: An option has a bad value.
+        MismatchError: Ranks' arguments differ.
     """
     found = of(group)
     where = f"rank {found.rank()}/{found.size()}"

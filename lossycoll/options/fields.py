@@ -2,8 +2,9 @@
 
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
-for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``. docs_table.py
-prints them for docs/options.md. Where an option goes its row says (:class:`Enters`).
+for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``.
+tools/options_table.py prints them for docs/options.md. An option's row says which layer it enters
+(:class:`Enters`).
 
 Long because it is one table.
 """
@@ -55,9 +56,9 @@ ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its
 class Options:
     """Options of a group. Each field is a row of the table in docs/options.md.
 
-    All values can be read, but only those that were written (:attr:`given`) count as written when
-    a group is made: the environment's take the place of the others. ``dataclasses.replace`` adds
-    its changes to those that were written.
+    When a group is made, fields that you set (:attr:`given`) keep their values, and the
+    environment's values replace the others. ``dataclasses.replace`` adds its changes to the fields
+    that you set.
 
     Raises:
         OptionError: A name is unknown, or a value isn't allowed. The text names the nearest option,
@@ -87,29 +88,29 @@ class Options:
         0.0,
         share(LEAST_PARITY, "auto"),
         "Share of parity packets in lossy delivery: 0.1 is six for sets of 64 (fewer in shorter "
-        "streams), which restore any six lost packets without a round trip. auto: as the measured "
-        "loss of each path needs, at most 0.25 (parity.md).",
+        "streams), which restore any six lost packets without a round trip. auto: the share that "
+        "the measured loss of each path needs, at most 0.25 (parity.md).",
     )
     max_missing: float | str = call_option(
         "none",
         share(LEAST_MISSING, "none"),
         "Maximum share of missing packets in a lossy call. Each path uses parity or resending, "
         "whichever its measured loss and round trip make quicker. `fec` and `repair` keep their "
-        "values. none: only these count (parity.md).",
+        "values. none: only `fec` and `repair` count (parity.md).",
     )
     stream_packets: int = call_option(
         STREAM_PACKETS,
         integer(0, 65535),
         "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
-        "burst doesn't take a whole stream. Streams grow at most 8 times. Counts with "
+        "burst doesn't take a whole stream. Streams grow at most 8 times. It applies with "
         "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
         enters=Enters.PLAN,
     )
     finer_packets: int = call_option(
         FINER_PACKETS,
         integer(1, 16),
-        "Where parity alone meets `max_missing` (`repair` is 0): packets of a short all_reduce or "
-        "reduce_scatter are up to so many times as small, so that a stream has twice "
+        "Divisor of the packet size, at most, in short all_reduce and reduce_scatter calls where "
+        "parity alone meets `max_missing` (`repair` is 0). A stream then has twice "
         "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
         "one size (parity.md).",
         enters=Enters.PLAN,
@@ -125,9 +126,9 @@ class Options:
         "same",
         choice(*codec.ENCODINGS, besides=codec.PAIRS, in_words="two such as `int4/int8`"),
         "Encoding of float32 in packets: unchanged, bfloat16, float16, or 8 to 2 bits by groups "
-        "(also for float16 and bfloat16). Of two, the first is for an all-reduce's contributions, "
-        "the second for its means (wire.md). Sums are taken in float32. Reductions and gathers of "
-        "floats and complex numbers are encoded.",
+        "(also for float16 and bfloat16). In a pair, the first is for an all-reduce's "
+        "contributions, the second for its means (wire.md). Sums are taken in float32. Reductions "
+        "and gathers of floats and complex numbers are encoded.",
     )
     wire_group: int = call_option(
         codec.GROUPS[0],
@@ -138,14 +139,14 @@ class Options:
     wire_spikes: int = call_option(
         0,
         integer(0, 1),
-        "1: the least and the greatest element of a group travel as floats, for 64 bits more, and "
-        "the grid spans the others (wire.md).",
+        "1: the smallest and the largest element of a group travel as floats, for 64 bits more, "
+        "and the grid spans the others (wire.md).",
     )
     wire_rounding: str = call_option(
         codec.ROUNDINGS[0],
         choice(*codec.ROUNDINGS),
-        "Rounding mode for int8 to int2: to the nearest value, or up or down at random such that "
-        "the mean is the element, for gradients (wire.md).",
+        "Rounding mode for int8 to int2: to the nearest value, or, for gradients, up or down at "
+        "random such that the mean is the element (wire.md).",
     )
     on_missing: str = call_option(
         "own",
@@ -157,10 +158,10 @@ class Options:
     estimator: str = call_option(
         "count",
         choice("count", "inverse_probability", "zero_fill"),
-        "count: sum of what arrived over the number of contributions. inverse_probability: each "
-        "contribution times 1 / (its link's delivery rate), over all ranks; for links that lose "
-        "differently (estimates.md). zero_fill: lost values count as zero; biased, for comparisons "
-        "only.",
+        "count: sum of the contributions that arrived, over their number. inverse_probability: sum "
+        "of contributions times 1 / (their link's delivery rate), over the number of ranks; for "
+        "links that lose differently (estimates.md). zero_fill: lost values count as zero; biased, "
+        "for comparisons only.",
     )
     deterministic: int = call_option(
         0,
@@ -178,8 +179,8 @@ class Options:
     deadline_max: float = option(
         30.0,
         number(1e-3, 3600, "s"),
-        "Silence after which a stream, or a direction of a link, is given up. In reliable calls "
-        "that is a LinkError, after twice `liveness` if that is longer. Later lossy calls wait "
+        "Silence after which a stream, or a direction of a link, is given up. Reliable calls then "
+        "raise a LinkError, after twice `liveness` if that is longer. Later lossy calls wait "
         "0.25 s and two round trips for a dead link.",
         enters=Enters.GROUP,
     )
@@ -206,21 +207,21 @@ class Options:
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
-        "Largest IP packet. 0: that of the route to the master, at most 9000. The group uses the "
-        "smallest of its ranks; paths that carry less are found (packet-size.md).",
+        "Largest IP packet. 0: the MTU of the route to the master, at most 9000. The group uses "
+        "the smallest among its ranks; paths that carry less are found (packet-size.md).",
         enters=Enters.HOST,
     )
     socket_buffer: int = option(
         0,
         integer(0, (1 << 31) - 1),
-        "Bytes of socket buffer in each direction; 0 asks for the most.",
+        "Bytes of socket buffer in each direction. 0: the most that the system allows.",
         enters=Enters.HOST,
     )
     eager: int = option(
         8 << 20,
         integer(0, 1 << 32),
-        "Bytes reserved for packets of ranks that are ahead of this one. They are sent before this "
-        "rank is known to have called, which saves a one-way delay. 0: senders wait.",
+        "Bytes reserved for packets of ranks that are ahead of this one. Such packets are sent "
+        "before this rank is known to have called, which saves a one-way delay. 0: senders wait.",
         agree=True,
         enters=Enters.HOST,
     )
@@ -236,7 +237,7 @@ class Options:
     pace: float = option(
         0.0,
         number(0, 1e12, "bytes/s"),
-        "Fixed sending rate per rank; 0 is none.",
+        "Fixed sending rate per rank. 0: none.",
         enters=Enters.HOST,
     )
     pacing: str = option(
@@ -256,7 +257,7 @@ class Options:
     inject: str = option(
         "",
         text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", texts.check_inject),
-        "Seeded faults, for tests and studies: shares of packets lost, doubled or delayed. "
+        "Seeded faults, for tests and studies: shares of packets lost, duplicated or delayed. "
         "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
         enters=Enters.GROUP,
@@ -264,7 +265,7 @@ class Options:
     seed: int = option(
         0,
         integer(0, (1 << 64) - 1, allowed="0 to 2^64-1"),
-        "Seed of the owners and ring orders that each operation draws.",
+        "Seed of the random owners and ring orders of operations.",
         agree=True,
         enters=Enters.PLAN,
     )
@@ -279,8 +280,8 @@ class Options:
     liveness: float = option(
         10.0,
         number(0.5, 3600, "s"),
-        "Time within which a rank's death is an error that names it on every other rank. It "
-        "belongs to the process: its first group sets it, and a group that asks for another value "
+        "Time within which a rank's death raises an error that names it on every other rank. The "
+        "process has one value: its first group sets it, and a group that asks for another value "
         "is refused.",
         agree=True,
         enters=Enters.PYTHON,
@@ -303,7 +304,7 @@ class Options:
     verbs_device: str = option(
         "",
         text("empty, or as in `mlx5_0` or `mlx5_0:1`", texts.check_device),
-        "RDMA port for packets to other machines. Empty: that of the interface, or InfiniBand's, "
+        "RDMA port for packets to other machines. Empty: the interface's port, or InfiniBand's, "
         "if there is one (rdma.md).",
         enters=Enters.HOST,
     )
@@ -316,7 +317,7 @@ class Options:
     libibverbs: str = option(
         "",
         text("empty, or a path", texts.check_path),
-        "Library that reaches RDMA devices; empty: the system's.",
+        "Path of the libibverbs library for RDMA devices. Empty: the system's.",
         enters=Enters.HOST,
     )
     host: str = option(
@@ -329,72 +330,73 @@ class Options:
     site: str = option(
         "",
         text("empty, `auto`, or a label", texts.check_label),
-        "Location of this rank's machine. Between sites the network is scarce, so partial sums "
-        "cross it once. auto: learnt from round trips between hosts (topology.md). Set it on all "
+        "Location of this rank's machine. Between sites bandwidth is scarce, so partial sums "
+        "cross once. auto: learnt from round trips between hosts (topology.md). Set it on all "
         "ranks or on none.",
         enters=Enters.HOST,
     )
     seal: str = option(
         "encrypt",
         choice("encrypt", "authenticate"),
-        "Protection of packets with a secret (`LOSSYCOLL_SECRET`): encrypt hides and authenticates "
-        "them, authenticate only the latter (sealing.md).",
+        "Protection of packets with a secret (`LOSSYCOLL_SECRET`): encrypt encrypts and "
+        "authenticates them, authenticate only authenticates them (sealing.md).",
         agree=True,
         enters=Enters.HOST,
     )
     cipher: str = option(
         "aes-128-gcm",
         choice(*texts.CIPHERS),
-        "Cipher that seals packets; the last is for processors without AES instructions.",
+        "Cipher that seals packets; chacha20-poly1305 is for processors without AES instructions.",
         agree=True,
         enters=Enters.HOST,
     )
     libcrypto: str = option(
         "",
         text("empty, or a path", texts.check_path),
-        "OpenSSL library that seals; empty: the process's or the system's (sealing.md).",
+        "Path of the OpenSSL library that seals packets. Empty: the process's or the system's "
+        "(sealing.md).",
         enters=Enters.PYTHON,
     )
     rekey: float = option(
         3600.0,
         number(0, 1e9, "s"),
-        "Age at which a key is replaced; also after 2^22 packets. 0: at no age.",
+        "Age at which a key is replaced. Keys are also replaced after 2^22 packets. 0: at no age.",
         enters=Enters.HOST,
     )
     status: str = option(
         "on",
         choice("on", "off"),
-        "on: each rank keeps a page that `lossycoll status` reads, whatever Python does "
-        "(operate.md). off: no page, and answers have no more than who the rank is.",
+        "on: each rank keeps a page that `lossycoll status` reads, even if Python hangs "
+        "(operate.md). off: no page, and answers only say which rank it is.",
         enters=Enters.PYTHON,
     )
     warn_after: float = option(
         30.0,
         number(0, 1e9, "s"),
         "Time after which a waiting call is logged with the ranks that it waits for, if it also "
-        "takes ten times as long as usual; again after twice the time, and so on. 0: never. Needs "
-        "`status` (operate.md).",
+        "takes ten times as long as usual. It is logged again after twice the time, and so on. 0: "
+        "never. Needs `status` (operate.md).",
         enters=Enters.PYTHON,
     )
     metrics: str = option(
         "",
         text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
-        "Where Prometheus finds the figures of a machine's ranks: a port, or a file for "
-        "node_exporter, written every 10 s. A path that ends in `.jsonl` gets lines for `lossycoll "
-        "report`. Needs `lossycoll[metrics]` and `status` (operate.md).",
+        "Address or file at which Prometheus finds the figures of a machine's ranks: a port, or a "
+        "file for node_exporter, written every 10 s. A path that ends in `.jsonl` gets lines for "
+        "`lossycoll report`. Needs `lossycoll[metrics]` and `status` (operate.md).",
         enters=Enters.PYTHON,
     )
     replace: str = option(
         "",
         choice("gloo", besides=("",), in_words="empty"),
-        "gloo: groups that a program or framework makes of gloo, by name or by default, are "
-        "lossy's (backend.md). Read when torch is imported, so from the environment alone.",
+        "gloo: gloo groups that a program or framework makes, by name or by default, use lossy "
+        "instead (backend.md). Read when torch is imported, so only from the environment.",
         enters=Enters.PYTHON,
     )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),
-        "What the logger `lossycoll` shows on standard error, unless logging is configured.",
+        "Level of the logger `lossycoll` on standard error, unless logging is configured.",
         enters=Enters.PYTHON,
     )
     _timeout: ClassVar[None] = None
@@ -439,10 +441,10 @@ class Options:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
-        """The options in effect: ``explicit`` first, then the environment, then the defaults.
+        """Return the options in effect: ``explicit`` before the environment before the defaults.
 
         Args:
-            environ: The environment; None for the process's own.
+            environ: The environment; None: the process's own.
             explicit: Options by name, as in ``Options(...)``.
 
         Returns:
@@ -450,7 +452,7 @@ class Options:
 
         Raises:
             OptionError: A ``LOSSYCOLL_`` variable or a keyword is unknown (the text names the
-                nearest that there is), or a value isn't allowed.
+                nearest known one), or a value isn't allowed.
         """
         environ = os.environ if environ is None else environ
         table = {entry.name: entry for entry in fields(cls)}
@@ -481,7 +483,7 @@ class Options:
     def resolve(
         cls, pg_options: object = None, environ: Mapping[str, str] | None = None
     ) -> Options:
-        """Options of a group.
+        """Return the options of a group.
 
         Args:
             pg_options: The user's argument of this name: None, Options or a dict.
@@ -506,18 +508,18 @@ class Options:
 
     @cached_property
     def given(self) -> frozenset[str]:
-        """The names of the options that were written, or set by the environment."""
+        """Names of the options that were set explicitly or by the environment."""
         names = [entry.name for entry in fields(self)]
         return frozenset(one for one in names if not isinstance(getattr(self, one), Default))
 
     def is_given(self, name: str) -> bool:
-        """True if an option was written, or set by the environment.
+        """Return whether an option was set explicitly or by the environment.
 
         Args:
             name: The option's name.
 
         Returns:
-            False if the option has its default because nobody set it.
+            False if the option was not set, and so has its default.
         """
         return name in self.given
 
@@ -530,14 +532,14 @@ class Options:
     def link_timeout(self) -> float:
         """Seconds that a reliable call waits for a link that delivers nothing.
 
-        A rank that is dead or stopped is found by ``liveness`` well before."""
+        A dead or stopped rank is found by ``liveness`` well before."""
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
     def parity(self) -> tuple[sets.Code, int, float]:
         """(code, most, max_missing) of parity. Without a fixed code, measured loss decides, and
-        ``most`` bounds the parity packets for 64 packets (else 0). ``max_missing`` is -1 where no
-        share is asked for."""
+        ``most`` bounds the parity packets per 64 packets (else 0). ``max_missing`` is -1 if it
+        isn't set."""
         missing = -1.0 if isinstance(self.max_missing, str) else self.max_missing
         if isinstance(self.fec, str):
             return sets.NO_PARITY, MOST_PARITY, missing
@@ -547,17 +549,17 @@ class Options:
 
     @property
     def encoding(self) -> str:
-        """Encoding of floats in packets: a name of plan.codec's."""
+        """Encoding of floats in packets: a name from plan.codec."""
         return codec.named(self.wire, self.wire_group, self.wire_spikes, self.wire_rounding)
 
     @property
     def chooses_rounds(self) -> bool:
-        """True if measured loss decides on the rounds of resending too."""
+        """True if measured loss decides the rounds of resending, too."""
         return not isinstance(self.max_missing, str) and not self.is_given("repair")
 
     @property
     def by_parity_alone(self) -> bool:
-        """True if a share may be missing, and nothing is resent to get there."""
+        """True if ``max_missing`` is set, and is met without resending."""
         return not isinstance(self.max_missing, str) and self.is_given("repair") and not self.repair
 
     @property
@@ -568,9 +570,9 @@ class Options:
 
     @property
     def disabled(self) -> tuple[str, ...]:
-        """The names of the fast paths that must not be used, some of ``FAST_PATHS``."""
+        """Names of the fast paths that must not be used."""
         return tuple(name for name in self.disable.split(",") if name)
 
     def shared(self) -> dict[str, Any]:
-        """The options that all ranks of a group must agree on, by name."""
+        """Return the options that all ranks of a group must agree on, by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self) if row(entry).agree}

@@ -94,15 +94,15 @@ def _carry(scope: Scope | None) -> None:
 
 
 def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:
-    """A scope in which collectives are exact: ``with lossycoll.reliable(): ...``.
+    """Context manager in which collectives are exact: ``with lossycoll.reliable(): ...``.
 
-    Nothing is lost, and nothing is rounded on the way (``wire``). It holds for calls that this
-    thread (or asyncio task) makes while it is open, in every group. Open it on all ranks alike. A
-    thread that is started inside it doesn't inherit it.
+    Nothing is lost, and nothing is rounded on the way (``wire``). The scope covers calls in every
+    group by this thread (or asyncio task). Enter it on all ranks alike. Threads started inside it
+    don't inherit it.
 
     Args:
-        changes: Options of :class:`Options` that may be set per scope, such as ``algorithm`` and
-            ``wire``; the rest stays as it is outside.
+        changes: Fields of :class:`Options` that may be set per scope, such as ``algorithm`` and
+            ``wire``. Other options keep their values.
 
     Returns:
         A context manager, for one ``with`` statement. Scopes nest.
@@ -115,22 +115,23 @@ def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
-    """A scope in which reductions of floats may lose packets, and broadcast and all_gather too.
+    """Context manager in which float reductions, broadcast and all_gather may lose packets.
 
-    It does so in groups with ``delivery="reliable"`` as well. A packet of a broadcast or an
-    all_gather that never arrives leaves that part of the buffer as it was. So does one of a large
-    send, if its receive is posted in such a scope, too. Threads and ranks as in :func:`reliable`.
+    It applies to groups with ``delivery="reliable"`` as well. Where a packet of a broadcast or
+    all_gather never arrives, the buffer keeps its old values. The same holds for a large send, if
+    its receive is posted in such a scope, too. The rules for threads and ranks are those of
+    :func:`reliable`.
 
     Args:
-        changes: Options of :class:`Options` that may be set per scope, such as ``repair``,
-            ``on_missing``, ``wire`` and ``lossy_min_bytes``; the rest stays as it is outside.
+        changes: Fields of :class:`Options` that may be set per scope, such as ``repair``,
+            ``on_missing``, ``wire`` and ``lossy_min_bytes``. Other options keep their values.
 
     Returns:
         A context manager, for one ``with`` statement. Scopes nest.
 
     Raises:
-        OptionError: Another name, a value that isn't allowed, or ``delivery="reliable"``. For
-            ``delivery`` at once, for the others when the scope is entered.
+        OptionError: Another name, a value that isn't allowed, or ``delivery="reliable"``. A bad
+            ``delivery`` raises it at once, others when the scope is entered.
     """
     _check_delivery("lossy", "reliable", changes)
     return _open(True, {**changes, "delivery": "lossy"})

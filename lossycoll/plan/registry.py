@@ -52,33 +52,35 @@ def _every_world(world: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """One way to do one collective: a builder, and what it promises.
+    """Algorithm of one collective: a builder, and its promises.
 
-    ``tests/support/plan_checks.py`` holds every promise against the plans.
+    ``tests/support/plan_checks.py`` checks every promise against the plans.
 
     Attributes:
-        collective: The collective it does, one of ``COLLECTIVES``.
+        collective: The collective that it implements, one of ``COLLECTIVES``.
         name: Name for the option ``algorithm``: lower-case letters, digits and underscores.
         build: Pure function from the collective's arguments to one rank's plan.
         summary: Its purpose and when to choose it; one line.
-        steps: World -> packets on the longest chain of packets that wait for one another.
-        traffic: World -> elements that the busiest rank sends, divided by the elements of the
-            largest buffer that any rank has.
-        serves: World -> whether there are plans for so many ranks; other groups use the default.
-        default: Whether ``"auto"`` means this one. Each collective has one, for any world.
-        draws_order: Whether a lossy call draws a new ``order`` of the ranks for each operation;
-            else ``order`` is None. All-reduce only.
-        few_owners: Whether ``order`` may have some of the ranks alone, which then own all segments.
-            Where nothing is resent, streams of short buffers are longer that way (option
-            ``stream_packets``).
+        steps: Function from world size to the length of the longest chain of packets, each of which
+            waits for the one before.
+        traffic: Function from world size to the elements that the busiest rank sends, divided by
+            the elements of the largest buffer of any rank.
+        serves: Function from world size to whether the builder has plans for it; other groups use
+            the default.
+        default: Whether ``"auto"`` means this algorithm. Each collective has one such, for any
+            world size.
+        draws_order: Whether a lossy call draws a new ``order`` of the ranks for each operation; if
+            not, ``order`` is None. All-reduce only.
+        few_owners: Whether ``order`` may hold only some ranks, which then own all segments. Without
+            resending, that makes the streams of short buffers longer (option ``stream_packets``).
         partial_sums: Whether a lost packet may cost the contributions of several ranks.
-        direct: Whether all data goes straight from the rank that has it to one that needs it. When
-            a rank is lost, only its own data is then missing.
-        levels: Whether the builder knows hosts and sites: it takes ``topology`` besides the
-            collective's options. Without, every rank is a host of its own. ``steps``, ``traffic``,
-            ``partial_sums`` and ``direct`` are those of such a flat topology.
-        relays: Whether, by hosts and sites, ranks add up or pass on what others of their host have.
-            ``direct`` holds on flat topologies only, then.
+        direct: Whether all data goes directly from the rank that has it to ranks that need it.
+            After the loss of a rank, only its own data is then missing.
+        levels: Whether the builder takes ``topology`` (hosts and sites) besides the collective's
+            options. Without a topology, every rank is a host of its own. ``steps``, ``traffic``,
+            ``partial_sums`` and ``direct`` hold for such a flat topology.
+        relays: Whether, with hosts and sites, ranks add up or pass on data of other ranks on their
+            host. ``direct`` then holds on flat topologies only.
     """
 
     collective: str
@@ -106,10 +108,11 @@ _unloaded: list[str] = [ENTRY_POINTS]
 
 
 def register(algorithm: Algorithm) -> Algorithm:
-    """Adds an algorithm, which groups that are made from now on may use.
+    """Add an algorithm for groups that are made from now on.
 
-    Do it on every rank, before the first group is made: ranks compare the option ``algorithm``, and
-    one that lacks the algorithm is refused by name. Registering the same object again does nothing.
+    Call this on every rank, before the first group is made: ranks compare the option ``algorithm``,
+    and an error names a rank that lacks the algorithm. Registering the same object again does
+    nothing.
 
     Args:
         algorithm: The entry, with its builder.
@@ -118,8 +121,8 @@ def register(algorithm: Algorithm) -> Algorithm:
         ``algorithm``.
 
     Raises:
-        ValueError: If the collective is unknown, the name is not one or is taken, the builder does
-            not take the collective's arguments, or the collective has a default already.
+        ValueError: The collective is unknown, the name is malformed or taken, the builder doesn't
+            take the collective's arguments, or the collective has a default already.
     """
     key = algorithm.collective, algorithm.name
     if _algorithms.get(key) is not algorithm:

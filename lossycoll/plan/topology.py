@@ -17,19 +17,19 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Topology:
-    """The hosts and sites of a group's ranks, the same on all of them.
+    """Hosts and sites of a group's ranks, the same on all of them.
 
     Attributes:
-        hosts: Number of each rank's host, by rank. Hosts are numbered by first appearance, as
-            sites are.
-        sites: Number of each rank's site. The ranks of a host are of one site.
-        host_packets: Number of network packets that one packet within a host stands for; 1: it is
-            as large.
-        sum_packets: The same of what is added up within a host, where that travels as it is while
-            what leaves the host is encoded; 0: it travels like the rest.
+        hosts: Number of each rank's host, by rank. Hosts and sites are numbered by first
+            appearance.
+        sites: Number of each rank's site, by rank. The ranks of a host are at one site.
+        host_packets: Number of network packets that fit in one packet within a host; 1: both have
+            the same size.
+        sum_packets: The same number for sums within a host, if these are not encoded while packets
+            between hosts are; 0: they are encoded alike.
 
     Raises:
-        ValueError: If the fields are not as above.
+        ValueError: If a field isn't as described above.
     """
 
     hosts: tuple[int, ...]
@@ -68,7 +68,7 @@ class Topology:
 
     @staticmethod
     def flat(world: int) -> Topology:
-        """Every rank is a host of its own, all at one site.
+        """Return a topology in which every rank is a host of its own, all at one site.
 
         Args:
             world: Number of ranks.
@@ -82,7 +82,7 @@ class Topology:
     def of_labels(
         hosts: Sequence[Hashable], sites: Sequence[Hashable], host_packets: int = 1
     ) -> Topology:
-        """From any labels: equal ones mean the same host, or the same site.
+        """Return the topology of arbitrary labels: equal labels mean the same host or site.
 
         Args:
             hosts: Label of each rank's host, by rank.
@@ -90,18 +90,18 @@ class Topology:
             host_packets: As the attribute.
 
         Returns:
-            The topology, its hosts and sites numbered.
+            The topology, with numbered hosts and sites.
 
         Raises:
-            ValueError: If a host is of two sites.
+            ValueError: If a host is at two sites.
         """
         return Topology(_numbered(hosts), _numbered(sites), host_packets)
 
     def of_members(self, ranks: Sequence[int]) -> Topology:
-        """The topology of some of the ranks.
+        """Return the topology of some of the ranks.
 
         Args:
-            ranks: Those; ``ranks[i]`` becomes rank ``i``.
+            ranks: The ranks to keep; ``ranks[i]`` becomes rank ``i``.
 
         Returns:
             Their topology.
@@ -110,18 +110,18 @@ class Topology:
         return replace(self, hosts=_numbered(hosts), sites=_numbered(sites))
 
     def with_sites(self, of_hosts: Sequence[Hashable]) -> Topology:
-        """The same hosts at other sites.
+        """Return a topology of the same hosts at other sites.
 
         Args:
             of_hosts: Label of each host's site, by the number of the host.
 
         Returns:
-            That topology.
+            The new topology.
         """
         return replace(self, sites=_numbered([of_hosts[host] for host in self.hosts]))
 
     def without_sites(self) -> Topology:
-        """The same hosts, all at one site.
+        """Return a topology of the same hosts, all at one site.
 
         Returns:
             The same object each time.
@@ -129,7 +129,7 @@ class Topology:
         return _without_sites(self)
 
     def with_sum_packets(self, sum_packets: int) -> Topology:
-        """The same, but for ``sum_packets``.
+        """Return a copy with another ``sum_packets``.
 
         Args:
             sum_packets: As the attribute.
@@ -161,34 +161,32 @@ class Topology:
 
     @cached_property
     def has_sites(self) -> bool:
-        """True if sites are a level of their own: there are several, one of them of several
-        hosts."""
+        """True if sites are a level of their own: there are several, and one has several hosts."""
         return 1 < self.n_sites < self.n_hosts
 
     @cached_property
     def is_flat(self) -> bool:
-        """True if no level lies below that between all ranks: every rank is a host of its own, and
-        sites tell nothing."""
+        """True if every rank is a host of its own, and sites are no level."""
         return not self.shares_hosts and not self.has_sites
 
     @property
     def one_host(self) -> bool:
-        """True if all ranks share a host, and are several."""
+        """True if there are several ranks and all share a host."""
         return self.n_hosts == 1 and self.world > 1
 
     @property
     def fields(self) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-        """Integers for a plan's signature."""
+        """Return the integers for a plan's signature."""
         return self.hosts, self.sites, self.host_packets, self.sum_packets
 
     @cached_property
     def members_of_hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host, ascending; by the number of the host."""
+        """Ranks of each host in ascending order, by the host's number."""
         return _members(self.hosts)
 
     @cached_property
     def members_of_sites(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each site, ascending; by the number of the site."""
+        """Ranks of each site in ascending order, by the site's number."""
         return _members(self.sites)
 
 

@@ -52,15 +52,15 @@ def dispersing_hook(
     state: dist.ProcessGroup | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Averages gradients as DDP does, with each packet's elements scattered over the bucket.
+    """Average gradients as DDP does, with each packet's elements scattered over the bucket.
 
     Register it once::
 
         ddp.register_comm_hook(None, lossycoll.dispersing_hook)
 
-    No packet carries neighbouring elements, so the errors of a lost one cancel: docs/quality.md has
-    figures. The hook costs two copies of each bucket, and its memory once. Over another backend, or
-    with reliable delivery, it returns the plain mean.
+    No packet carries neighbouring elements, so the errors of a lost packet cancel: docs/quality.md
+    has figures. The hook copies each bucket twice, and takes the memory of one more. Over another
+    backend, or with reliable delivery, it returns the plain mean.
 
     Args:
         state: The group to average over; None is the default group.
@@ -126,12 +126,13 @@ DOMAIN: Final = 0x66656564  # keeps these draws apart from all others ("feed")
 
 
 class WireFeedbackState:
-    """The arguments of :func:`wire_feedback_hook`, and what each parameter's gradient has lost.
+    """Arguments of :func:`wire_feedback_hook`, and the rounding error of each parameter's gradient.
 
     It takes a float32 tensor for each parameter. The rounding error is this rank's own, and not
-    part of a checkpoint or a copy: without it a few steps are rounded as without feedback. It is in
-    the unit of the gradients: when a GradScaler changes its scale, the next step's is off by as
-    much. It is dropped for a parameter that no rank uses in a step (``find_unused_parameters``).
+    part of a checkpoint or a copy: after a restart, a few steps are rounded as without feedback. It
+    is in the gradients' unit: when a GradScaler changes its scale, the next step's feedback is
+    wrong by that factor. It is dropped for a parameter that no rank uses in a step
+    (``find_unused_parameters``).
     """
 
     def __init__(
@@ -143,19 +144,19 @@ class WireFeedbackState:
         wire_rounding: str = "nearest",
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """State of the hook, for one model.
+        """Create the hook's state for one model.
 
         Args:
-            wire: Encoding of gradients in few bits, or two, of which the first is that
-                of contributions. Feedback is of these: what means lose is not remembered, so they
-                should have more bits.
+            wire: Encoding of gradients in few bits, or a pair, for contributions and for means.
+                Feedback covers contributions only. The means' rounding error is not remembered, so
+                means should have more bits.
             wire_group: Elements that share a grid, as the option.
             wire_spikes: Whether the ends of groups travel as floats, as the option.
             wire_rounding: Rounding mode of the encoding, as the option.
             group: The group to average over; None is the default group.
 
         Raises:
-            OptionError: A value that isn't allowed, or a ``wire`` that isn't of few bits.
+            OptionError: A value isn't allowed, or ``wire`` isn't an encoding of few bits.
         """
         self.options: dict[str, Any] = {
             "wire": wire,
@@ -211,19 +212,19 @@ def wire_feedback_hook(
     state: WireFeedbackState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Averages gradients in few bits, and adds what rounding takes from them to the next ones.
+    """Average gradients in few bits, and add their rounding error to the next step's gradients.
 
     Register it once, with a state of your own::
 
         state = lossycoll.WireFeedbackState("int4/int8")
         ddp.register_comm_hook(state, lossycoll.wire_feedback_hook)
 
-    Gradients lose packets as without the hook, by the group's options. Over another backend, and
-    for float64, it returns the plain mean. Where ranks share hosts, what is rounded is the sum of a
-    host, and is not remembered. docs/wire.md says when to take it.
+    Gradients may lose packets by the group's options, as without the hook. Over another backend,
+    and for float64, it returns the plain mean. Where ranks share hosts, the host's sum is rounded,
+    and its rounding error is not remembered. docs/wire.md says when to use the hook.
 
     Args:
-        state: The encoding, and what is remembered.
+        state: Encoding, and the remembered rounding errors.
         bucket: DDP's bucket of dense gradients, which are replaced by the means.
 
     Returns:
@@ -259,22 +260,22 @@ def arc_topk_hook(
     state: ARCTopKState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Averages gradients by ARC-Top-K: a sketch, and the rows that it shows to be largest.
+    """Average gradients by ARC-Top-K: only the rows that a shared sketch shows to be largest.
 
     Register it once, with a state of your own::
 
         ddp.register_comm_hook(lossycoll.ARCTopKState(ratio=0.2), lossycoll.arc_topk_hook)
 
-    On the CPU a thread of the state's compresses and sends a bucket while the backward pass
-    continues. The call for the last bucket returns when all are complete, so that no collective of
-    DDP's own comes between them. Method and costs: docs/arc_topk.md; source: arXiv 2510.26709.
+    On the CPU, a thread of the state compresses and sends a bucket while the backward pass
+    continues. The call for the last bucket returns when all are complete, so that none of DDP's own
+    collectives comes between them. Method and costs: docs/arc_topk.md; source: arXiv 2510.26709.
 
     Args:
-        state: The arguments, and what is remembered between steps; counts the steps.
+        state: Arguments, the memory between steps, and the count of steps.
         bucket: DDP's bucket of dense gradients, of any shapes; they are replaced in place.
 
     Returns:
-        A future of the bucket's buffer. It raises what :meth:`ARCTopKState.mean_` raises.
+        A future of the bucket's buffer. It raises the errors of :meth:`ARCTopKState.mean_`.
 
     Raises:
         UnsupportedError: The gradients are sparse.

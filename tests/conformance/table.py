@@ -17,26 +17,26 @@ KINDS = ("pass", "fail", "timeout", "skip")
 _HEAD = """\
 # Conformance
 
-See which of torch's own tests for backends lossy passes, beside gloo, and why it fails the rest.
+Look up which of torch's own tests for backends lossy and gloo pass, and why lossy fails the rest.
 The tests are those of `DistributedTest._DistTestBase` in
 `torch.testing._internal.distributed.distributed_test`. Each ran against gloo and against lossy, in
-ranks of its own on one machine. `make conformance` repeats them and writes this page. It ends with
-an error when a result contradicts the [exceptions](#exceptions).
+ranks of its own on one machine. `make conformance` repeats them and writes this page. It fails if a
+result contradicts the [exceptions](#exceptions).
 
 {facts}
 
 ## How lossy runs gloo's tests
 
 - The suite decides by the backend's name which tests to run, when it is imported. It is imported as
-  for gloo, so lossy runs every test that gloo has to pass. Then the backend is set to lossy. What
-  gloo skipped (no CUDA, another backend's test) is not started again.
+  for gloo, so lossy runs every test that gloo has to pass. Then the backend is set to lossy. Tests
+  that gloo skipped (no CUDA, another backend's test) are not started again.
 - A few tests choose their branch for CPUs by `BACKEND == "gloo"` while they run. They get lossy's
   name in a form that compares equal to gloo's. torch itself gets the plain name.
-- torch has a fixed list of backends whose profiler events are checked. Those assertions are left
-  out for lossy, whose spans have names of its own.
+- torch has a fixed list of backends whose profiler events are checked. The suite omits those
+  assertions for lossy, whose spans have names of their own.
 - Ranks are forked from a process that has imported torch and has a single thread. Otherwise they
   run as torch runs them: a file store, the suite's own barrier before and after, the same seed. All
-  ranks must end alike; torch checks only the first one's exit status.
+  ranks must end alike; torch checks only the first rank's exit status.
 """
 
 
@@ -147,7 +147,7 @@ def _exceptions(choices: Iterable[Results]) -> str:
         (f"`{test}`", ", ".join(sorted(seen[test])) or "not run", excuse.reason)
         for test, excuse in EXCEPTIONS.items()
     ]
-    text = "## Exceptions\n\nWhat gloo passes and lossy doesn't.\n\n"
+    text = "## Exceptions\n\nTests that gloo passes and lossy doesn't.\n\n"
     text += _grid(["test", "outcomes", "reason"], rows)
     if unknown:
         listed = "\n".join(f"- {_cell(str(one))}" for one in unknown)

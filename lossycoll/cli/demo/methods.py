@@ -66,23 +66,23 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Method:
-    """Way to prepare model and optimizer for data-parallel training.
+    """Preparation of a model and an optimizer for data-parallel training.
 
     Attributes:
-        name: Key in results and tables, and with ``--runs`` unless ``run`` is given.
-        module: Module that registers the method, ``__name__`` there. Ranks import it.
-        wrap: Takes a model, the class of an optimizer and its settings; returns what is run forward
-            and what is stepped. Called on every rank, after ``init_process_group``.
-        summary: Its behaviour under loss, in a clause or two, for the notes below the demo's table.
-        run: Name of its run in the demo, where that isn't ``name``.
-        attach: Called with what ``wrap`` returned, before the first step.
-        wait: Takes the optimizer; returns when its last step is over. For a step that returns
-            while parameters are still on their way to the next forward pass.
+        name: Key in results and tables, and for ``--runs`` unless ``run`` is given.
+        module: Name of the module that registers the method (its ``__name__``). Ranks import it.
+        wrap: Function of a model, an optimizer's class and its settings, which returns the model to
+            run and the optimizer to step. Called on every rank, after ``init_process_group``.
+        summary: Behaviour under loss in a clause or two, for the notes below the demo's table.
+        run: Name of the method's run in the demo, if that isn't ``name``.
+        attach: Function that is called with the results of ``wrap``, before the first step.
+        wait: Function of the optimizer that waits for the end of its last step. It is needed if
+            ``step`` returns while parameters are still under way to the next forward pass.
         options: Options of the group (:class:`lossycoll.Options`).
-        expected_drift: Takes the optimizer and the share of packets lost; returns what predicts the
-            distance between replicas. Called after ``attach``.
-        colour: In plots, as matplotlib names colours.
-        marker: In plots, as matplotlib names markers.
+        expected_drift: Function of the optimizer and the share of lost packets, which returns a
+            predictor of the distance between replicas. Called after ``attach``.
+        colour: Colour in plots, as matplotlib names it.
+        marker: Marker in plots, as matplotlib names it.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Method:
 
     @property
     def run_name(self) -> str:
-        """Name of its run in the demo."""
+        """Name of the method's run in the demo."""
         return self.run or self.name
 
     def prepare(
@@ -109,11 +109,11 @@ class Method:
         settings: Mapping[str, Any],
         loss: float | None = None,
     ) -> Prepared:
-        """Applies the method to a model. A collective.
+        """Apply the method to a model. All ranks must call this.
 
         Args:
-            model: Equal on all ranks, or rank 0's counts, as the method has it.
-            optimizer_class: Called with parameters and ``settings``.
+            model: Model, equal on all ranks; or rank 0's counts, if the method broadcasts it.
+            optimizer_class: Class that is called with parameters and ``settings``.
             settings: Keyword arguments of the optimizer.
             loss: Share of packets lost; with it, ``theory`` is prepared too.
 
@@ -121,7 +121,7 @@ class Method:
             The model and the optimizer for a training loop.
 
         Raises:
-            TypeError: ``wrap`` returns something else than two things.
+            TypeError: ``wrap`` doesn't return a pair.
         """
         wrapped: object = self.wrap(model, optimizer_class, settings)
         if not (isinstance(wrapped, tuple) and len(wrapped) == 2):

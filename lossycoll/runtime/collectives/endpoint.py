@@ -42,33 +42,33 @@ STEADY: Final = 256
 
 
 class Endpoint:
-    """Endpoint of one rank in a group: a method for each collective, lost ranks, the end.
+    """Endpoint of one rank in a group: its collectives, lost ranks, and the end.
 
-    Each method of a collective returns the operation, submitted.
+    Each method of a collective returns the submitted operation.
 
-    ``call`` has been issued; ``call_options`` are its options. ``buffers`` are the addresses of
-    input and output, ``address`` is that of a buffer that is both. The caller keeps them alive
-    until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and ``nbytes``
-    are each rank's: the same for all, or one number per rank. ``root`` is the rank that has what is
-    sent, or gets what is collected. What has a part of each rank is in the order of ranks.
-    ``encoding`` is a name of plan.codec's. Of others: a ``rank``, the ``views`` of who takes part
-    (``agreed``: the last one is), the ``error`` by which this rank fails the group.
+    ``call`` is the issued call, with the options ``call_options``. ``buffers`` are the addresses of
+    input and output; ``address`` is the address of a buffer that is both. The caller keeps them
+    alive until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and
+    ``nbytes`` are per rank: the same for all, or one number per rank. ``root`` is the rank that
+    sends or collects the data. Buffers with a part per rank are in the order of ranks. ``encoding``
+    is a name from plan.codec. Other arguments are a ``rank``, the ``views`` of members (``agreed``:
+    the last view is agreed), and the ``error`` with which this rank fails the group.
 
-    Each method raises ClosedError once the group is over, or the group's failure if it has one.
-    Calls that need the data of a lost rank raise PeerLostError. Errors of a plan's builder, for
-    sizes that it can't serve, pass through.
+    Each method raises the group's failure, or ClosedError after the group's end. Calls that need
+    the data of a lost rank raise PeerLostError. Errors of a plan's builder about unsupported sizes
+    pass through.
 
     Args:
         context: The rank's context of the group.
         timeout: Seconds for ranks that never take part.
 
     Attributes:
-        health: The group's, as in ``context``.
-        options: The group's, as in ``context``.
+        health: Health of the group, as in ``context``.
+        options: Options of the group, as in ``context``.
         operations: Operations that were submitted.
-        watcher: Completes what only a future waits for.
+        watcher: Watcher that completes operations for which only a future waits.
         stats: Counters of the group.
-        group: Its number, the same on all ranks.
+        group: The group's number, the same on all ranks.
         block_bytes: Bytes of one packet's data, without an encoding.
     """
 
@@ -105,7 +105,7 @@ class Endpoint:
     def all_reduce(
         self, call: Collective, address: int, elements: int, dtype: DType, call_options: CallOptions
     ) -> Operation:
-        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
+        """Sum (or average) all ranks' ``elements`` at ``address``, in place."""
         options = call_options.options
         with self._submitting():
             members = self._sequencer.members()
@@ -150,7 +150,7 @@ class Endpoint:
         dtype: DType,
         call_options: CallOptions,
     ) -> Operation:
-        """The sum (or mean) of all ranks' chunk number ``rank``."""
+        """Sum (or average) chunk number ``rank`` of all ranks."""
         with self._submitting():
             members = self._sequencer.members()
             means = self._estimators.means(call_options.options, members)
@@ -167,9 +167,9 @@ class Endpoint:
         dtype: DType,
         call_options: CallOptions,
     ) -> Operation:
-        """A reduce-scatter after which each rank knows what of its contributions was lost.
+        """Run a reduce-scatter after which each rank knows which of its contributions were lost.
 
-        Lost blocks (packets) count as zero, for whoever sends them again. They are the operation's
+        Lost blocks (packets) count as zero; the caller sends them again. They are the operation's
         ``blocks``.
         """
         with self._submitting():
@@ -202,7 +202,7 @@ class Endpoint:
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
     ) -> Operation:
-        """In place: ``root``'s bytes on all ranks."""
+        """Copy ``root``'s bytes to all ranks, in place."""
         return self._copy(
             *("broadcast", call, (address, address), call_options, nbytes),
             root=root,
@@ -216,7 +216,7 @@ class Endpoint:
         nbytes: int | tuple[int, ...],
         call_options: CallOptions,
     ) -> Operation:
-        """Every rank's bytes, one after another."""
+        """Gather every rank's bytes, one after another."""
         return self._copy("all_gather", call, buffers, call_options, nbytes, of_all=True)
 
     def all_gather_blocks(
@@ -227,13 +227,13 @@ class Endpoint:
         needed: NDArray[np.bool_] | None,
         call_options: CallOptions,
     ) -> Operation:
-        """An all-gather of equal chunks that knows in the end which blocks (packets) arrived.
+        """Run an all-gather of equal chunks that records which blocks (packets) arrived.
 
         They are the operation's ``blocks``.
 
         Args:
-            needed: bool (world, packets), by owner: those that are asked for until they come. None:
-                none.
+            needed: bool (world, packets), by owner: packets that are requested until they arrive.
+                None: none is.
         """
         with self._submitting():
             members = self._sequencer.members()
@@ -247,7 +247,7 @@ class Endpoint:
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
     ) -> Operation:
-        """The same number of bytes to each rank and from each rank."""
+        """Send each rank, and receive from each rank, the same number of bytes."""
         return self._copy("all_to_all", call, buffers, call_options, nbytes, of_all=True)
 
     def exchange(
@@ -258,13 +258,13 @@ class Endpoint:
         receive: Sequence[int],
         call_options: CallOptions,
     ) -> Operation:
-        """Bytes of any number to each rank, and from each rank.
+        """Send each rank, and receive from each rank, any number of bytes.
 
-        Whether both ends agree is unchecked.
+        Agreement of both ends isn't checked.
 
         Args:
-            send: Bytes to each rank.
-            receive: Bytes from each rank.
+            send: Number of bytes to each rank.
+            receive: Number of bytes from each rank.
         """
         sizes = tuple(send), tuple(receive)
         return self._copy("all_to_all_uneven", call, buffers, call_options, *sizes, of_all=True)
@@ -277,7 +277,7 @@ class Endpoint:
         root: int,
         call_options: CallOptions,
     ) -> Operation:
-        """Every rank's bytes at ``root``, one after another."""
+        """Gather every rank's bytes at ``root``, one after another."""
         return self._copy("gather", call, buffers, call_options, nbytes, of_all=True, root=root)
 
     def scatter(
@@ -288,11 +288,11 @@ class Endpoint:
         root: int,
         call_options: CallOptions,
     ) -> Operation:
-        """``root``'s chunk number r at rank r."""
+        """Send ``root``'s chunk number r to rank r."""
         return self._copy("scatter", call, buffers, call_options, nbytes, root=root)
 
     def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
-        """Done on no rank before all have begun it."""
+        """Run a barrier, which ends on no rank before all have begun it."""
         with self._submitting():
             members = self._sequencer.members()
             choice = self._algorithm("barrier", members, call_options)
@@ -399,7 +399,7 @@ class Endpoint:
 
     @property
     def one_host(self) -> bool:
-        """True if nothing that ranks send leaves a host."""
+        """True if no packet leaves a host."""
         return self._topology.one_host
 
     @property
@@ -409,7 +409,7 @@ class Endpoint:
 
     @property
     def wakers(self) -> Wakers:
-        """Wakers for the gates of its operations."""
+        """Wakers for the gates of the endpoint's operations."""
         assert self._engine is not None
         return self._engine.wakers
 
@@ -423,13 +423,13 @@ class Endpoint:
         self.operations.timeout = seconds
 
     def block_elements(self, encoding: str) -> int:
-        """The float32 elements of a block: what one packet carries, encoded so."""
+        """Return the number of float32 elements that one block (packet) carries, so encoded."""
         encoding = "same" if self._topology.one_host else encoding
         layout = layout_of(self.block_bytes, DType.F32, encoding)
         return sum_layout_of(layout, self.block_bytes, encoding, self._topology)[0]
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """The number of packets that carry so many bytes, of float32 if they are encoded."""
+        """Return the number of packets for ``nbytes`` bytes, of float32 if they are encoded."""
         if encoding == "same":
             return packet_count(nbytes, self.block_bytes)
         return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))
@@ -437,7 +437,7 @@ class Endpoint:
     # ---- what the control plane says of other ranks, in its thread ----
 
     def lose(self, rank: int) -> int:
-        """Stops submitting until :meth:`go_on`, and gives a rank up."""
+        """Stop submitting until :meth:`go_on`, and give up a rank."""
         assert self._engine is not None
         # First: who waited for the rank could otherwise submit another operation of the old view.
         following = self._sequencer.stop()
@@ -446,10 +446,10 @@ class Endpoint:
         return following
 
     def left(self, rank: int) -> None:
-        """A rank has left in order: nothing else comes from it.
+        """Note that a rank has left in order: it sends nothing else.
 
-        Nor does it need what was done here before its last call. If it never took part in something
-        that is still sent, the group fails by that.
+        That rank doesn't need operations that were done here before its last call. If it never took
+        part in an operation that is still being sent, the group fails by that.
         """
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
@@ -458,7 +458,7 @@ class Endpoint:
                 self._engine.peer_left(rank)
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
-        """Takes views over, and submits again if the last one is agreed."""
+        """Adopt views, and submit again if the last one is agreed."""
         before = self._sequencer.latest
         self._sequencer.resume(views, agreed=agreed)
         after = self._sequencer.latest
@@ -472,12 +472,12 @@ class Endpoint:
             )
 
     def lost_alike(self) -> tuple[int, ...]:
-        """Lost ranks, as of the last operation submitted here."""
+        """Return the lost ranks, as of the last operation submitted here."""
         return self._sequencer.at(self._sequencer.next - 1).lost
 
     def look(self) -> None:
-        """Now and then, from the control plane's thread: warns of what the figures show, and tells
-        the other ranks of a message that ended the group, which nobody here may wait for."""
+        """Warn of faults that the figures show, and tell other ranks of a message that ended the
+        group, for which no call here may wait. The control plane's thread calls this."""
         self.stats.own()
         if self.health.failure is None and self._engine is not None:
             with contextlib.suppress(ClosedError):
@@ -488,13 +488,13 @@ class Endpoint:
     # ---- the end ----
 
     def fail(self, call: Collective, error: LossyError) -> None:
-        """Makes an error of this rank's own the failure of all ranks. It doesn't overtake calls
-        that were done here: other ranks get what they need of them first, within a second."""
+        """Make an error of this rank the failure of all ranks. Other ranks first get the data of
+        calls that were done here, within a second."""
         try:
             self._leaving.finish_delivery(call)
         finally:  # also if Ctrl-C ends the wait
             self.health.fail(error, tell=True)
 
     def close(self) -> None:
-        """Leaves the group, as :meth:`Leaving.close` says."""
+        """Leave the group, like :meth:`Leaving.close`."""
         self._leaving.close()

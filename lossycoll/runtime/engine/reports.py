@@ -22,41 +22,41 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One operation of the engine at this rank: what :func:`lossycoll.last_report` returns.
+    """Report of one engine operation at this rank, as :func:`lossycoll.last_report` returns it.
 
-    A contribution is one rank's addend in one packet. Parity is among what was sent, not among
-    what was received. Bytes include headers.
+    A contribution is one rank's addend in one packet. Parity packets count as sent, but not as
+    received. Bytes include headers.
 
     Attributes:
         op: The operation's number in the group.
-        cause: Why it ended.
+        cause: Reason why the operation ended.
         packets_sent: Packets sent, resent ones and parity included.
         packets_resent: Packets that were sent again.
-        resent_reliable: Packets that reliable delivery sent again: of a lossy operation,
-            packets within hosts and sites.
+        resent_reliable: Packets that reliable delivery sent again; in a lossy operation, those
+            within hosts and sites.
         parity_sent: Parity packets that were sent.
         parity_received: Parity packets that arrived.
         packets_received: Packets that arrived or were recovered.
         packets_recovered: Packets that parity restored.
         nan_groups: Groups of elements with a NaN or an infinity that this rank encoded in few bits
-            (option ``wire``), and that are NaN as a whole wherever they arrived.
+            (option ``wire``). Each such group arrives as NaN as a whole.
         packets_missing: Packets that were given up.
         packets_injected: Packets that injection dropped here.
         bytes_sent: Bytes sent.
         bytes_received: Bytes received.
         contribution_packets: Packets that this rank reduced, or received reduced.
-        contributions: Contributions in all of those.
-        contributions_min: The fewest contributions in one of them.
+        contributions: Contributions in all ``contribution_packets``.
+        contributions_min: The fewest contributions in one of these packets.
         deadline_hits: Streams that a deadline ended.
         own_filled: Packets without a reduction that got the rank's own contribution.
         kept: Packets without a reduction that stayed as they were.
         zero_filled: Packets without a reduction that became zero.
         alone: Packets of a reduce-scatter to which no other rank contributed.
         order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
-        order_bytes: The most memory that these took at a time.
+        order_bytes: Peak memory in bytes of those packets.
         elapsed_ns: Nanoseconds from submission to completion.
-        max_missing: The share of packets that it allowed to be missing; below 0: nothing was said.
-        lost: Ranks that had been lost before it and took no part.
+        max_missing: Maximum share of missing packets that it allowed; below 0: no maximum was set.
+        lost: Ranks lost before the operation, which took no part.
     """
 
     op: int
@@ -94,13 +94,13 @@ class Report:
 
     @property
     def missing_share(self) -> float:
-        """Packets given up, of those expected here; 0 where none were."""
+        """Share of given-up packets among those expected here; 0 if none was expected."""
         expected = self.packets_received + self.packets_missing
         return self.packets_missing / expected if expected else 0.0
 
     @property
     def beyond_max_missing(self) -> float:
-        """Share missing beyond ``max_missing``: 0 where that was kept, or not set."""
+        """Share missing in excess of ``max_missing``; 0 if that was met, or not set."""
         return max(0.0, self.missing_share - self.max_missing) if self.max_missing >= 0 else 0.0
 
     @property
@@ -156,32 +156,32 @@ class PeerStats:
         rank: The peer's rank in the group.
         address: The peer's host and port.
         packets_sent: Packets sent to the peer.
-        packets_received: Packets of the peer that arrived or were recovered.
-        packets_missing: Packets of the peer that were given up.
+        packets_received: Packets from the peer that arrived or were recovered.
+        packets_missing: Packets from the peer that were given up.
         rtt_ns: Smoothed round trip in nanoseconds; 0 while unknown.
-        deadline_ns: The deadline in nanoseconds that a stream of one packet would get now.
-        delivery_rate: Received over received plus missing, after recovery by repair, parity or
+        deadline_ns: Current deadline in nanoseconds of a stream of one packet.
+        delivery_rate: Received over received plus missing, after recovery by resending, parity or
             reliable delivery; 1 while unknown.
         offered: Packets to be added up that might be lost.
         delivered: Packets of ``offered`` that arrived.
         rate: Bytes per second that the path delivers; 0 while unknown.
-        queue_ns: Delay in nanoseconds of the queue that stands on the path (docs/congestion.md).
+        queue_ns: Delay in nanoseconds of the standing queue on the path (docs/congestion.md).
         window: Number of packets that may be in flight.
-        link_loss: The share of packets to the peer that the link loses at present, before recovery;
-            0 while unknown, 1 for a link that is dead.
+        link_loss: Current share of packets to the peer that the link loses, before recovery; 0
+            while unknown, 1 for a dead link.
         link_burst: Mean number of packets lost in a row: 1 to 64.
-        max_missing: The share that may be missing of what was last sent to the peer, where means
-            were chosen for that; below 0: none were.
+        max_missing: Maximum share of missing packets in the last stream to the peer, if parity or
+            resending was chosen for it; below 0: neither was.
         expected_missing: The share expected to stay missing with the chosen code and rounds.
-        code: Code of parity that was chosen (plan.sets.code_of); 0 for none.
-        rounds: Rounds of resending that were chosen.
+        code: Chosen parity code (plan.sets.code_of); 0 for none.
+        rounds: Chosen rounds of resending.
         silence: Direction in which the link is dead, though both ranks live. 0: none. 1: nothing
-            comes from the peer. 2: the peer hears nothing of this rank. 3: the peer's control
-            arrives and its data doesn't.
-        silences: Number of times that calls have found it dead.
-        silent_ns: Nanoseconds for which it has been dead.
-        silent_packets: Datagrams that were sent to the peer meanwhile without an answer; for 3,
-            packets of data that the peer has sent.
+            arrives from the peer. 2: nothing of this rank arrives at the peer. 3: the peer's
+            control packets arrive, its data doesn't.
+        silences: Number of times that calls have found the link dead.
+        silent_ns: Nanoseconds for which the link has been dead.
+        silent_packets: Datagrams sent to the peer meanwhile without an answer. For silence 3: data
+            packets that the peer has sent.
     """
 
     rank: int
@@ -210,7 +210,7 @@ class PeerStats:
 
     @property
     def link_is_dead(self) -> bool:
-        """True if nothing passes in a direction between this rank and the peer."""
+        """True if nothing passes in one direction between this rank and the peer."""
         return self.silence in (1, 2)
 
 
@@ -300,31 +300,31 @@ class EngineStats:
 
     @property
     def resent_rate(self) -> float:
-        """Packets sent again, of all that this rank has sent; 0 before the first.
+        """Share of resent packets among all that this rank has sent; 0 before the first.
 
-        In reliable calls, and with enough rounds of ``repair``, each packet that a link loses is
-        sent once more: the rate is then the raw loss of the links from this rank, before recovery.
+        In reliable calls, and with enough rounds of ``repair``, each lost packet is sent once more.
+        The rate is then the raw loss of the links from this rank, before recovery.
         """
         return self.packets_resent / self.packets_sent if self.packets_sent else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stats(EngineStats):
-    """Result of :func:`lossycoll.stats`: the engine's sums, and what lies around the engine.
+    """Result of :func:`lossycoll.stats`: the engine's sums, and counts from outside the engine.
 
-    The sums are those of :class:`EngineStats`. They are one group's, or those of all groups of the
-    process, with ranks numbered as in the job.
+    The sums are those of :class:`EngineStats`, of one group or of all groups of the process. For
+    all groups, ranks are numbered as in the job.
 
     Attributes:
         rank: This rank in the group.
         world: The group's world size.
         group: The group's name in torch; empty for all groups.
-        description: Purpose of the group by torch, such as ``mesh_tp``.
+        description: Purpose of the group in torch's words, such as ``mesh_tp``.
         calls: Collectives issued in the group, without point to point.
         control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
         peers: An entry per rank; this rank's has zeros.
-        groups: The figures of each group, where these are those of all groups.
+        groups: Figures of each group, if the sums are of all groups.
     """
 
     rank: int = 0
@@ -339,8 +339,8 @@ class Stats(EngineStats):
 
     @property
     def loss_rate(self) -> float:
-        """Packets given up, of those expected here; 0 before the first. It excludes packets that
-        repair, parity or reliable delivery restored: see :attr:`resent_rate`."""
+        """Share of given-up packets among those expected here; 0 before the first. It excludes
+        packets that resending, parity or reliable delivery restored: see :attr:`resent_rate`."""
         expected = self.packets_received + self.packets_missing
         return self.packets_missing / expected if expected else 0.0
 

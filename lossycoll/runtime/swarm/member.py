@@ -65,25 +65,25 @@ LEAST_SECONDS: Final = 1.0  # for the values of a group, however long it took to
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """Report of a round.
+    """Report of one round of averaging.
 
     Attributes:
-        round: Its number; -1: none began.
-        members: Numbers of the peers that began it together, this one's among them, in order of the
-            parts of the values that they owned.
-        missing: Members that were lost meanwhile, or to whom there is no route.
-        contributions: Number of peers in the mean of a value, on average; 0: nobody had a weight.
-        kept: The share of values that stayed as they were, since no mean of them came, or one that
-            can't be.
+        round: The round's number; -1: none began.
+        members: Numbers of the peers that began the round together, this one's included, in the
+            order of the parts of the values that they owned.
+        missing: Members that were lost during the round, or have no route.
+        contributions: Average number of peers in the mean of a value; 0: all weights were 0.
+        kept: Share of values that stayed as they were, since no mean of them came, or an impossible
+            one.
         waited: Seconds until the group had formed.
-        seconds: And from then on.
-        failure: Why nothing was averaged; "": something was.
-        absent: Peers that were there for this round and not in it: the name of each, and why.
-        left_out: Why this peer's values didn't count, whatever its weight; "": they did.
-        samples: Samples of the swarm when the round began, by peers' reports.
-        refused: Numbers of the members of whose values some weren't believed, with ``max_norm``.
-        newer: Samples of another peer's state, which this one is to take before it averages again;
-            0: none.
+        seconds: Seconds from then on.
+        failure: Reason why nothing was averaged; "": something was.
+        absent: Peers that were there but not in this round: the name of each, and the reason.
+        left_out: Reason why this peer's values didn't count, whatever its weight; "": they did.
+        samples: Samples of the swarm when the round began, as reported by the peers.
+        refused: With ``max_norm``, numbers of the members some of whose values were rejected.
+        newer: Samples of another peer's state that this peer must take before it averages again; 0:
+            none.
     """
 
     round: int

@@ -37,35 +37,39 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class Swarm:
-    """This process as a peer of a swarm; a context manager.
+    """Context manager that makes this process a peer of a swarm.
 
-    The first peer listens, others join it; those that listen as well take the directory over if it
-    ends. With neither, the swarm is this peer alone. Or all peers, the first one too, join a valkey
-    server, and none listens. docs/swarms.md is the guide.
+    The first peer listens, and others join it. Joining peers that also listen take over the
+    directory if the first one ends. Without ``listen`` and ``join``, the swarm is this peer alone.
+    Alternatively all peers, the first one too, join a valkey server, and none listens.
+    docs/swarms.md is the guide.
 
-    With both ``listen`` and ``join`` the same list of all directories may be given everywhere, the
-    own one among them: if none of them has a swarm for 8 s, the first of those that are alive, by
-    address, begins one, and the others find it there.
+    With both ``listen`` and ``join``, all peers may pass the same list of directories, which
+    includes their own. If none of these has a swarm for 8 s, the first live one by address begins a
+    swarm, and the others join it.
 
     Args:
-        listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
-        join: ``host:port`` of the directories to ask, the first that answers is; or the one
-            ``valkey://user:password@host:port/prefix`` by which the swarm of this prefix meets.
-        secret: Secret that all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
-            ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
-        name: This peer's; no two that live have the same. Empty: made of host and process.
-        options: Options of the engine; None: as the environment says.
-        bandwidth: Bytes/s that this peer's link carries, in the direction that carries less. If all
-            of a group say theirs, those with slower links own less of what is averaged. 0: the
-            option ``pace``, if there is one.
-        timeout: Seconds to join in.
-        may_serve: A peer that doesn't listen may all the same open a directory, at a port that it
-            reserves, if all others have gone. Peers that meet by a valkey server reserve none.
+        listen: ``host:port`` of this peer's directory; port 0: any free port. Empty: no directory.
+        join: ``host:port`` of each directory to try; the first one that answers is used. Or one
+            address ``valkey://user:password@host:port/prefix``, at which the swarm of this prefix
+            meets.
+        secret: Secret that all peers share, 16 to 4,096 bytes. None: the secret in
+            ``LOSSYCOLL_SECRET`` or ``LOSSYCOLL_SECRET_FILE``. Without a secret, all traffic is
+            unencrypted.
+        name: This peer's name, unique among live peers. Empty: made of host and process.
+        options: Options of the engine; None: the environment's.
+        bandwidth: Bytes/s of this peer's link, in its slower direction. If all peers of a group
+            give one, peers with slower links own smaller parts of the mean. 0: the option ``pace``,
+            if it is set.
+        timeout: Seconds to join the swarm.
+        may_serve: Whether a peer that doesn't listen may open a directory after all others have
+            gone. It reserves a port for that. Peers that meet at a valkey server reserve none.
 
     Raises:
-        OptionError: An address, the secret or an option can't be, or the package of a valkey
-            server isn't there.
-        RendezvousError: No directory answers, or it refuses this peer; the port is taken.
+        OptionError: An address, the secret or an option is invalid, or the valkey package isn't
+            installed.
+        RendezvousError: No directory answers, the directory refuses this peer, or the port is
+            taken.
         EngineError: The socket can't be opened.
     """
 
@@ -204,10 +208,10 @@ class Swarm:
 
     @property
     def address(self) -> str:
-        """``host:port`` by which others join this peer's directory.
+        """``host:port`` at which others join this peer's directory.
 
         Raises:
-            RendezvousError: It has none: it doesn't listen.
+            RendezvousError: This peer doesn't listen, so it has none.
         """
         if self._server is None:
             raise RendezvousError(
@@ -217,7 +221,7 @@ class Swarm:
 
     @property
     def member(self) -> SwarmMember:
-        """The engine's end, for those that average.
+        """Endpoint of this peer in the engine, for averagers.
 
         Raises:
             RendezvousError: The swarm was closed.
@@ -227,13 +231,13 @@ class Swarm:
         return self._member
 
     def peers(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """Ask for the peers of the swarm.
+        """Return the names of the swarm's live peers.
 
         Args:
             timeout: Seconds.
 
         Returns:
-            The names of all peers that live, this one's among them.
+            The names of all live peers, this one's included.
 
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout``.
@@ -241,12 +245,13 @@ class Swarm:
         return self.member.client.names(timeout)
 
     def stats(self) -> dict[str, int]:
-        """Counts of messages to this peer and its directory that weren't believed.
+        """Return counts of messages to this peer and its directory that were rejected.
 
         Returns:
-            Bytes that are no messages (``malformed``), messages that don't open with the secret
-            (``forged``), and those of an unknown connection (``foreign``). The latter two come by a
-            valkey server alone: over TCP nothing is taken after a message that doesn't open.
+            Counts of bytes that aren't messages (``malformed``), of messages that the secret
+            doesn't open (``forged``), and of messages from an unknown connection (``foreign``).
+            Only a valkey server delivers the latter two: over TCP, a message that doesn't open ends
+            the connection.
         """
         found = Counter(malformed=0, forged=0, foreign=0)
         if self._member is not None:
@@ -258,11 +263,11 @@ class Swarm:
         return dict(found)
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
-        """Returns when so many peers are there. Once this peer has an averager, only those count
-        that average the same.
+        """Wait until ``peers`` peers are there. Once this peer has an averager, only peers with the
+        same tensors and settings count.
 
         Args:
-            peers: This one counts.
+            peers: Number of peers, this one included.
             timeout: Seconds.
 
         Raises:
@@ -282,10 +287,10 @@ class Swarm:
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent.
+        """Leave the swarm. Idempotent.
 
-        If this peer's directory is in use, it serves until the others have had the rounds that this
-        peer has had: 5 s at most.
+        A directory in use serves for at most 5 s more, until the others have had this peer's
+        rounds.
         """
         atexit.unregister(self.close)
         if self._server is not None and self._member is not None and not self._member.averages_now:

@@ -64,40 +64,39 @@ class ParameterNames:
 
 
 class ARCTopKState:
-    """Compresses gradients by ARC-Top-K, and remembers what was not delivered.
+    """Compressor of gradients by ARC-Top-K, with a memory of values that were not delivered.
 
-    For :func:`~lossycoll.arc_topk_hook`, for ``ShardedOptimizer(compression=...)``, and by
-    :meth:`mean_` for gradients of your own. Construct it on all ranks, with the same arguments; the
+    Pass it to :func:`~lossycoll.arc_topk_hook` or ``ShardedOptimizer(compression=...)``, or call
+    :meth:`mean_` with gradients of your own. Construct it on all ranks with the same arguments; the
     first step compares them.
 
     A gradient of two or more dimensions is a matrix of m rows (its first dimension) and n columns.
-    All ranks sum a sketch of it, m r numbers, choose the same K = ceil(ratio m) rows by it, and
-    average these, K n numbers. A gradient of fewer dimensions, below ``dense_below`` elements, or
-    with m r + K n >= m n is sent whole. Over "lossy" rows may be lost, but replicas stay equal, bit
-    for bit: what is lost stays in the error memory of the rank that sent it (docs/arc_topk.md).
+    All ranks sum a sketch of it (m r numbers). By the sketch they choose the same K = ceil(ratio m)
+    rows, and average these (K n numbers). A gradient of fewer dimensions, below ``dense_below``
+    elements, or with m r + K n >= m n is sent whole. Over "lossy" rows may be lost, but replicas
+    stay equal, bit for bit: lost rows stay in the sender's error memory (docs/arc_topk.md).
     Source: Chen, Ma, Li, He, Dong, Yuan, arXiv 2510.26709, algorithm 1.
 
     Args:
         process_group: The ranks, of any backend; None is the default group.
         ratio: Share of the rows that is sent, above 0, up to 1.
         sketch_dim: r, the number of elements in a row's sketch.
-        start_iter: Number of first steps in which everything is sent whole.
-        error_feedback: The rule: "none", "ef14", "ef21" or "ef21m", which remember 0, 1, 2 or 3
-            tensors as large as each matrix.
+        start_iter: Number of initial steps in which everything is sent whole.
+        error_feedback: Error feedback rule: "none", "ef14", "ef21" or "ef21m". They remember 0, 1,
+            2 or 3 tensors as large as each matrix.
         momentum: eta of "ef21m", the weight of the new gradient in the average that is sent.
         method: "arc"; to compare with it, "randk" (random rows) or "topk" (each rank's own largest
             elements).
-        sketch_dtype: Type of the sketch as it travels; None: the gradient's, at least float32.
+        sketch_dtype: Type of the sketch in packets; None: the gradient's, at least float32.
         dense: Other gradients that are sent whole: names, or a function of (name, gradient).
-        dense_below: Elements below which a gradient is sent whole.
+        dense_below: Number of elements below which a gradient is sent whole.
         named_parameters: ``model.named_parameters()``, for ``dense``, errors and checkpoints.
         on_nonfinite: If a matrix holds NaN or infinity on any rank, "pass" makes it NaN on all, and
             "raise" raises NonFiniteError. Neither changes the memory.
         seed: Seed of sketches and random rows. torch's generators are not used.
-        wire: Encoding of float32 rows, and of gradients sent whole, between hosts, as the
-            option: "int8" to their owners and back, "int4/int8" for each of these ways.
-            Rounding error is remembered like loss. None: contributions as the group has it, means
-            as they are.
+        wire: Encoding, between hosts, of float32 rows and of gradients sent whole, as the option:
+            "int8" for contributions and means, "int4/int8" for each of them. Rounding error is
+            remembered like loss. None: contributions use the group's encoding, means none.
 
     Raises:
         OptionError: An argument has a value it cannot have.
@@ -156,13 +155,13 @@ class ARCTopKState:
         return RankMemory(self.settings.error_feedback, self.settings.momentum)
 
     def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Sets the parameters' names. Call it before the first step, also after unpickling.
+        """Set the parameters' names. Call it before the first step, also after unpickling.
 
         Args:
             named_parameters: ``model.named_parameters()``.
 
         Raises:
-            OptionError: ``dense`` has a name that none of them has.
+            OptionError: ``dense`` has a name that no parameter has.
         """
         pairs = list(named_parameters)
         self._names.set(pairs)
@@ -177,18 +176,19 @@ class ARCTopKState:
     # ---- a step ----
 
     def mean_(self, gradients: Sequence[Tensor], keys: Sequence[str] | None = None) -> None:
-        """Takes one step: replaces ``gradients`` by what is to be used of all ranks' together.
+        """Take one step: replace ``gradients`` by the compressed mean over all ranks.
 
         All ranks must call this.
 
         Args:
-            gradients: Dense floats without gaps, in the same order on all ranks.
-            keys: Their keys from one step to the next; None: their positions.
+            gradients: Dense floating-point tensors without gaps, in the same order on all ranks.
+            keys: Names that identify the gradients from step to step; None: their positions.
 
         Raises:
             UnsupportedError: A gradient is sparse, not floating-point, or has gaps.
             TrainingError: A gradient has changed its shape.
-            NonFiniteError: With ``on_nonfinite="raise"``, on all ranks.
+            NonFiniteError: A matrix holds NaN or infinity, and ``on_nonfinite`` is "raise"; on all
+                ranks.
             MismatchError: The ranks' arguments, steps or memories differ.
             PeerLostError: A rank was lost, and its memory with it.
         """
@@ -203,14 +203,14 @@ class ARCTopKState:
     def reduce(
         self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
     ) -> None:
-        """A part of a step, for hooks: gradients of one type and device, in place.
+        """Average gradients of one type and device in place: a part of a step, for hooks.
 
-        The caller counts steps, in :attr:`iter`. Raises as :meth:`mean_` does.
+        The caller counts steps in :attr:`iter`. Errors are those of :meth:`mean_`.
 
         Args:
             keys: The gradients' names, from :meth:`keys`.
             gradients: This rank's gradients, which become the means.
-            flat: The vector that all gradients are views of, if there is one.
+            flat: Vector of which all gradients are views, if there is one.
         """
         collectives = self._checked_collectives(gradients[0].device)
         for key, gradient in zip(keys, gradients, strict=True):
@@ -278,11 +278,11 @@ class ARCTopKState:
         return BucketGradient(key, self._names.say(key), gradient, shape, memory)
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
-        """The matrix as which a gradient is compressed.
+        """Return the shape of the matrix as which a gradient is compressed.
 
         Args:
             key: The gradient's name.
-            gradient: The gradient; its shape counts.
+            gradient: The gradient; only its shape is used.
 
         Returns:
             Rows and columns; None if the gradient is sent whole.
@@ -299,28 +299,27 @@ class ARCTopKState:
     # ---- for a hook ----
 
     def keys(self, parameters: Iterable[Tensor]) -> list[str]:
-        """Names parameters.
+        """Return the names of parameters.
 
         Args:
             parameters: Parameters of the model.
 
         Returns:
-            Their names; without names, numbers in the order in which they are met.
+            Their names; without names, numbers in the order of first use.
         """
         return self._names.keys(parameters)
 
     def start(self, work: Callable[[], None]) -> Future[None]:
-        """Runs ``work`` in this state's thread, after what was started before, with the options of
-        the caller's scope.
+        """Run ``work`` in this state's thread, after earlier work, with the caller's options.
 
-        One thread, so that all ranks submit the same collectives in the same order, whatever their
-        backward passes do meanwhile.
+        With one thread, all ranks submit the same collectives in the same order, independently of
+        their backward passes.
 
         Args:
             work: The function to run.
 
         Returns:
-            Done when the work is.
+            A future that is done when the work is.
         """
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "lossycoll-arc-topk")
@@ -329,27 +328,27 @@ class ARCTopKState:
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
-        """Return the numbers that this rank has given to collectives so far.
+        """Return counts of the numbers that this rank has passed to collectives.
 
         Returns:
-            Numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as ``flags``
-            (of NaN). ``lost`` and ``wire`` count the lost and the rounded numbers of ``whole`` and
-            ``rows``. ``bytes`` is the size of all.
+            Counts of numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as
+            ``flags`` (of NaN). Of ``whole`` and ``rows``, ``lost`` counts the lost and ``wire`` the
+            rounded numbers. ``bytes`` is the size of all.
         """
         return asdict(self._counts)
 
     def memory_bytes(self) -> int:
-        """Bytes that this rank remembers."""
+        """Bytes of this rank's memory."""
         return self._memory.nbytes()
 
     # ---- checkpoints ----
 
     def reset(self) -> None:
-        """Forgets everything remembered, but not :attr:`iter`. All ranks must call this."""
+        """Clear the memory, but not :attr:`iter`. All ranks must call this."""
         self._memory, self._collectives = self._empty_memory(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state. Every rank saves its own and loads it at the same number of ranks."""
+        """Return this rank's state, which it loads again at the same number of ranks."""
         return {
             "version": VERSION,
             "iter": self.iter,
@@ -360,13 +359,14 @@ class ARCTopKState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from what :meth:`state_dict` returned on this rank.
+        """Load a state that :meth:`state_dict` returned on this rank.
 
         Args:
             state_dict: The state that was returned.
 
         Raises:
-            CheckpointError: It is of another rule, method or number of ranks; nothing changes.
+            CheckpointError: The state is of another rule, method or number of ranks. Nothing has
+                changed.
         """
         mine = {
             "version": VERSION,

@@ -99,39 +99,40 @@ class _UnderWay:
 
 
 class DriftBound:
-    """Bounds the drift of replicas: ``DriftBound(model, optimizer)``, once, on all ranks.
+    """Bound on the drift of replicas. Construct one on all ranks: ``DriftBound(model, optimizer)``.
 
-    After each ``optimizer.step()`` 1/``period`` of the parameters' bytes is sent, and before the
-    next update it is brought to one value on all ranks, so after ``period`` steps (a sweep) all
-    have been. Each rank owns, and sends to all others, an equal chunk of every slice, and another
-    one in the next sweep. A lost packet leaves a rank's own value until then. An element that was
-    changed between the steps stays as it is. docs/guide.md has an example and the rules of use.
+    After each ``optimizer.step()``, 1/``period`` of the parameters' bytes (a slice) is sent. Before
+    the next update, that slice gets the same values on all ranks. So ``period`` steps (a sweep)
+    cover all parameters. Each rank owns an equal chunk of every slice, sends it to all others, and
+    owns another chunk in the next sweep. Where a packet is lost, the rank keeps its own values
+    until the next sweep. An element that was changed between the steps stays as it is.
+    docs/guide.md has an example and the rules of use.
 
-    Use it as a context, or call :meth:`detach`, to end it.
+    To end it, use it as a context manager, or call :meth:`detach`.
 
     Args:
         model: Plain, wrapped by DistributedDataParallel, torch.compile or a framework, or sharded
             by fully_shard on a mesh with a replicated dimension (HSDP).
-        optimizer: Steps parameters of the model; or a wrapper that has such a one as ``optimizer``
+        optimizer: Optimizer of the model's parameters, or a wrapper that has it as ``optimizer``
             (accelerate's, Transformers', Lightning's) or ``optim`` (torchft's). Parameters that
-            require gradients are kept together. Later additions join at the next sweep.
-        period: The number of slices, from 1 on.
+            require gradients are synchronized. Later additions join at the next sweep.
+        period: Number of slices, at least 1.
         group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
-        max_missing: The share of the packets of slices that may be missing, and of gradients too
+        max_missing: Maximum share of missing packets of slices. It also applies to gradients,
             unless the group was made with ``max_missing``, ``repair`` or ``fec``. None: 0.01,
             unless ``repair`` is given.
-        repair: Rounds of selective resending, 0 to 255, of slices, and of gradients too unless the
-            group was made with another number. None: none.
-        state: Whether the optimizer's element-wise state (``exp_avg``, ...) comes along, which
-            takes that many more bytes.
+        repair: Rounds of selective resending of slices, 0 to 255. They also apply to gradients,
+            unless the group was made with another number. None: none.
+        state: Whether the optimizer's element-wise state (``exp_avg``, ...) is sent as well, for as
+            many more bytes.
 
     Raises:
         OptionError: ``period``, ``max_missing`` or ``repair`` has a bad value.
-        UnsupportedError: The model has no replicas, or something of it can't be sent.
+        UnsupportedError: The model has no replicas, or a part of it can't be sent.
         MismatchError: Ranks hold parameters of other names, shapes or types.
-        LinkError: A link delivers nothing of what ranks have to agree on. ``optimizer.step()``
-            raises it if nothing of what a rank owns has arrived here for two sweeps, 256 packets
-            and the link timeout: the replicas are no longer kept together.
+        LinkError: A link delivers nothing of the data that ranks have to agree on.
+            ``optimizer.step()`` raises it if no packet of an owner has arrived here for two sweeps,
+            256 packets and the link timeout: the drift is then no longer bounded.
     """
 
     def __init__(
@@ -180,17 +181,17 @@ class DriftBound:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes that one step brings to one value on all ranks."""
+        """Bytes that one step synchronizes over all ranks."""
         return self._staging.numel()
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Takes what was sent after the last step now, not before the next update.
+        """Take the values sent after the last step now instead of before the next update.
 
         It sends nothing, so ranks need not call it alike.
 
         Raises:
-            LinkError: Nothing of what a rank owns has arrived here for too long.
+            LinkError: No packet of an owner has arrived here for too long.
             LossyError: The exchange has failed.
         """
         under_way, self._under_way = self._under_way, None
@@ -208,10 +209,10 @@ class DriftBound:
         torch._foreach_copy_([span.own for span in theirs], [span.staged for span in theirs])
 
     def detach(self) -> None:
-        """Ends the exchange after steps, on all ranks at the same step. Idempotent.
+        """End the exchange. All ranks must call this at the same step. Idempotent.
 
-        Takes what is under way. If that has failed it is only logged: whoever still needs the group
-        hears of it.
+        Values under way are taken. A failure of that exchange is only logged: the group's next call
+        raises it.
         """
         self._end()
         try:

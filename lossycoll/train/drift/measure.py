@@ -31,34 +31,34 @@ ATTEMPTS: Final = 8
 
 @dataclass(frozen=True)
 class Drift:
-    """The distance between replicas: what :func:`measure_drift` returns, the same on all ranks.
+    """Distance between replicas, as :func:`measure_drift` returns it on all ranks.
 
-    Distances are in units of the parameters, squared: their squares are added up over elements.
+    Distances are in the parameters' units, squared, and summed over elements.
     """
 
     total: float
-    """Squared L2 distance of the parameters, averaged over all pairs of replicas: what broadcasts
-    of parameters bound in "Distributed Training under Packet Loss" (arXiv 2507.07114, stage 2)."""
+    """Squared L2 distance of the parameters, averaged over all pairs of replicas. Broadcasts of
+    parameters bound it in "Distributed Training under Packet Loss" (arXiv 2507.07114, stage 2)."""
     per_parameter: Mapping[str, float]
-    """The same of each parameter, by name; their sum is the total."""
+    """Squared distance of each parameter, by name; their sum is ``total``."""
     relative_rms: float
-    """The total's root, over the L2 norm of the mean of the replicas; without unit."""
+    """Square root of ``total``, divided by the L2 norm of the replicas' mean; without unit."""
 
 
 @torch.no_grad()
 def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> Drift:
-    """Measures the distance between the replicas of ``model``. All ranks must call it at one point.
+    """Measure the distance between the replicas of ``model``. All ranks must call this together.
 
-    It is exact: sums are reliable, in double precision, and in batches of bounded memory. Equal
-    replicas give exactly 0, and so does a single one. A parameter that isn't finite in some replica
-    gives NaN. A square beyond double precision (of distances from 1e154 on) is infinite.
+    The result is exact: sums are reliable, in double precision, and in batches of bounded memory.
+    Equal replicas, or a single one, give exactly 0. A parameter that isn't finite in some replica
+    gives NaN. A square beyond double precision (distances from 1e154 on) is infinite.
 
     Args:
         model: Plain, wrapped by DistributedDataParallel or torch.compile, or sharded by
-            fully_shard. Then replicas are those of the mesh's replicated dimensions; without any,
-            the model is its only replica.
-        group: The ranks that hold a replica. None: DDP's group, else the default group. After the
-            loss of ranks the replicas are the survivors'.
+            fully_shard. Sharded models have the replicas of the mesh's replicated dimensions;
+            without any, the model is its only replica.
+        group: The ranks that hold a replica. None: DDP's group, else the default group. Lost ranks
+            have no replica.
 
     Returns:
         The drift, the same on all ranks.

@@ -30,41 +30,44 @@ T = TypeVar("T")
 
 
 class DropCompute:
-    """Stops a rank's micro-batches at a threshold of compute time and averages what is done.
+    """Gradient accumulation that drops a straggler's micro-batches after a threshold.
 
-    It takes the place of the gradient accumulation loop and of ``no_sync``, on all ranks, with the
-    same arguments and equally many loops (docs/dropcompute.md)::
+    It replaces the gradient accumulation loop and ``no_sync``. All ranks pass the same arguments
+    and run equally many loops (docs/dropcompute.md)::
 
         for inputs, targets in drop(batches):  # at most micro_batches, fewer on a straggler
             (loss(model(inputs), targets) / drop.micro_batches).backward()
         optimizer.step()  # the gradients were averaged when the loop ended
         optimizer.zero_grad()
 
-    The clock starts with the loop and is read between micro-batches, so a rank always does one
-    micro-batch and is late by one at most. The end of a loop raises what the collectives raise.
+    The clock starts with the loop and is read between micro-batches. So a rank always does one
+    micro-batch, and exceeds the threshold by one at most. The end of a loop raises the collectives'
+    errors.
     Source: Giladi et al., NeurIPS 2023, arXiv 2306.10598.
 
     Args:
         model: DistributedDataParallel, a ShardedOptimizer, or a plain module.
         micro_batches: Number of micro-batches in a full step; divide the loss by it.
-        threshold: Seconds of compute in a step, or "auto" to measure the best.
-        drop_rate: With "auto", the share to drop at most, in place of the best speed-up.
-        divisor: "completed" divides the sum of the gradients by the number of micro-batches that
-            were completed on all ranks, "fixed" by ``micro_batches`` times the ranks.
-        group: Ranks that share a plain module; None is the default group.
+        threshold: Seconds of compute in a step, or "auto" to choose the best by measurement.
+        drop_rate: With "auto", maximum share to drop; it replaces the choice by speed-up.
+        divisor: Divisor of the gradients' sum. "completed": number of completed micro-batches, over
+            all ranks. "fixed": ``micro_batches`` times the number of ranks.
+        group: Ranks that train a plain module; None is the default group.
         warm_up: Number of steps that "auto" measures; nothing is dropped in them.
-        skip: Number of steps before these.
-        window: Number of steps over whose median compute times are watched later on.
+        skip: Number of steps before the warm-up.
+        window: Number of steps of the running median of compute times that is watched afterwards.
         tolerance: Change of that median, as a share, after which "auto" measures again.
-        cut: For "auto", what becomes of the micro-batch that the threshold falls into: it is
-            "started" and finished, or you leave it at the "threshold" (``MicroBatches.late``).
-        requeue: Whether the next list of batches begins with the dropped ones.
-        clock: Returns seconds.
-        synchronize: Whether to wait for the GPU before reading the clock. None: if one is used.
+        cut: For "auto", treatment of the micro-batch in which the threshold falls. "started": it is
+            finished. "threshold": your code leaves it (``MicroBatches.late``).
+        requeue: Whether the next list of batches begins with the dropped batches.
+        clock: Function that returns seconds.
+        synchronize: Whether to wait for the GPU before reading the clock. None: only if a GPU is
+            used.
 
     Raises:
         OptionError: An argument has a value it cannot have.
-        UnsupportedError: The model's passes wait for other ranks, or average elsewhere.
+        UnsupportedError: The model's forward or backward passes wait for other ranks, or average by
+            other means.
         MismatchError: Ranks have different arguments.
     """
 
@@ -109,14 +112,14 @@ class DropCompute:
     # ---- loops ----
 
     def __call__(self, batches: Iterable[T]) -> MicroBatches[T]:
-        """Starts a step; also on a rank that has no batches left.
+        """Start a step. Ranks that have no batches left must call this, too.
 
         Args:
-            batches: An iterator, of which at most ``micro_batches`` are drawn, or a sequence.
+            batches: An iterator, from which at most ``micro_batches`` are drawn, or a sequence.
 
         Returns:
-            An iterator over the step's micro-batches. Leave it early by ``break``, or by using it
-            as a context manager if anything else holds it.
+            An iterator over the step's micro-batches. To leave it early, use ``break``, or a
+            context manager if anything else holds the iterator.
 
         Raises:
             OptionError: ``batches`` is a DataLoader, which would start again with each step.
@@ -125,7 +128,7 @@ class DropCompute:
         return self._runner.start(batches)
 
     def steps(self, batches: Iterable[T]) -> Iterator[MicroBatches[T]]:
-        """One step after another until no rank has any ``batches`` left::
+        """Iterate over steps until no rank has any ``batches`` left::
 
             for step in drop.steps(loader):
                 for inputs, targets in step:
@@ -135,7 +138,7 @@ class DropCompute:
         All ranks end with the same step, however many batches each had.
 
         Args:
-            batches: This rank's batches, of any number; each rank has its own.
+            batches: This rank's batches, any number of them; each rank has its own.
 
         Yields:
             A step: an iterator over its micro-batches.
@@ -149,13 +152,13 @@ class DropCompute:
             unfinished = self._runner.unfinished
 
     def sampler(self, batches: Any) -> RequeueSampler:
-        """A batch sampler whose next epoch begins with what the last one left undone.
+        """Return a batch sampler whose epochs begin with the last epoch's unfinished batches.
 
         Args:
-            batches: A batch sampler: a list of indices for each micro-batch.
+            batches: A batch sampler that yields a list of indices for each micro-batch.
 
         Returns:
-            A ``batch_sampler`` for the DataLoader whose iterator the loops are given.
+            A ``batch_sampler`` for the DataLoader whose iterator the loops read.
         """
         return self._source.sampler(batches)
 
@@ -171,7 +174,7 @@ class DropCompute:
 
     @property
     def room(self) -> int:
-        """Number of micro-batches that the next step takes besides dropped ones that come again."""
+        """Number of new micro-batches that the next step takes, without repeated ones."""
         return self._source.room
 
     # ---- the threshold ----
@@ -188,9 +191,9 @@ class DropCompute:
         return self._runner.threshold.choice
 
     def measure_again(self) -> None:
-        """Has all ranks measure the threshold again, from the next step but one on.
+        """Make all ranks measure the threshold again, starting with the step after the next.
 
-        Any rank may call this. A given threshold stays.
+        Any rank may call this. A fixed threshold stays.
         """
         self._runner.threshold.request()
 
@@ -201,7 +204,7 @@ class DropCompute:
         return self._runner.report()
 
     def gather_report(self) -> list[DropReport]:
-        """The reports of all ranks but the lost ones, without their last steps.
+        """Return the reports of all ranks but the lost ones, without their last steps.
 
         All ranks must call this.
 

@@ -112,7 +112,7 @@ class DropReport:
     """Report of one rank of :class:`~lossycoll.DropCompute` so far.
 
     Attributes:
-        rank: In the group.
+        rank: This rank in the group.
         steps: Steps so far.
         completed: Micro-batches whose backward pass counts.
         dropped: Micro-batches dropped because of the threshold.
@@ -143,7 +143,7 @@ class DropReport:
 
     @property
     def drop_rate(self) -> float:
-        """The share of all ranks' micro-batches that was dropped."""
+        """Share of all ranks' micro-batches that was dropped."""
         wanted = self.total_completed + self.total_dropped
         return self.total_dropped / wanted if wanted else 0.0
 

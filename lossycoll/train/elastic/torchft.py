@@ -18,7 +18,7 @@ def torchft_process_group(timeout: float = 60.0, options: Mapping[str, Any] | No
     """Process group for torchft's ``Manager(pg=...)``, with backend lossy.
 
     Args:
-        timeout: Seconds that replicas have to meet, and that calls wait.
+        timeout: Timeout in seconds, of the replicas' meeting and of the group's calls.
         options: Options of the groups, as ``pg_options``.
 
     Returns:

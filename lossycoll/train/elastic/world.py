@@ -52,10 +52,10 @@ class WorldChange:
 
     Attributes:
         generation: The new group's number.
-        slots: Slots of its ranks.
+        slots: Slots of the new group's ranks.
         came: Slots that weren't in the last group.
         lost: Slots of the last group that aren't in this one.
-        seconds: From the end of the last group until the new one was there.
+        seconds: Seconds from the end of the last group until the new one was made.
     """
 
     generation: int
@@ -66,21 +66,21 @@ class WorldChange:
 
 
 class ElasticWorld:
-    """Makes torch's default group, and remakes it at a boundary when ranks have come back.
+    """Torch's default group, remade at a boundary when ranks have come back.
 
     Args:
-        store: A store of torch that outlives the ranks, the same for all.
-        slot: This process's number, from 0 on; a process started in its place has the same.
+        store: A torch store that outlives the ranks, the same for all.
+        slot: This process's number, from 0 on; its replacement has the same.
         slots: Number of slots.
         options: Options of the groups, as ``pg_options``; ``on_peer_loss`` defaults to "continue".
-        grace: Seconds that a member of the last group is waited for when a new one is made, and
-            that making it takes at most: some times what a step takes.
-        timeout: Seconds until a group is there, and that its calls wait.
+        grace: Seconds to wait for a member of the last group when a new group is made, and maximum
+            seconds for making the group. Use several times the duration of a step.
+        timeout: Timeout in seconds, of the meeting and of the group's calls.
 
     Raises:
-        OptionError: An argument can't be, or there is a default group already.
-        OperationTimeout: No group in time: slots are missing, or the others never came to a
-            boundary.
+        OptionError: An argument is invalid, or there is a default group already.
+        OperationTimeout: No group was made in time: slots are missing, or the others never came to
+            a boundary.
         RendezvousError: Another process has this slot.
         LossyError: The group can't be made.
     """
@@ -122,7 +122,7 @@ class ElasticWorld:
 
     @property
     def generation(self) -> int:
-        """The group's number: how often it was remade, by any rank."""
+        """The group's number, which counts remakes by any rank."""
         return self._now.number
 
     @property
@@ -136,13 +136,13 @@ class ElasticWorld:
         return self._generation
 
     def boundary(self, steps: int) -> WorldChange | None:
-        """Remake the group if a rank has come back. All ranks call it between two steps.
+        """Remake the group if a rank has come back. All ranks must call this between two steps.
 
         Args:
             steps: Steps of this rank's state. The rank with the most gives its state to the others.
 
         Returns:
-            The change, or None if the group is the same, as nearly always.
+            The change; None if the group is the same, as it nearly always is.
 
         Raises:
             OptionError: ``steps`` can't be.
@@ -154,11 +154,11 @@ class ElasticWorld:
         return self._meet(steps) if self._watcher.boundary() else None
 
     def recover(self, error: BaseException, steps: int | None) -> WorldChange:
-        """After a lost rank: leaves the group, and meets with whoever is there.
+        """After the loss of a rank, leave the group and form one with the ranks that are there.
 
         Args:
-            error: The exception that was raised; it is logged.
-            steps: Steps of this rank's state; None: its state is of no use to others.
+            error: The exception that the lost rank caused; it is logged.
+            steps: Steps of this rank's state; None: others must not take it.
 
         Returns:
             The change of the group.
@@ -183,18 +183,18 @@ class ElasticWorld:
         return self._meet(FRESH if steps is None else steps)
 
     def share(self, *parts: Stateful) -> int:
-        """Gives all ranks the state of the one that has taken the most steps.
+        """Copy the state of the rank with the most steps to all ranks.
 
         Args:
-            parts: Whatever has ``state_dict`` and ``load_state_dict``: model, optimizer, scheduler.
-                The same on all ranks; tensors, numbers, text, dicts and lists.
+            parts: Objects with ``state_dict`` and ``load_state_dict``: model, optimizer, scheduler.
+                They are the same on all ranks. States hold tensors, numbers, text, dicts and lists.
 
         Returns:
-            The steps that the state has had; 0 for a new job, whose first slot's is taken.
+            The steps of that state; 0 for a new job, which takes the first slot's state.
 
         Raises:
-            CheckpointError: The state can't travel, on all ranks; or this rank can't take it.
-            PeerLostError: A rank was lost meanwhile, or couldn't take the state.
+            CheckpointError: The state can't be sent (on all ranks), or this rank can't load it.
+            PeerLostError: A rank was lost meanwhile, or couldn't load the state.
             ClosedError: There is no group.
         """
         if self._watcher is None or self._generation is None:
@@ -218,7 +218,7 @@ class ElasticWorld:
         return max(members[source].steps, 0)
 
     def close(self) -> None:
-        """Leaves the group. Idempotent."""
+        """Leave the group. Idempotent."""
         self._closed = True
         self._leave()
 

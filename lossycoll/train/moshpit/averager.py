@@ -42,33 +42,35 @@ axes."""
 
 
 class MoshpitAverager:
-    """Averages tensors with the peers of a swarm, a group at a time.
+    """Averager of tensors with the peers of a swarm, a group at a time.
 
-    After as many rounds as the grid has axes all peers have the mean of all, if nobody fails and no
-    cell is empty; otherwise they approach it (docs/moshpit.md).
+    After as many rounds as the grid has axes, all peers have the mean of all, if no peer fails and
+    no cell is empty. Otherwise they approach it (docs/moshpit.md).
 
     Args:
-        swarm: Whose peers have tensors of the same shapes, in the same order.
-        tensors: Dense ones of float32, float16 or bfloat16, all on the CPU or all on one GPU: a
-            model's parameters, say. Means are taken in float32, on the CPU. Parameters that are
-            frozen (``requires_grad=False``) are left out. A module: its parameters and its
-            floating-point buffers. Of DTensors (``fully_shard``) this rank's shards.
-        grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
-        max_missing: Share of packets that may be missing in a round: the option of this name,
-            unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
-            brought back.
+        swarm: Swarm whose peers have tensors of the same shapes, in the same order.
+        tensors: Dense tensors of float32, float16 or bfloat16, all on the CPU or all on one GPU: a
+            model's parameters, for example. Means are taken in float32, on the CPU. Parameters that
+            are frozen (``requires_grad=False``) are left out. A module stands for its parameters
+            and floating-point buffers. DTensors (``fully_shard``) stand for this rank's shards.
+        grid: Length of each axis, which bounds the size of groups. Empty: it follows the number
+            of peers.
+        max_missing: Maximum share of missing packets in a round: the option of this name, unless
+            the swarm's options set it, ``repair`` or ``fec``. None: lost packets stay lost.
         wire: Encoding of values in packets: the option of this name, as in ``"int8"`` or
-            ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
-            bf16 or fp16, what rounding takes from a value is made up for in later rounds
+            ``"int4/int8"``, unless the swarm's options set it. None: the swarm's options count.
+            With few bits, bf16 or fp16, later rounds make up for a value's rounding error
             (docs/swarm-reference.md).
-        max_norm: Contributions and means that have moved further than so many times what is typical
-            in a round aren't believed: 3, say (docs/swarm-reference.md). None: all is believed. Not
-            with ``wire``.
+        max_norm: Limit on the movement of contributions and means in a round, as a multiple of the
+            typical one, such as 3. Values beyond it are rejected (docs/swarm-reference.md). None:
+            no limit. Not with ``wire``.
 
     Raises:
-        OptionError: There are no tensors, or the grid, the share, the wire or the norm can't be.
-        UnsupportedError: A tensor isn't such a one.
-        RendezvousError: Other peers average something else, or by another wire.
+        OptionError: There are no tensors, or ``grid``, ``max_missing``, ``wire`` or ``max_norm`` is
+            invalid.
+        UnsupportedError: A tensor has another type or layout, or not all are on the CPU or on one
+            GPU.
+        RendezvousError: Other peers have other tensors, or another ``wire``.
         OperationTimeout: The directory doesn't answer.
     """
 
@@ -130,10 +132,10 @@ class MoshpitAverager:
             self._reference = self._values.copy()
 
     def settle(self, settings: Mapping[str, object], target: int = 0) -> None:
-        """Says what the tensors are for, which must be the same on all peers.
+        """Declare the settings of the training, which must be the same on all peers.
 
         Args:
-            settings: Names and values, none of which has a comma or an equals sign.
+            settings: Names and values, without commas or equals signs.
             target: Samples of all peers after which a round is due; 0: whenever peers are ready.
 
         Raises:
@@ -145,10 +147,10 @@ class MoshpitAverager:
         self._is_settled = True
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
-        """Returns when so many peers average the same.
+        """Wait until ``peers`` peers have the same tensors and settings.
 
         Args:
-            peers: This one counts.
+            peers: Number of peers, this one included.
             timeout: Seconds.
 
         Raises:
@@ -158,39 +160,40 @@ class MoshpitAverager:
         self._member.wait_for(peers, timeout)
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
-        """Says how far this peer's training is.
+        """Report the progress of this peer's training.
 
         Args:
-            samples: The swarm's samples, as of this peer's latest round or the state that it took.
+            samples: The swarm's samples, as of this peer's latest round or the state that it
+                received.
             since: This peer's own samples since then.
-            claims: Its state comes from a checkpoint: if it is the newest, others are to take it.
+            claims: Whether this peer's state comes from a checkpoint; if it is the newest, other
+                peers take it.
         """
         self._member.progress(samples, since, claims=claims)
 
     @property
     def is_due(self) -> bool:
-        """True if all peers together have seen ``target`` samples since a round was due last."""
+        """True if all peers together have seen ``target`` samples since a round was last due."""
         return self._member.client.due
 
     @property
     def peers(self) -> int:
-        """Number of the swarm's peers, as the directory has said last; 0: it hasn't yet."""
+        """Number of the swarm's peers by the directory's last message; 0: none has come yet."""
         return self._member.client.peers
 
     def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
-        """Replaces the tensors by their mean over the peers of one group, in place.
+        """Replace the tensors by their mean over the peers of one group, in place.
 
-        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean.
-        Values without a mean stay as they were: ``report.kept``, or all with ``report.failure``.
+        A peer that dies meanwhile, or a lost packet, costs its share of the mean. Values without a
+        mean stay as they were; ``report.kept`` is their share. With ``report.failure``, all do.
 
         Args:
-            weight: Weight of this peer's tensors, 0 to 1e6: its samples, say.
+            weight: Weight of this peer's tensors, 0 to 1e6: its number of samples, for example.
             timeout: Seconds for the whole of it.
 
         Returns:
-            The round's report. If none began within ``timeout``, ``failure`` says why. If the
-            tensors have values that aren't finite, they count nothing in it (``left_out``), and
-            become the mean of the others.
+            The round's report. If none began within ``timeout``, ``failure`` says why. Tensors with
+            values that aren't finite don't count (``left_out``), and become the mean of the others.
 
         Raises:
             OptionError: The weight can't be.
@@ -208,18 +211,18 @@ class MoshpitAverager:
         fragments: Fragments | None = None,
         after: Any = None,
     ) -> RoundReport:
-        """Average other tensors of the same shapes and types, as :meth:`step` does: gradients, say.
+        """Average other tensors of the same shapes and types, such as gradients.
 
-        All peers of a round must mean the same by it.
+        All peers of a round must pass tensors of the same meaning.
 
         Args:
-            tensors: Dense ones on the same device; they become the means.
-            weight: As of :meth:`step`.
+            tensors: Dense tensors on the same device; they become the means.
+            weight: As for :meth:`step`.
             timeout: Seconds for the whole of it.
-            increments: So many of the first tensors are increments, as gradients are: ``max_norm``
-                measures them from 0.
-            fragments: The round's number says which of these becomes means; None: all values do.
-            after: :meth:`mark`'s, in another thread than that which has made the tensors.
+            increments: Number of leading tensors that ``max_norm`` measures from 0, as gradients.
+            fragments: Parts of the values; the round's number selects the one that is averaged.
+                None: all values are.
+            after: Result of :meth:`mark`, if another thread made the tensors.
 
         Returns:
             The round's report.
@@ -260,8 +263,7 @@ class MoshpitAverager:
         return self._member.show(replace(report, left_out=sick)) if sick else report
 
     def mark(self) -> Any:
-        """Return the place in this thread's stream of the device, for another thread's
-        :meth:`step_on`.
+        """Return an event in this thread's device stream, for another thread's :meth:`step_on`.
 
         Returns:
             An event; None on the CPU.
@@ -277,48 +279,48 @@ class MoshpitAverager:
         return sick
 
     def offer(self, state: Callable[[], Snapshot]) -> None:
-        """Lends a state to peers that come.
+        """Offer this peer's state to newcomers.
 
         Args:
-            state: Function that returns this peer's state; a thread calls it on request.
+            state: Function that returns this peer's state. A thread calls it when a newcomer asks.
         """
         self._member.offers(state)
 
     def fetch_state(
         self, own: Snapshot | None, donors: int, most: int, timeout: float = 10.0
     ) -> TransferredState | None:
-        """Takes the state of other peers.
+        """Take the state of other peers.
 
         Args:
-            own: This peer's state so far; None: nothing.
-            donors: Most peers to take a state from at once.
-            most: Bytes that a state may have.
+            own: This peer's state so far; None: it has none.
+            donors: Maximum number of peers that send the state at once.
+            most: Maximum size of a state in bytes.
             timeout: Seconds for all of it.
 
         Returns:
-            The state, as one of them has it; None: nobody has any that is newer.
+            The state of one of those peers; None: no peer has a newer one.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
-            LossyError: No donor has all of the state, or none is there any more.
+            LossyError: No donor has all of the state, or all donors have gone.
         """
         return self._member.fetch_state(own, donors, most, timeout)
 
     def memory(self) -> dict[int, Tensor]:
-        """What rounding has taken from this peer's values, and isn't made up for.
+        """Return the rounding error of this peer's values that later rounds haven't made up for.
 
         Returns:
-            Copies, by the number of the fragment; without fragments it is 0.
+            Copies, by the fragment's number, which is 0 without fragments.
         """
         return {
             part: torch.from_numpy(one.copy()) for part, one in self._member.means.memory.items()
         }
 
     def remember(self, memory: Mapping[int, Tensor]) -> None:
-        """Takes what :meth:`memory` returned, of this peer as it was.
+        """Restore rounding errors that :meth:`memory` returned at this peer.
 
         Args:
-            memory: Of other values it counts nothing.
+            memory: The copies; those of other values are ignored.
         """
         taken = {part: one.numpy().astype(np.float32) for part, one in memory.items()}
         self._member.means.memory.clear()
@@ -331,12 +333,12 @@ class MoshpitAverager:
 
     @property
     def bounds(self) -> bool:
-        """True with ``max_norm``."""
+        """True if ``max_norm`` is set."""
         return self._reference is not None
 
     @property
     def count(self) -> int:
-        """Number of tensors that it averages."""
+        """Number of tensors that are averaged."""
         return len(self._tensors)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
@@ -346,7 +348,7 @@ class MoshpitAverager:
             tensors: Tensors to average.
 
         Raises:
-            OptionError: They don't have the shapes and types of those that this averages.
+            OptionError: Their shapes or types differ from the averager's tensors.
         """
         mine = [(tensor.dtype, tuple(tensor.shape)) for tensor in self._tensors]
         others = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]

@@ -62,16 +62,16 @@ Outer = Callable[[Iterable[Tensor]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class CatchUpReport:
-    """Report of how a newcomer came to the state of the others.
+    """Report of a newcomer's catch-up with the others' state.
 
     Attributes:
-        round: The round that it took part in with weight 0.
-        in_step: It has what the others have in common. False: its outer optimizer is of a round
-            before theirs.
-        tries: Number of states that it took.
+        round: Number of the round in which it took part with weight 0.
+        in_step: Whether its state is the others'. False: its outer optimizer is of an earlier
+            round.
+        tries: Number of states that it fetched.
         donors: Number of peers that sent parts of the last state.
         bytes: Bytes received, in all.
-        seconds: For all of it, the wait for the others' round included.
+        seconds: Seconds in all, the wait for the others' round included.
     """
 
     round: int
@@ -83,40 +83,40 @@ class CatchUpReport:
 
 
 class MoshpitSGD(Optimizer):
-    """An optimizer of a swarm's peer: its own steps, and a round of averaging after some of them.
+    """Optimizer of a swarm's peer, which takes local steps and averages after some of them.
 
-    It is one of torch's for schedulers, clipping and ``GradScaler``: ``param_groups`` and ``state``
-    are those of the optimizers inside.
+    Schedulers, clipping and ``GradScaler`` take it as a torch optimizer: ``param_groups`` and
+    ``state`` are those of the wrapped optimizers.
 
     Args:
-        model: Whose parameters are trained; compiled or not. Frozen ones stay out of all of it.
-        optimizer: Optimizer of these parameters; any of torch's, or several.
+        model: Model to train, compiled or not. Frozen parameters are ignored.
+        optimizer: Optimizer of the model's parameters: any of torch's, or several.
         averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
             or ``MoshpitAverager(swarm, model.parameters())``.
-        every: Steps from round to round.
-        every_seconds: A round begins with the first step after so many seconds, in place of
+        every: Number of steps from round to round.
+        every_seconds: Seconds after which the next step begins a round, in place of
             ``every``.
-        target_samples: A round begins when all peers together have had so many samples since the
-            last, as ``weight`` of :meth:`step` counts them, in place of ``every``. Each peer
-            contributes what it has, weighted by its samples: no peer waits for another one's count
-            of steps.
+        target_samples: Number of samples of all peers together after which a round begins, in place
+            of ``every``. The argument ``weight`` of :meth:`step` counts samples. Each peer's
+            contribution is weighted by its samples, so no peer waits for another one's steps.
         average: ``"parameters"``: each step is taken at once, and a round replaces the parameters
             by a mean. ``"gradients"``: gradients add up over calls of :meth:`step` from round to
             round, and their mean over calls and peers makes one step of the optimizer.
-            ``"pseudo-gradients"``: with ``outer``, peers average how far their parameters have gone
-            from where it is: for packets of few bits.
-        outer: Makes the outer optimizer from its parameters, as in ``lambda p: torch.optim.SGD(p,
-            lr=0.7, momentum=0.9, nesterov=True)``: its gradient is how far the mean of a round has
-            gone from where the round before ended. None: the mean itself is taken. Not with
-            gradients.
-        delayed: A round runs beside the next ``every`` steps, and what it changes is added at the
-            next one; with ``target_samples``, at the first step after its end. Not with gradients.
+            ``"pseudo-gradients"``: with ``outer``, peers average the distance of their parameters
+            from the outer optimizer's; it suits packets of few bits.
+        outer: Function that makes the outer optimizer from parameters, as in ``lambda p:
+            torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)``. Its gradient is the distance
+            between a round's mean and the end of the previous round. None: the mean itself is
+            taken. Not with gradients.
+        delayed: Whether a round runs beside the next ``every`` steps. Its change is added at the
+            step after these, or, with ``target_samples``, at the first step after the round's end.
+            Not with gradients.
         fragments: Number of parts of the model, each of some rows of all tensors. A round averages
-            one of them, so it sends so many times less. Not with gradients, nor ``max_norm``.
+            one part, so traffic is divided by this number. Not with gradients or ``max_norm``.
         timeout: Seconds for a round.
 
     Raises:
-        OptionError: An argument can't be, or the averager isn't one of the model's parameters.
+        OptionError: An argument is invalid, or the averager isn't of the model's parameters.
         RendezvousError: Other peers have other settings.
     """
 
@@ -213,7 +213,7 @@ class MoshpitSGD(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizers inside."""
+        """Parameter groups of the wrapped optimizers."""
         if len(self._inner) == 1:
             return self._inner[0].param_groups
         return [group for one in self._inner for group in one.param_groups]
@@ -224,7 +224,7 @@ class MoshpitSGD(Optimizer):
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
-        """That of the optimizers inside."""
+        """State of the wrapped optimizers."""
         found: defaultdict[Tensor, Any] = defaultdict(dict)
         for one in self._inner:
             found.update(one.state)
@@ -241,20 +241,21 @@ class MoshpitSGD(Optimizer):
 
     @property
     def samples(self) -> int:
-        """Samples that the swarm had had when this peer's latest round began: what ``weight`` said
-        of all steps. A schedule by it is the same for all peers, newcomers included."""
+        """Samples of the swarm when this peer's latest round began: the sum of all steps'
+        ``weight``. A schedule by it is the same for all peers, newcomers included."""
         return self._samples
 
     @property
     def round(self) -> int:
-        """Number of the latest round that the parameters have had."""
+        """Number of the latest round that the parameters include."""
         return self._latest
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients as the optimizer does; between rounds of gradients they stay and add up.
+        """Clear gradients as the optimizer does. Between rounds of gradients they are kept and add
+        up.
 
         Args:
-            set_to_none: Gradients become None rather than 0.
+            set_to_none: Whether gradients become None rather than 0.
         """
         if not self._calls:
             for one in self._inner:
@@ -263,22 +264,23 @@ class MoshpitSGD(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0
     ) -> RoundReport | None:
-        """One step, and a round of averaging if one is due.
+        """Take one step, and run a round of averaging if one is due.
 
         A round that fails changes nothing: training continues from this peer's state. If the report
-        says that another peer's state is ``newer``, this peer has taken it.
+        has ``newer`` samples of another peer's state, this peer has taken that state.
 
         Args:
-            closure: Computes the gradients, if they aren't there yet.
-            weight: Samples of this step, 0 to 1e6. This peer counts so much in a round that begins
-                now; with ``target_samples``, by all its samples since its latest round.
+            closure: Function that computes the gradients, if they aren't there yet.
+            weight: Samples of this step, 0 to 1e6. They are this peer's weight in a round that
+                begins now. With ``target_samples``, the weight is all its samples since its latest
+                round.
 
         Returns:
             The report of a round that ended in this step, or None. If none began within
             ``timeout``, ``failure`` says why.
 
         Raises:
-            OptionError: The weight can't be.
+            OptionError: The weight is out of range.
             RendezvousError: The directory refuses this peer.
         """
         check_weight(weight)
@@ -307,8 +309,8 @@ class MoshpitSGD(Optimizer):
         return self.finish()
 
     def finish(self) -> RoundReport | None:
-        """Waits for the round that runs beside the steps, if one does, and takes what it brings: to
-        be called after the last step.
+        """Wait for a round that runs beside the steps, and apply its change. Call it after the last
+        step.
 
         Returns:
             The round's report, or None if none was running.
@@ -515,32 +517,33 @@ class MoshpitSGD(Optimizer):
     def catch_up(
         self, timeout: float = 60.0, *, donors: int = 4, tries: int = 3
     ) -> CatchUpReport | None:
-        """Takes the state of the peers that are there, before this one's first step.
+        """Take the state of the other peers, before this peer's first step.
 
-        That is the model's parameters and buffers, and the optimizers' state, of peers that have
-        had a round; what this peer has already isn't sent. Then it takes part in the others' next
-        round with weight 0, so it begins where they end. If a round has passed meanwhile, and there
-        is an outer optimizer or gradients are averaged, it takes what has changed, and tries again.
+        The state is the model's parameters and buffers, and the optimizers' state, of peers that
+        have had a round. Parts that this peer already has aren't sent. Then this peer takes part in
+        the others' next round with weight 0, so it begins where they end. If a round has passed
+        meanwhile, and there is an outer optimizer or gradients are averaged, this peer fetches the
+        changes and tries again.
 
         Long because it explains each way in which a try ends.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
-            donors: Most peers to take a state from at once, up to 127.
-            tries: Most states that it takes because a round has passed. With the last
-                one it begins all the same (``in_step`` is False), where parameters are averaged:
-                an outer optimizer stays behind.
+            donors: Maximum number of peers that send the state at once, up to 127.
+            tries: Maximum number of states to fetch because a round has passed. With the last one,
+                this peer begins all the same if parameters are averaged (``in_step`` is False); an
+                outer optimizer then stays behind.
 
         Returns:
-            The report; None: nobody has a state that is newer, so this peer begins with its own.
+            The report; None: no peer has a newer state, so this peer begins with its own.
 
         Raises:
             OptionError: An argument can't be.
-            OperationTimeout: The others have had no round within ``timeout``; or, of gradients,
-                none without another one meanwhile.
-            CheckpointError: Their state isn't one of this model or these optimizers. This peer's
-                own is as it was.
-            LossyError: No donor has all of the state, or none is there any more.
+            OperationTimeout: The others had no round within ``timeout``. With gradients: a further
+                round passed during each try.
+            CheckpointError: The others' state isn't of this model or these optimizers. This peer's
+                own state hasn't changed.
+            LossyError: No donor has all of the state, or all donors have gone.
         """
         _check_catch_up(donors, tries)
         self.finish()
@@ -673,8 +676,9 @@ class MoshpitSGD(Optimizer):
     # ---- checkpoints ----
 
     def save(self, path: checkpoint.PathLike) -> int:
-        """Writes a checkpoint: parameters and buffers of the model, and the optimizers' state. Any
-        peer may, and any go on from it. Until all of it is on the disk, the former file stays.
+        """Write a checkpoint: the model's parameters and buffers, and the optimizers' state. Any
+        peer may write it, and any peer may load it. The former file stays until the new one is on
+        the disk.
 
         Args:
             path: Path of the file, in a folder that exists.
@@ -683,23 +687,22 @@ class MoshpitSGD(Optimizer):
             Bytes of the file.
 
         Raises:
-            CheckpointError: It can't be written: the disk is full, say. This peer continues as if
-                nothing had been tried, and so do the others.
+            CheckpointError: The file can't be written, for example because the disk is full. This
+                peer and the others are unaffected.
         """
         memory = {"of": self._averager.name, "parts": self._averager.memory()}
         return checkpoint.write(path, {**self._state(), "memory": memory})
 
     def load(self, path: checkpoint.PathLike) -> None:
-        """Goes on from a checkpoint, :meth:`save`'s of this peer or of any other. Peers that come
-        later may take it by :meth:`catch_up`. Where others train already, :meth:`catch_up` takes
-        what has changed since.
+        """Load a checkpoint that :meth:`save` of any peer wrote. Later peers may take the state by
+        :meth:`catch_up`. If others train already, call :meth:`catch_up` to fetch the changes since.
 
         Args:
             path: Path of the file.
 
         Raises:
-            CheckpointError: The file isn't there, isn't whole, or isn't one of this model and these
-                optimizers. This peer's own state is as it was.
+            CheckpointError: The file is missing or incomplete, or isn't of this model and these
+                optimizers. This peer's own state hasn't changed.
         """
         self.finish()
         own = self._snapshot()
@@ -716,10 +719,10 @@ class MoshpitSGD(Optimizer):
         self._averager.progress(self._samples, 0, claims=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint of one's own, beside the model's.
+        """Return the optimizer's state, for a checkpoint of your own beside the model's.
 
         Returns:
-            The steps so far, the optimizer's state, and where the outer one is.
+            The steps so far, the optimizer's state, and the outer optimizer's.
         """
         return {
             "steps": self._steps,
@@ -731,13 +734,13 @@ class MoshpitSGD(Optimizer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint, after the model has.
+        """Load a state, after the model's has been loaded.
 
         Args:
-            state: As :meth:`state_dict` of any peer returned it.
+            state: The state that :meth:`state_dict` of any peer returned.
 
         Raises:
-            OptionError: It is of another ``outer``, or of other parameters.
+            OptionError: The state is of another ``outer``, or of other parameters.
         """
         if (state["outer"] is None) != (self._outer is None):
             raise OptionError("the checkpoint has an outer optimizer and this has none, or reverse")

@@ -30,14 +30,14 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class ShardBackup:
-    """Copies the state of each rank's shard to the next rank, now and then.
+    """Backup of each rank's shard state at the next rank, renewed every ``every`` steps.
 
     Args:
         optimizer: A ShardedOptimizer.
-        every: Steps from one copy to the next.
+        every: Number of steps from one copy to the next.
 
     Raises:
-        OptionError: ``every`` is no whole number above 0.
+        OptionError: ``every`` isn't a whole number above 0.
     """
 
     def __init__(self, optimizer: Any, every: int = 10) -> None:
@@ -57,11 +57,11 @@ class ShardBackup:
         return self._steps
 
     def step(self) -> None:
-        """After each step of the optimizer, on all ranks. The copy travels beside the next steps.
+        """Count an optimizer's step on all ranks, and start a copy when it is due.
 
         Raises:
             PeerLostError: A neighbour is lost.
-            CheckpointError: A state that can't travel.
+            CheckpointError: The state can't be sent.
         """
         self._steps += 1
         if self._world == 1:
@@ -76,7 +76,7 @@ class ShardBackup:
             self._take()
 
     def own(self) -> ShardState:
-        """State that this rank has alone, now."""
+        """Return the state that only this rank has, as of now."""
         fragments, options = self._optimizer.shard_state()
         era = self._optimizer.shard_era
         return ShardState(
@@ -84,7 +84,7 @@ class ShardBackup:
         )
 
     def neighbours(self) -> ShardState | None:
-        """The copy that this rank holds of the one before it; None: none has come yet."""
+        """Copy of the previous rank's state; None: none has come yet."""
         self._take()
         return self._copy
 

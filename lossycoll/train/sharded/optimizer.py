@@ -40,36 +40,39 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class ShardedOptimizer(Optimizer):
-    """An optimizer, sharded over the ranks of a network that loses packets.
+    """Optimizer sharded over ranks whose network loses packets.
 
     Use it in place of DistributedDataParallel and a torch optimizer: it reduces the gradients
     itself, during the backward pass. docs/guide.md has an example and the rules of use. The method
     is that of "Distributed Training under Packet Loss" (Weintraub, Banner, Orda, arXiv 2507.07114)
-    in the layout of ZeRO-1; the published one is ``repair=0, max_age=None``.
+    in the layout of ZeRO-1; ``repair=0, max_age=None`` is the published method.
 
     Args:
         params: Parameters, (name, parameter) pairs or groups, in the same order on all ranks.
-        optimizer_class: A torch.optim.Optimizer, element-wise unless ``whole``.
-        group: The ranks that share it, of a backend that serves the model's tensors. None: the
-            default.
-        model: The module that has all the parameters. Its modules then wait for their own ones when
-            they run, instead of :meth:`step` for all. None: it doesn't return before all are here.
-        max_age: Most steps that a value may be old at a replica. 0: replicas are equal. None: no
-            bound. "auto": 3, and 0 for owners with more than 2% of their blocks undelivered; no
-            bound with ``max_missing`` and ``repair=0``.
-        max_missing: The share of packets that may be missing in a step. None: 0.01, unless
+        optimizer_class: A torch.optim.Optimizer class; it must be element-wise unless ``whole`` is
+            set.
+        group: Ranks that share the optimizer, of a backend that serves the model's tensors. None:
+            the default.
+        model: Module that has all the parameters. With it, each submodule waits for its own
+            parameters when it runs. None: :meth:`step` returns when all parameters are here.
+        max_age: Maximum age of a replica's value, in steps. 0: replicas are equal. None: no bound.
+            "auto": 3, or 0 for owners with more than 2% of their blocks undelivered; no bound with
+            ``max_missing`` and ``repair=0``.
+        max_missing: Maximum share of missing packets in a step. None: 0.01, unless
             ``repair`` is given, or the group was made with ``max_missing``, ``repair`` or ``fec``.
-        repair: Rounds of selective resending in a step, 0 to 255; at least. None: none.
-        error_feedback: Whether lost gradients are added to the next ones.
+        repair: Minimum number of rounds of selective resending in a step, 0 to 255. None: 0.
+        error_feedback: Whether lost gradients are added to the next step's.
         compression: An ARCTopKState that compresses gradients, instead of a lossy mean.
-        bucket_bytes: Size of a bucket in bytes; the first one has at most 1 MiB.
-        on_nonfinite: Where a gradient holds NaN or infinity, "raise" or "skip" the step.
+        bucket_bytes: Size of a bucket in bytes; the first bucket has at most 1 MiB.
+        on_nonfinite: Action when a gradient holds NaN or infinity: "raise" an error or "skip" the
+            step.
         wire: Encoding of float32 between hosts, as the option: "int8" for gradients and parameters,
-            "int4/int8" for each of them, "int8/same" for gradients alone. Parameters go as
-            differences to what all replicas hold, for 8 bytes more of memory each. None: gradients
-            as the group has it, parameters as they are.
-        whole: Whether each parameter is one rank's, uncut, for optimizers that step matrices, such
-            as torch.optim.Muon. What isn't a matrix needs another ShardedOptimizer beside it.
+            "int4/int8" for each of them, "int8/same" for gradients alone. Parameters travel as
+            differences from the value that all replicas hold, which takes 8 more bytes of memory
+            per parameter. None: gradients use the group's encoding, and parameters none.
+        whole: Whether each parameter belongs uncut to one rank, for optimizers that step matrices,
+            such as torch.optim.Muon. Parameters that aren't matrices need another ShardedOptimizer
+            beside it.
         **defaults: Options of ``optimizer_class``.
 
     Raises:
@@ -142,15 +145,15 @@ class ShardedOptimizer(Optimizer):
     # ---- parameters ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, in buckets of their own.
+        """Add parameters, in buckets of their own.
 
-        All ranks must call this alike, and not during a backward pass. Gradients that have been
-        reduced stay as they are. Gradients of the new parameters must come from later passes, or be
-        sent by :meth:`reduce_gradients`. A parameter that was frozen when the optimizer was made,
-        and requires gradients now, moves to the new group.
+        All ranks must call this with the same parameters, outside a backward pass. Gradients that
+        have been reduced stay as they are. Gradients of the new parameters must come from later
+        backward passes, or be sent by :meth:`reduce_gradients`. A parameter that was frozen when
+        the optimizer was made, and requires gradients now, moves to the new group.
 
         Args:
-            param_group: As torch's optimizers take it: ``params``, and options.
+            param_group: Group in the form of torch's optimizers: ``params``, and options.
 
         Raises:
             UnsupportedError: A parameter can't be sharded. Nothing has changed.
@@ -200,7 +203,7 @@ class ShardedOptimizer(Optimizer):
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The ranks that share it."""
+        """Ranks that share the optimizer."""
         return self._collectives.group
 
     @property
@@ -211,19 +214,19 @@ class ShardedOptimizer(Optimizer):
     # ---- gradients ----
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """A scope whose backward passes add to ``grad`` and send nothing, as DDP's."""
+        """Context manager whose backward passes add to ``grad`` and send nothing, as in DDP."""
         return self._reducer.no_sync()
 
     def reduce_gradients(self) -> None:
-        """Sends what scopes of :meth:`no_sync` have accumulated.
+        """Send the gradients that backward passes under :meth:`no_sync` have accumulated.
 
-        The end of a backward pass outside of such a scope does the same, and so do :meth:`step` and
-        :meth:`clip_grad_norm_` if nothing has. A GradScaler, and whatever else looks at
-        ``param_groups``, needs it before. All ranks must call this.
+        A backward pass outside of ``no_sync`` does the same at its end; otherwise :meth:`step` and
+        :meth:`clip_grad_norm_` do. Call this before a GradScaler, or any other code, reads
+        ``param_groups``. All ranks must call this.
 
         Raises:
             PeerLostError: A rank is lost, and its shard has no owner.
-            TrainingError: A parameter was moved, or a frozen one has a gradient.
+            TrainingError: A parameter was moved, or a frozen parameter has a gradient.
         """
         self._parameter_sync.settle()
         self._store.check_sound()
@@ -231,17 +234,17 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def scale_gradients(self, factor: float) -> None:
-        """Multiplies the averaged gradients in ``param_groups``. All ranks must call this alike.
+        """Multiply the averaged gradients in ``param_groups``. All ranks must call this alike.
 
         Args:
-            factor: The same on all ranks.
+            factor: Factor, the same on all ranks.
         """
         for each in self._store.owned:
             if each.parameter.grad is not None:
                 each.parameter.grad.mul_(factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the model's parameters, and those of this rank's fragments.
+        """Clear the gradients of the model's parameters and of this rank's fragments.
 
         Args:
             set_to_none: Whether the model's gradients become None rather than zeros.
@@ -326,17 +329,17 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scales the averaged gradient down to norm ``max_norm``, as torch.nn.utils' does.
+        """Scale the averaged gradient down to norm ``max_norm``, as torch.nn.utils does.
 
-        The norm is over the parameters of all ranks and travels reliably, so all ranks scale alike.
+        The norm covers the parameters of all ranks. It travels reliably, so all ranks scale alike.
         Call it after ``scaler.unscale_`` if you use a GradScaler. All ranks must call this.
 
         Args:
-            max_norm: The largest norm that stays as it is.
-            norm_type: The p of the p-norm, above 0, or infinity.
+            max_norm: Maximum norm.
+            norm_type: The p of the p-norm: a number above 0, or infinity.
 
         Returns:
-            The norm before, float64 of shape (), the same on all ranks.
+            The norm before scaling, float64 of shape (), the same on all ranks.
 
         Raises:
             OptionError: ``norm_type`` isn't above 0.
@@ -357,10 +360,10 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps this rank's fragments, and sends them to all. All ranks must call this.
+        """Step this rank's fragments, and send them to all ranks. All ranks must call this.
 
         Args:
-            closure: Computes the loss and calls ``backward()``.
+            closure: Function that computes the loss and calls ``backward()``.
 
         Returns:
             The result of ``closure``, or None.
@@ -369,8 +372,8 @@ class ShardedOptimizer(Optimizer):
             NonFiniteError: A gradient holds NaN or infinity, and ``on_nonfinite`` is "raise".
             PeerLostError: A rank is lost, and its shard has no owner.
             LinkError: A block that is due by ``max_age`` didn't arrive.
-            TrainingError: The step would be wrong: changed gradients, moved parameters, frozen
-                ones with gradients, or gradients that were unscaled before they were reduced.
+            TrainingError: The step would be wrong: gradients were changed, or unscaled before they
+                were reduced; parameters were moved, or frozen ones have gradients.
         """
         loss = None
         if closure is not None:
@@ -404,26 +407,26 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def synchronize_parameters(self) -> None:
-        """Makes all replicas equal, bit for bit: every rank gets all owners' parameters, reliably.
+        """Make all replicas equal, bit for bit: each owner's parameters go to all ranks reliably.
 
         All ranks must call this.
         """
         self._parameter_sync.synchronize()
 
     def wait_parameters(self) -> None:
-        """Returns when all parameters that the last step has sent are here, and there.
+        """Wait until the last step's parameters have arrived here and at all other ranks.
 
-        It is for what reads or changes parameters outside of the model's forward pass, where the
+        Call it before code outside of the model's forward pass reads or changes parameters, if the
         optimizer was given ``model``. It sends nothing, so ranks need not call it alike.
         """
         self._parameter_sync.close()
 
     def ages(self) -> tuple[int, ...]:
-        """Numbers of other ranks' blocks of parameters that are 0, 1, 2, ... steps old here."""
+        """Numbers of other ranks' parameter blocks that are 0, 1, 2, ... steps old here."""
         return self._parameter_sync.ages()
 
     def residual_norm(self) -> float:
-        """L2 norm of this rank's residual: its lost gradients, which are sent with the next ones.
+        """L2 norm of this rank's residual: its lost gradients, which are added to the next step's.
 
         Returns:
             The norm; 0 without error feedback.
@@ -431,19 +434,20 @@ class ShardedOptimizer(Optimizer):
         return self._reducer.residual_norm()
 
     def stats(self) -> ShardedStats:
-        """Counts at this rank since the optimizer was made."""
+        """Return this rank's counts since the optimizer was made."""
         return self._parameter_sync.stats
 
     # ---- checkpoints ----
 
     @torch.no_grad()
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Makes replicas equal, then brings the state of all ranks to one rank of the group.
+        """Make replicas equal, then gather the state of all ranks at one rank of the group.
 
-        There :meth:`state_dict` returns it until the next step. All ranks must call this.
+        That rank's :meth:`state_dict` returns the state until the next step. All ranks must call
+        this.
 
         Args:
-            to: That rank.
+            to: Rank of the group that gets the state.
 
         Raises:
             OptionError: ``to`` isn't a rank of the group.
@@ -466,15 +470,15 @@ class ShardedOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in the plain optimizer's form: it loads there, and at any number of
+        """Return the state in the plain optimizer's form, which loads there and at any number of
         ranks.
 
         Returns:
             The state of all ranks.
 
         Raises:
-            CheckpointError: This isn't the rank that :meth:`consolidate_state_dict` has brought it
-                to, or a step was taken since.
+            CheckpointError: :meth:`consolidate_state_dict` gathered the state at another rank, or a
+                step was taken since.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -490,7 +494,7 @@ class ShardedOptimizer(Optimizer):
         return out
 
     def shard_state(self) -> tuple[list[FragmentState], list[dict[str, Any]]]:
-        """State that this rank has alone, by fragment, and the options of each group."""
+        """Return the state that only this rank has, by fragment, and the options of each group."""
         fragments = [
             checkpoint.state_of(each.fragment, found)
             for each in self._store.owned
@@ -500,20 +504,20 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def restore_shards(self, backup: ShardBackup | None) -> bool:
-        """Takes the state that the ranks of a group that was had, from them and from copies.
+        """Restore the state of a former group's ranks, from the ranks and from backup copies.
 
-        All ranks must call this, after the model has what it had. With error feedback, gradients
+        All ranks must call this, after the model has been restored. With error feedback, gradients
         that were lost stay lost.
 
         Args:
-            backup: Backup of the last optimizer, on ranks that had it; None on others.
+            backup: Backup of the last optimizer, on ranks that have one; None on others.
 
         Returns:
-            Whether there was a state; if no rank had one, nothing changes.
+            Whether a state was found; if no rank has one, nothing changes.
 
         Raises:
-            CheckpointError: A shard's owner is gone, and whoever had its copy as well; or it is
-                another model's. Nothing has changed.
+            CheckpointError: Both the owner of a shard and the holder of its copy are gone, or the
+                state is another model's. Nothing has changed.
         """
         states = gathered(backup, self.group)
         if not states:
@@ -525,10 +529,10 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what :meth:`state_dict`, or the plain optimizer's, has returned.
+        """Load a state that :meth:`state_dict`, or the plain optimizer's, has returned.
 
-        All ranks must load the same, at whatever number of ranks. The model's parameters are loaded
-        by the model.
+        All ranks must load the same state; their number may differ from the saved one. Load the
+        model's parameters into the model.
 
         Args:
             state_dict: ``state`` by number, ``param_groups``, and residuals if there are any.

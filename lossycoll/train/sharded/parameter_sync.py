@@ -28,22 +28,22 @@ from .refusals import check_owners, owners_needed
 
 @dataclass(frozen=True, slots=True)
 class ShardedStats:
-    """Counts over all steps at this rank: what :meth:`.ShardedOptimizer.stats` returns.
+    """Counts over all steps at this rank, as :meth:`.ShardedOptimizer.stats` returns them.
 
-    A block is what one packet carries of one rank's chunk of a bucket. Counts are of blocks of
-    parameters, not of gradients.
+    A block is the part of a rank's chunk of a bucket that one packet carries. Only blocks of
+    parameters count, not of gradients.
     """
 
     steps: int = 0
     """Steps that were taken."""
     skipped: int = 0
-    """Steps that no rank took because of NaN or infinity; not those that a GradScaler skips."""
+    """Steps that no rank took because of NaN or infinity, without those that a GradScaler skips."""
     blocks: int = 0
     """Blocks that other ranks sent here."""
     stale: int = 0
-    """Blocks of ``blocks`` that didn't arrive, so that the old values stayed."""
+    """Of ``blocks``, those that didn't arrive, so that the old values stayed."""
     repaired: int = 0
-    """Blocks of ``blocks`` that were due by ``max_age``, and were resent until they arrived."""
+    """Of ``blocks``, those that were due by ``max_age``, and were resent until they arrived."""
 
 
 TOO_MANY: Final = 0.02

@@ -91,7 +91,7 @@ def gpt(steps: int = 240) -> Task:
 
 def gpt_long(steps: int = 240) -> Task:
     """A GPT of twice the width in the smallest packets, so that its streams are ten times as long:
-    as those of a larger model. 267,000 parameters."""
+    as those of a larger model. 233,856 parameters."""
     return replace(
         gpt(steps),
         model=lambda: ByteGPT(layers=1, width=128, context=CONTEXT),

@@ -17,6 +17,7 @@ from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
+from lossycoll.runtime.core.forks import close_in_children
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of, place_text
@@ -321,6 +322,7 @@ class Host:
                 held.close()
                 self._claims[what] = None
                 return False
+            close_in_children(held)
             self._claims[what] = held
             return True
 

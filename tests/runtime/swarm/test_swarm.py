@@ -109,7 +109,7 @@ def test_one_list_on_all_machines_ends_in_one_swarm(
     alive: tuple[int, ...], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each listens and joins all, itself among them, whatever is alive; all are started at once."""
-    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    monkeypatch.setattr(directory_list, "BEGIN_SECONDS", 2.0)
     with ExitStack() as bound:
         held = [bound.enter_context(socket.create_server((HERE, 0))) for _ in range(3)]
         places = [f"{HERE}:{one.getsockname()[1]}" for one in held]
@@ -137,7 +137,7 @@ def test_the_log_tells_what_a_start_does(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a typing error in a list begins a swarm of one peer, without a word."""
-    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    monkeypatch.setattr(directory_list, "BEGIN_SECONDS", 2.0)
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
     with caplog.at_level("WARNING", "lossycoll"):
         Swarm(f"{HERE}:0", [f"{HERE}:1"], secret=SECRET, name="lost").close()

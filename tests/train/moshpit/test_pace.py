@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import statistics
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +95,38 @@ def test_each_peer_has_its_own_pace(delayed: bool, made: Make) -> None:
         assert training.samples == ran.reports[-1].samples >= 350 * len(ran.reports)
     slow, fast = found[0][1].steps, found[-1][1].steps
     assert fast > 2.5 * slow, "each at its own speed"
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_peers_that_began_at_unlike_times_have_their_rounds_in_phase(
+    delayed: bool, made: Make
+) -> None:
+    """Rounds by time: they wait for one another once, and not in each round."""
+    swarms, barrier = made(3), threading.Barrier(3)
+
+    def work(number: int) -> list[Any]:
+        own = model()
+        averager = MoshpitAverager(swarms[number], own.parameters())
+        how: dict[str, Any] = {"every_seconds": 1.5, "delayed": delayed, "timeout": 20.0}
+        training = MoshpitSGD(own, inner(own.parameters()), averager, **how)
+        averager.wait_for(3)
+        barrier.wait()
+        training._began = time.monotonic() - 0.5 * number
+        reports: list[Any] = []
+        while len(reports) < 5:
+            time.sleep(0.02)
+            training.zero_grad()
+            backward(own, number, len(reports))
+            report = training.step(weight=BATCH)
+            reports += [] if report is None else [report]
+        training.finish()
+        return reports
+
+    found = at_once(*(lambda number=number: work(number) for number in range(3)))
+    for reports in found:
+        assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 5
+    first, *later = (one.waited for one in found[2])  # the first that is due
+    assert statistics.median(later) < first / 3, found
 
 
 def test_a_target_that_nobody_reaches_holds_nobody(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -66,6 +69,9 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 PathLike: TypeAlias = str | os.PathLike[str]
 PART: Final = ".part"  # suffix of a file that isn't whole yet
+YOUNG_SECONDS: Final = 60.0
+"""For which a part stays that nobody seems to hold: its writer may be on another machine, of whose
+locks some file systems know nothing."""
 
 
 def write(path: PathLike, state: Any) -> int:
@@ -73,10 +79,12 @@ def write(path: PathLike, state: Any) -> int:
     state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
     CheckpointError: it can't be written (the disk is full, say); what was there is as it was."""
     wanted = Path(path).resolve()  # what a link leads to, not the link
+    remove_stale(wanted)
     # Other peers may write there, from this process or with the same number on another machine.
     part = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
     try:
         with part.open("xb") as file:
+            _hold(file)
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
@@ -96,6 +104,25 @@ def write(path: PathLike, state: Any) -> int:
     return size
 
 
+def remove_stale(path: PathLike) -> None:
+    """Removes what writers of the file have left that were killed. Those that live hold theirs."""
+    wanted = Path(path).resolve()
+    left = re.compile(re.escape(f"{wanted.name}{PART}-") + "[0-9a-f]{16}")
+    with contextlib.suppress(OSError):
+        for one in wanted.parent.iterdir():
+            if left.fullmatch(one.name):
+                with contextlib.suppress(OSError), one.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - os.fstat(file.fileno()).st_mtime > YOUNG_SECONDS:
+                        one.unlink()
+
+
+def _hold(file: IO[bytes]) -> None:
+    """Until it is closed, or its process ends. Not every file system knows that."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _remove(part: Path) -> None:
     with contextlib.suppress(OSError):
         part.unlink()
@@ -105,6 +132,7 @@ def read(path: PathLike, take: Callable[[Any], None]) -> None:
     """Gives ``take`` what :func:`write` wrote. No code that a file may have is run.
     CheckpointError: the file isn't there, isn't whole, or isn't one that ``take`` can use."""
     name = f"checkpoint {os.fspath(path)}"
+    remove_stale(path)
     try:
         with Path(path).open("rb") as file:
             try:

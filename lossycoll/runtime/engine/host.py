@@ -17,10 +17,10 @@ from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
-from lossycoll.runtime.core.forks import close_in_children
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of, place_text
+from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
@@ -107,14 +106,25 @@ def write(path: PathLike, state: Any) -> int:
 def remove_stale(path: PathLike) -> None:
     """Removes what writers of the file have left that were killed. Those that live hold theirs."""
     wanted = Path(path).resolve()
-    left = re.compile(re.escape(f"{wanted.name}{PART}-") + "[0-9a-f]{16}")
+    is_part = re.compile(re.escape(f"{wanted.name}{PART}-") + "[0-9a-f]{16}").fullmatch
     with contextlib.suppress(OSError):
-        for one in wanted.parent.iterdir():
-            if left.fullmatch(one.name):
-                with contextlib.suppress(OSError), one.open("r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if time.time() - os.fstat(file.fileno()).st_mtime > YOUNG_SECONDS:
-                        one.unlink()
+        left = [one for one in wanted.parent.iterdir() if is_part(one.name)]
+        now = _changed_now(wanted) if left else 0.0
+        for one in left:
+            with contextlib.suppress(OSError), one.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if now - os.fstat(file.fileno()).st_mtime > YOUNG_SECONDS:
+                    one.unlink()
+
+
+def _changed_now(wanted: Path) -> float:
+    """When a file is changed now, by the clock of the file system. OSError: none can be."""
+    probe = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+    try:
+        with probe.open("xb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    finally:
+        _remove(probe)
 
 
 def _hold(file: IO[bytes]) -> None:

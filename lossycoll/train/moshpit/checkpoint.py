@@ -79,8 +79,7 @@ def write(path: PathLike, state: Any) -> int:
     CheckpointError: it can't be written (the disk is full, say); what was there is as it was."""
     wanted = Path(path).resolve()  # what a link leads to, not the link
     remove_stale(wanted)
-    # Other peers may write there, from this process or with the same number on another machine.
-    part = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+    part = _new_part(wanted)
     try:
         with part.open("xb") as file:
             _hold(file)
@@ -103,6 +102,11 @@ def write(path: PathLike, state: Any) -> int:
     return size
 
 
+def _new_part(wanted: Path) -> Path:
+    """Other peers may write there, from this process or with the same number on another machine."""
+    return wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+
+
 def remove_stale(path: PathLike) -> None:
     """Removes what writers of the file have left that were killed. Those that live hold theirs."""
     wanted = Path(path).resolve()
@@ -119,7 +123,7 @@ def remove_stale(path: PathLike) -> None:
 
 def _changed_now(wanted: Path) -> float:
     """When a file is changed now, by the clock of the file system. OSError: none can be."""
-    probe = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+    probe = _new_part(wanted)
     try:
         with probe.open("xb") as file:
             return os.fstat(file.fileno()).st_mtime

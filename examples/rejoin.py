@@ -60,9 +60,10 @@ def launch() -> None:
 
 def train(slot: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    # Before it asks to be let in: the others would stand still meanwhile.
+    model = common.network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with lossycoll.ElasticWorld(store, slot, SEATS) as world:
-        model = common.network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         task, losses, changes = common.Task(seed=slot), [], []
         began = -1
         whole = step = 0  # whole: the step at which all were together again; 0: not yet

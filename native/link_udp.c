@@ -146,30 +146,30 @@ static int open_socket(lc_udp *u, const lc_host_config *config, lc_failure *fail
         errno = EINVAL;
         return fail(failure, LC_E_ARGUMENT);
     }
-    u->fd = socket(u->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (u->fd < 0)
+    int fd = socket(u->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
         return fail(failure, LC_E_SYSTEM);
+    lc_owned_open(&u->socket, fd);
     int automatic = config->socket_buffer == 0;
     int wish = automatic ? BUFFER_WISH : config->socket_buffer;
-    ask_buffer(u->fd, SO_RCVBUFFORCE, SO_RCVBUF, wish, automatic);
-    ask_buffer(u->fd, SO_SNDBUFFORCE, SO_SNDBUF, wish, automatic);
-    ignore_path_mtu(u->fd, u->family);
+    ask_buffer(fd, SO_RCVBUFFORCE, SO_RCVBUF, wish, automatic);
+    ask_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF, wish, automatic);
+    ignore_path_mtu(fd, u->family);
     int one = 1;
-    (void)setsockopt(u->fd, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof one);
-    u->offered = u->active = probe_socket(u->fd) & ~config->disable;
+    (void)setsockopt(fd, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof one);
+    u->offered = u->active = probe_socket(fd) & ~config->disable;
     if (u->active & LC_GRO)
-        (void)setsockopt(u->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one);
+        (void)setsockopt(fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one);
     if (u->active & LC_STAMPS)
-        (void)setsockopt(u->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one);
-    if (bind(u->fd, &u->here.any, lc_udp_address_bytes(u->family)) != 0)
+        (void)setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one);
+    if (bind(fd, &u->here.any, lc_udp_address_bytes(u->family)) != 0)
         return fail(failure, LC_E_SYSTEM);
     return 0;
 }
 
 static void close_udp(lc_link *link) {
     lc_udp *u = lc_udp_of(link);
-    if (u->fd >= 0)
-        close(u->fd);
+    lc_owned_close(&u->socket);
     free(u->buffers);
     free(u->staging);
     free(u->peers);
@@ -189,7 +189,7 @@ static int say(lc_link *link, const lc_address *to, const uint8_t *data, uint32_
                        .msg_namelen = lc_udp_address_bytes(u->family),
                        .msg_iov = &piece,
                        .msg_iovlen = 1};
-    return u->calls.sendmsg(u->fd, &m, MSG_DONTWAIT) == (ssize_t)n ? LC_OK : LC_E_SYSTEM;
+    return u->calls.sendmsg(u->socket.fd, &m, MSG_DONTWAIT) == (ssize_t)n ? LC_OK : LC_E_SYSTEM;
 }
 
 static void source(const lc_link *link, const lc_arrival *arrival, lc_oob_datagram *datagram) {
@@ -212,11 +212,11 @@ static void info(const lc_link *link, lc_link_info *info) {
     lc_udp_address here;
     socklen_t n = sizeof here;
     memset(info, 0, sizeof *info);
-    info->receive_buffer = got_buffer(u->fd, SO_RCVBUF);
-    info->send_buffer = got_buffer(u->fd, SO_SNDBUF);
+    info->receive_buffer = got_buffer(u->socket.fd, SO_RCVBUF);
+    info->send_buffer = got_buffer(u->socket.fd, SO_SNDBUF);
     info->active = __atomic_load_n(&u->active, __ATOMIC_RELAXED);
     info->payload_bytes = u->payload_bytes;
-    if (getsockname(u->fd, &here.any, &n) == 0)
+    if (getsockname(u->socket.fd, &here.any, &n) == 0)
         info->port = ntohs(u->family == AF_INET ? here.v4.sin_port : here.v6.sin6_port);
 }
 
@@ -233,7 +233,7 @@ static uint32_t round_up_power(uint32_t v) {
  * (udp_rmem_release): that quarter can't be promised to anyone. */
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     uint64_t charge = (uint64_t)round_up_power(packet_bytes + 512) + 512;
-    uint64_t buffer = (uint64_t)got_buffer(lc_udp_of_const(link)->fd, SO_RCVBUF);
+    uint64_t buffer = (uint64_t)got_buffer(lc_udp_of_const(link)->socket.fd, SO_RCVBUF);
     uint64_t control = (uint64_t)peers * CONTROL_CHARGE, usable = buffer - buffer / 4;
     control = control < usable / 2 ? control : usable / 2;
     return (uint32_t)((usable - control) / charge / peers);
@@ -250,7 +250,7 @@ static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t 
     } else if (blocked) {
         events |= POLLOUT;
     }
-    fds[0] = (struct pollfd){u->fd, events, 0};
+    fds[0] = (struct pollfd){u->socket.fd, events, 0};
     return 1;
 }
 
@@ -305,7 +305,7 @@ lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const 
     }
     u->link = (lc_link){.ops = &udp_ops, .clock = clock, .packet_max = PACKET_MAX, .routed = 1};
     u->calls = calls ? *calls : system_calls;
-    u->fd = -1;
+    u->socket.fd = -1;
     u->payload_bytes = config->payload_bytes;
     u->sizes = !(config->disable & LC_PATH_MTU);
     u->buffers = malloc((size_t)LC_RECEIVE_BUFFERS * LC_AGGREGATE_BYTES);

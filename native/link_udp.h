@@ -4,6 +4,7 @@
 #define LC_LINK_UDP_H
 
 #define _GNU_SOURCE
+#include "forks.h"
 #include "link.h"
 #include "trouble.h"
 
@@ -53,7 +54,7 @@ typedef struct {
 
 typedef struct {
     lc_link link;
-    int fd;
+    lc_owned socket;
     int family;
     uint32_t offered; /* lc_fast_path bits that the socket has and that are allowed */
     uint32_t active;  /* those in use now with every peer; read from any thread */

@@ -65,12 +65,12 @@ static void arm_receive(lc_udp *u, int n) {
 static int receive_messages(lc_udp *u, int max) {
     u->stats.receive_calls++;
     if (lc_udp_batches(u)) {
-        int n = u->calls.recvmmsg(u->fd, u->in, (unsigned)max, MSG_DONTWAIT, NULL);
+        int n = u->calls.recvmmsg(u->socket.fd, u->in, (unsigned)max, MSG_DONTWAIT, NULL);
         if (n >= 0 || errno != ENOSYS)
             return n < 0 ? 0 : n;
         lc_udp_refuse_batching(u);
     }
-    ssize_t bytes = u->calls.recvmsg(u->fd, &u->in[0].msg_hdr, MSG_DONTWAIT);
+    ssize_t bytes = u->calls.recvmsg(u->socket.fd, &u->in[0].msg_hdr, MSG_DONTWAIT);
     if (bytes < 0)
         return 0;
     u->in[0].msg_len = (unsigned)bytes;

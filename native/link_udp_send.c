@@ -109,12 +109,12 @@ static void segment_message(struct msghdr *m, char *control, uint16_t bytes) {
 static int send_messages(lc_udp *u, struct mmsghdr *messages, int n) {
     u->stats.send_calls++;
     if (lc_udp_batches(u)) {
-        int sent = u->calls.sendmmsg(u->fd, messages, (unsigned)n, 0);
+        int sent = u->calls.sendmmsg(u->socket.fd, messages, (unsigned)n, 0);
         if (sent >= 0 || errno != ENOSYS)
             return sent < 0 ? 0 : sent;
         lc_udp_refuse_batching(u);
     }
-    return u->calls.sendmsg(u->fd, &messages[0].msg_hdr, 0) < 0 ? 0 : 1;
+    return u->calls.sendmsg(u->socket.fd, &messages[0].msg_hdr, 0) < 0 ? 0 : 1;
 }
 
 static int send_flat(lc_udp *u, const struct iovec *v, struct mmsghdr *message) {

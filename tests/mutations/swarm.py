@@ -347,6 +347,13 @@ SWARM = (
         "::test_its_own_is_opened_when_those_before_had_their_time",
     ),
     mutation(
+        "a swarm that is begun beside a busy peer's",
+        "lossycoll/runtime/swarm/directory_search.py",
+        "return now - self.heard < SILENT_SECONDS if reached else now < self.may_come",
+        "return now < self.may_come",
+        "tests/runtime/swarm/test_directory_search.py::test_none_is_begun_while_an_earlier_one_lives",
+    ),
+    mutation(
         "passes over the directory list that peers don't have in step",
         "lossycoll/runtime/swarm/directory_list.py",
         "return max(before + AGAIN_SECONDS, now + AGAIN_SECONDS / 4)",

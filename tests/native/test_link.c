@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/sock_diag.h>
 #include <net/if.h>
@@ -427,9 +428,10 @@ static void test_path_mtu(void) {
         int found = -1;
         socklen_t n = sizeof found;
         if (i == 0)
-            (void)getsockopt(lc_udp_of(link)->fd, IPPROTO_IP, IP_MTU_DISCOVER, &found, &n);
+            (void)getsockopt(lc_udp_of(link)->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, &found, &n);
         else
-            (void)getsockopt(lc_udp_of(link)->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &found, &n);
+            (void)getsockopt(lc_udp_of(link)->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &found,
+                             &n);
         CHECK(found == (i == 0 ? IP_PMTUDISC_PROBE : IPV6_PMTUDISC_PROBE));
         lc_link_close(link);
     }
@@ -541,7 +543,7 @@ static void test_sources(void) {
 static uint32_t charged(const lc_link *link) {
     uint32_t of[SK_MEMINFO_VARS] = {0};
     socklen_t n = sizeof of;
-    CHECK(getsockopt(lc_udp_of_const(link)->fd, SOL_SOCKET, SO_MEMINFO, of, &n) == 0);
+    CHECK(getsockopt(lc_udp_of_const(link)->socket.fd, SOL_SOCKET, SO_MEMINFO, of, &n) == 0);
     return of[SK_MEMINFO_RMEM_ALLOC];
 }
 
@@ -743,6 +745,51 @@ static int lose_the_network(void) {
     return check_failed != 0;
 }
 
+/* A child has no copy of the socket, nor does its own child take another file for one. */
+static int own_nothing(const lc_udp *u, int had) {
+    if (u->socket.fd != -1 || fcntl(had, F_GETFD) != -1 || dup2(0, had) != had)
+        return 1;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(fcntl(had, F_GETFD) == -1);
+    int status = 1;
+    return waitpid(child, &status, 0) != child || status != 0;
+}
+
+static void test_forked_child(void) {
+    lc_host_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD};
+    lc_failure failure;
+    lc_link_info info;
+    int lives[2], ready[2];
+    char right = 0;
+    lc_link *other = lc_udp_open(&c, &test_clock, NULL, &failure);
+    lc_link *link = lc_udp_open(&c, &test_clock, NULL, &failure);
+    if (!CHECK(other && link && pipe(lives) == 0 && pipe(ready) == 0))
+        return;
+    lc_link_info_of(link, &info);
+    c.port = info.port;
+    CHECK(!lc_udp_open(&c, &test_clock, NULL, &failure) && failure.sys_errno == EADDRINUSE);
+    int had = lc_udp_of(link)->socket.fd;
+    pid_t child = fork();
+    if (child == 0) {
+        close(lives[1]);
+        right = own_nothing(lc_udp_of(link), had) ? 'n' : 'y';
+        _exit(write(ready[1], &right, 1) != 1 || read(lives[0], &right, 1) != 0);
+    }
+    CHECK(read(ready[0], &right, 1) == 1 && right == 'y');
+    lc_link_close(link);
+    link = lc_udp_open(&c, &test_clock, NULL, &failure); /* the child lives */
+    CHECK(link != NULL);
+    lc_link_close(other);
+    if (link)
+        lc_link_close(link);
+    for (int i = 0; i < 2; i++) {
+        close(lives[1 - i]);
+        close(ready[i]);
+    }
+    CHECK(waitpid(child, NULL, 0) == child);
+}
+
 static void test_real_kernel(void) {
     fflush(NULL);
     pid_t child = fork();
@@ -784,6 +831,7 @@ int main(void) {
     test_credits_leave_room_for_control();
     test_credits_of_what_is_read();
     test_waiter();
+    test_forked_child();
     test_real_kernel();
     return check_result("test_link");
 }

@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+FENCED = re.MULTILINE | re.DOTALL
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -45,6 +46,18 @@ def test_pages_are_short() -> None:
     assert {page: count for page, count in counts.items() if count > 1500} == {}
     looked_up = set(parts["Reference"]) - {"api", "../CHANGELOG"}
     assert sum(counts.values()) + sum(map(words, looked_up)) <= 70_000
+
+
+def test_each_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    """A row that is wrapped like text ends the table."""
+    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=FENCED)
+        for head, body in re.findall(r"^(\|(?: *:?-+:? *\|)+)\n((?:.+\n?)*)", text, re.MULTILINE):
+            for row in body.splitlines():
+                # What ends a table without a blank line is a mark.
+                if not row.startswith("<!--"):
+                    cells = re.findall(r"(?<!\\)\|", row)
+                    assert len(cells) == head.count("|"), f"{path.name}: {row}"
 
 
 def test_users_pages_name_neither_tests_nor_commits() -> None:

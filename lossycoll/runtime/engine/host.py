@@ -20,6 +20,7 @@ from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of, place_text
+from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
@@ -321,6 +322,7 @@ class Host:
                 held.close()
                 self._claims[what] = None
                 return False
+            close_in_children(held)
             self._claims[what] = held
             return True
 

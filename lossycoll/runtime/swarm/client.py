@@ -22,6 +22,7 @@ from lossycoll.runtime.control.schema import Address, Malformed
 
 from . import protocol
 from .directory_list import Begin, DirectoryList, delay, next_pass
+from .directory_search import DirectorySearch
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import MOST_PEERS, START, VERSION, Message, pack, unpack
 
@@ -276,24 +277,46 @@ class DirectoryClient:
                 self._transport.wake()
 
     def _run(self) -> None:
+        """Join the swarm, and stay with it until it is left."""
+        search = DirectorySearch(self._transport, self._directories)
+        while self._failure is None and self.joined is None and self._directories.seeks:
+            found = search.turn()
+            self._trouble = search.trouble
+            if found is None:
+                self._transport.wait(max(0.0, search.wakes() - time.monotonic()))
+            elif not self._run_session(*found):
+                self._directories.tries += 1
+                self._pause(time.monotonic() + delay(random.random()))
+        search.close()
+        self.malformed += search.malformed
+        self._follow()
+
+    def _follow(self) -> None:
         """Failover: one directory after another, in the order of the directory list, this peer's
         own among them, until the swarm is left."""
         due = time.monotonic()
+        was_with = self.joined is not None
         while self._failure is None:
-            before = self._directories.places
-            for at, place in enumerate(before):
-                referred = self._directories.places is not before
-                if self._failure is not None or not self._is_next(place, at, referred):
-                    continue
-                if self._run_session(place):
-                    self._directories.tries = -1
-                    due = time.monotonic()
-                    break
+            if was_with or self._pass():
+                self._directories.tries = -1
+                due = time.monotonic()
+            was_with = False
             self._directories.tries += 1
             due = next_pass(due, time.monotonic())
             just_redirected = self._redirected and self._directories.tries == 0
             if self._failure is None and not just_redirected:
                 self._pause(due + delay(random.random()))
+
+    def _pass(self) -> bool:
+        """One pass over the directory list. Return True if this peer was with one of them."""
+        before = self._directories.places
+        for at, place in enumerate(before):
+            referred = self._directories.places is not before
+            if self._failure is not None or not self._is_next(place, at, referred):
+                continue
+            if self._run_session(place):
+                return True
+        return False
 
     def _is_next(self, place: Address, at: int, referred: bool) -> bool:
         try:
@@ -307,13 +330,15 @@ class DirectoryClient:
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 
-    def _run_session(self, place: Address) -> bool:
-        """Run a session until its connection ends. Return True if this peer joined the swarm."""
+    def _run_session(self, place: Address, begun: Connection | None = None) -> bool:
+        """Run a session until its connection ends. Return True if this peer joined the swarm.
+        ``begun``: a connection with the directory; None: it makes one."""
         number, swarm = MOST_PEERS, "0" * 16
         if self.joined is not None:
             number, swarm = self.joined.number, self.joined.session
         try:
-            found = self._transport.reach(place, swarm if self.joined is not None else "")
+            session_of = swarm if self.joined is not None else ""
+            found = begun or self._transport.reach(place, session_of)
         except OSError as error:
             self._trouble = str(error)
             return False
@@ -462,8 +487,6 @@ class DirectoryClient:
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
-        if not session.answered:
-            self._directories.stands_by(session.place)
         first = [session.place] if session.answered else []
         self._directories.learn([*first, *places], serves=session.answered)
         session.ended |= not session.answered

@@ -4,7 +4,7 @@ in common, so that they find the same one."""
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +12,9 @@ from lossycoll.runtime.control.schema import Address
 
 AGAIN_SECONDS: Final = 0.5  # between two passes over the list
 STANDING_TRIES: Final = 20  # tries of half a second for a standby directory: its lease
-BEGIN_TRIES: Final = 16
-"""Tries of half a second before a swarm is begun: one that continues elsewhere asks former
-directories more often (:data:`partition_merge.ASK_SECONDS`)."""
+BEGIN_SECONDS: Final = 8.0
+"""Time before a swarm is begun: one that continues elsewhere asks former directories more often
+(:data:`partition_merge.ASK_SECONDS`)."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
@@ -62,8 +62,6 @@ class DirectoryList:
         self._own: Address | None = None
         self._opens: Callable[[], None] = lambda: None
         self._begin = begin  # None: it has been in a swarm, or doesn't listen
-        self._stood_by: dict[Address, int] = {}
-        """Try at which each directory last said that it stands by."""
         self.tries = 0  # number of passes over all since this peer was with one
 
     @property
@@ -94,26 +92,28 @@ class DirectoryList:
     def prefer(self, *first: Address) -> None:
         self.places = [*first, *(one for one in self.places if one not in first)]
 
-    def stands_by(self, place: Address) -> None:
-        """A directory is alive, and has named others to ask."""
-        self._stood_by[place] = self.tries
+    @property
+    def seeks(self) -> bool:
+        """True if several places may have the swarm that it is to join, or it may begin one."""
+        return self._begin is not None or len(self.places) > 1
 
-    def _may_begin(self, begin: Begin) -> bool:
-        """True if this peer is the first, of those that listen and are alive, to begin a swarm."""
+    def may_begin(self, alive: Collection[Address], waited: float) -> bool:
+        """Begin a swarm in place of one to join, if this peer is the first to, of those that listen
+        and are alive. ``waited``: seconds for which all were asked. Returns whether it is."""
+        begin = self._begin
+        if begin is None or waited < BEGIN_SECONDS:
+            return False
         own = _rank(begin.known_as)
-        alive = [one for one, tried in self._stood_by.items() if tried >= self.tries - 1]
-        earlier = [one for one in self._first if one in alive and _rank(one) < own]
-        return self.tries >= BEGIN_TRIES and not earlier
+        if any(one in alive and _rank(one) < own for one in self._first):
+            return False
+        begin.opens()
+        return True
 
     def is_next(self, place: Address, at: int, *, standby: bool) -> bool:
         """True if ``place``, number ``at`` of the list, may be tried. This peer's own comes after
         enough passes, and trying it opens its directory: so few directories open at once.
         ``standby``: one before it has said that it stands by. RendezvousError: its own can't be
         opened."""
-        if self._begin is not None and place == self._begin.at:
-            if self._may_begin(self._begin):
-                self._begin.opens()
-            return True
         if place != self._own:
             return True
         # The first of all has just ended.

@@ -5,9 +5,10 @@ passes messages on can take the place of the control transport, and no rule is t
 from __future__ import annotations
 
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 from lossycoll.runtime.control.context import Keys, keys_of
-from lossycoll.runtime.control.events import Closed, Event, Peer, Received, Refused
+from lossycoll.runtime.control.events import Closed, Event, Peer, Readable, Received, Refused
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
@@ -113,17 +114,21 @@ class ZmqDirectoryTransport:
 
     def __init__(self, secret: Secret | None) -> None:
         self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
-        self._connection: TransportConnection | None = None  # the latest: a peer has one at a time
+        self._connections: WeakValueDictionary[Peer, TransportConnection] = WeakValueDictionary()
+        """Those that somebody still has."""
 
     def reach(self, place: Address, session: str) -> TransportConnection:
-        self._connection = TransportConnection(self._transport, self._transport.connect(place))
-        return self._connection
+        connection = TransportConnection(self._transport, self._transport.connect(place))
+        self._connections[connection.peer] = connection
+        return connection
 
     def wait(self, seconds: float) -> None:
         for event in self._transport.poll(seconds):
-            peer = getattr(event, "peer", None)
-            if self._connection is not None and peer == self._connection.peer:
-                self._connection.take(event)
+            if isinstance(event, Readable):
+                continue
+            connection = self._connections.get(event.peer)
+            if connection is not None:
+                connection.take(event)
 
     def wake(self) -> None:
         if not self._transport.closed:

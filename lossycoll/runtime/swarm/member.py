@@ -7,10 +7,12 @@ the modules around it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -60,6 +62,7 @@ ASK_SECONDS: Final = 2.0  # for the directory to say who is there, when no round
 Choose: TypeAlias = Callable[[int], tuple[int, Floats]]
 """Chooses the values of a round by its number: which part of all they are, and the values."""
 NO_ROUND: Final = -1
+log: Final = logging.getLogger("lossycoll")
 LEAST_SECONDS: Final = 1.0  # for the values of a group, however long it took to form
 
 
@@ -151,6 +154,8 @@ class SwarmMember:
             self.address = choose(self._options.interface, towards).address
             self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
             self.means = MeanEncoding(self._options.encoding, self._payload)
+            self._plain = MeanEncoding("same", self._payload)
+            self._has_told = False  # that packets carry plain floats
             self._endpoints = Endpoints(
                 self.client,
                 session=self.session,
@@ -250,9 +255,11 @@ class SwarmMember:
                 f"max_norm is {max_norm:g} and the wire {options.encoding}, wanted no wire with it"
             )
         self._max_norm = max_norm
-        self._agree(
-            Averages(schema, grid, options.encoding, self._rate, settings, int(draft)), timeout
-        )
+        self._everywhere = options.link == "udp"
+        said = options.encoding
+        if self._everywhere and said != "same":
+            said += " everywhere"  # so that a group doesn't have both kinds
+        self._agree(Averages(schema, grid, said, self._rate, settings, int(draft)), timeout)
         self.means = MeanEncoding(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
@@ -458,17 +465,18 @@ class SwarmMember:
         rank = numbers.index(paths.number)
         paths.forget_gone()
         one: Round
+        means = self._means_of(members)
         if reference is None:
-            one = MeanRound(self.means, members, rank, values)
+            one = MeanRound(means, members, rank, values)
         else:
-            how = reference, self._max_norm, self.means.per_packet
+            how = reference, self._max_norm, means.per_packet
             one = BoundedRound(members, rank, values, *how)
         engine = self._engine_of(paths, group.number, members, rank)
         places = [place_text(member.host, member.port) for member in members]
         where = Where(rank, world, addresses=places)
 
         def run(plan: Plan, source: Floats, target: Floats) -> tuple[int, float]:
-            call = self._call(plan, one.parts, timeout)
+            call = self._call(plan, one.parts, timeout, means)
             ticket = engine.submit(call, source.ctypes.data, target.ctypes.data)
             return ticket, outcome(engine, ticket, where).contributions_mean
 
@@ -480,8 +488,23 @@ class SwarmMember:
             paths.keep(engine, one.buffer, members)
         return one
 
-    def _call(self, plan: Plan, parts: Sequence[float], timeout: float) -> EngineCall:
-        means = self.means
+    def _means_of(self, members: Sequence[Member]) -> MeanEncoding:
+        """How a group's packets carry values. Within a machine few bits save nothing that is short,
+        and take longer than the bytes that they spare."""
+        if self.means.encoding == "same" or self._everywhere or not is_one_machine(members):
+            return self.means
+        if not self._has_told:
+            self._has_told = True
+            log.info(
+                "peers of this machine average plain floats in place of %s, which take less time; "
+                "the option link=udp, on all peers, has them as on a network",
+                self.means.encoding,
+            )
+        return self._plain
+
+    def _call(
+        self, plan: Plan, parts: Sequence[float], timeout: float, means: MeanEncoding
+    ) -> EngineCall:
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
         return EngineCall.of(plan).given(
             dtype=DType.F32,
@@ -524,3 +547,9 @@ class SwarmMember:
         if engine is not None and incarnation in incarnations:
             with contextlib.suppress(ClosedError):  # the round has just ended
                 engine.peer_dead(incarnations.index(incarnation))
+
+
+def is_one_machine(members: Sequence[Member]) -> bool:
+    """True if members are known to reach one another within a machine. All members of a group see
+    the same: who is where is what the directory has told them all."""
+    return all(ip_address(one.host.partition("%")[0]).is_loopback for one in members)

@@ -336,7 +336,8 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Both ways: whoever says it lives. ``peers``: how many there are, as the directory knows."""
+    """Both ways: whoever says it lives. ``peers``: how many there are, as the directory knows. From
+    a newcomer, before it joins: is this the directory in use? One that isn't names others."""
 
     peers: Count
 

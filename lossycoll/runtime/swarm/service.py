@@ -15,7 +15,16 @@ from . import protocol
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
-from .protocol import MOST_DIRECTORIES, MOST_NAMES, MOST_PEERS, START, Message, pack, unpack
+from .protocol import (
+    MOST_DIRECTORIES,
+    MOST_NAMES,
+    MOST_PEERS,
+    START,
+    VERSION,
+    Message,
+    pack,
+    unpack,
+)
 
 JOIN_SECONDS: Final = 5.0  # a stranger that hasn't joined by then is dropped
 PROBE_SECONDS: Final = 2.0
@@ -24,6 +33,8 @@ JOIN_SECONDS."""
 STRANGERS: Final = MOST_PEERS  # all peers of another directory that has ended may come at once
 PRESENT_AT_ONCE: Final = 128
 LIST_SECONDS: Final = 1e-4  # for each peer, between two lists of directories that all are told
+NEWCOMER: Final = protocol.Join(VERSION, "?", "0" * 16, MOST_PEERS, "0" * 16, 0, 0)
+"""One that hasn't said yet who it is."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -223,8 +234,19 @@ class DirectoryService:
                 session.connection.write(pack(part))
             session.connection.finish()
             self._drop(session)
+        elif isinstance(message, protocol.Heartbeat) and session.claim is None:
+            self._say_who_serves(session)
         else:
             self._drop(session)
+
+    def _say_who_serves(self, session: PeerSession) -> None:
+        """Answer a newcomer that looks for the directory in use, and may ask again."""
+        places = self._instead(NEWCOMER)
+        here = protocol.Heartbeat(len(self._directory.peers))
+        elsewhere = protocol.Directories(tuple((places or ())[:MOST_DIRECTORIES]))
+        session.connection.write(pack(here if places is None else elsewhere))
+        session.since = time.monotonic()
+        self._strangers[id(session)] = self._strangers.pop(id(session))
 
     def _join(self, session: PeerSession, wanted: protocol.Join) -> None:
         places = self._instead(wanted)

@@ -22,6 +22,7 @@ ALIVE_SECONDS: Final = 1.0
 ALIVE_LOOKS: Final = 5
 SETTLE_SECONDS: Final = 0.5
 """Nobody writes members before it has looked so long: five heartbeats of all who are here."""
+OVER_SECONDS: Final = 1.0  # between two looks whether the job has ended
 NONE: Final = -1
 FRESH: Final = -1  # the steps of a process that has no state yet
 MOST_SLOTS: Final = 1 << 16
@@ -62,7 +63,17 @@ class Participants:
     ]
 
 
-STORE: Final[Schema[Participant | Participants]] = Schema(Participant | Participants)
+@dataclass(frozen=True)
+class Ended:
+    """A member of a generation has ended in good order. ``lost``: slots of members that it knew to
+    be dead."""
+
+    lost: Annotated[tuple[Annotated[int, Between(0, MOST_SLOTS)], ...], Length(0, MOST_SLOTS)]
+
+
+STORE: Final[Schema[Participant | Participants | Ended]] = Schema(
+    Participant | Participants | Ended
+)
 
 
 @dataclass(frozen=True)
@@ -231,7 +242,7 @@ class Agreement:
         at = self._store.add(f"places/{number}", 1) - 1
         self._store.set(f"participant/{number}/{at}", STORE.pack(own).decode())
         watch, begin = self.watch(number), self._clock()
-        next_heartbeat = latest = begin
+        next_heartbeat = latest = next_look = begin
         known: set[str] = set()
         while not self._store.is_marked(f"members/{number}"):
             now = self._clock()
@@ -259,9 +270,43 @@ class Agreement:
                 if may and enough:
                     self._agree(number, here)
                     continue
+                # Not at once: all slots may be about to begin another job with this store.
+                if before is None and now >= max(next_look, latest + grace):
+                    next_look = now + OVER_SECONDS
+                    self._check_job(number - 1)
                 if now >= end:
                     raise self._late(number, missing)
             self._sleep(POLL_SECONDS)
+
+    def end(self, generation: Generation, lost: Collection[int]) -> None:
+        """Mark that this process has ended in good order, for those that come too late. ``lost``:
+        slots of members that are dead. RendezvousError: the store fails."""
+        said = STORE.pack(Ended(tuple(sorted(lost)))).decode()
+        self._store.set(f"ended/{generation.number}/{self._slot}", said)
+
+    def _check_job(self, number: int) -> None:
+        """RendezvousError: all members of the latest generation that lived have ended."""
+        if number < 0 or not self._store.is_marked(f"members/{number}"):
+            return
+        left = {one.slot for one in self.members(number).members} - {self._slot}
+        ended: set[int] = set()
+        lost: set[int] = set()
+        for slot in sorted(left):
+            said = self._store.get(f"ended/{number}/{slot}")
+            if said is not None:
+                try:
+                    found = STORE.unpack(said.encode(), self._slots)
+                except Malformed:
+                    continue
+                if isinstance(found, Ended):
+                    ended.add(slot)
+                    lost |= {*found.lost}
+        if ended and left <= ended | lost:
+            raise RendezvousError(
+                f"{self._who}: the job has ended: slots {sorted(ended)} of its generation {number} "
+                f"have left in good order, and no other of it lives; to begin another one, start "
+                f"all slots, or take a new store"
+            )
 
     def _late(self, number: int, missing: Collection[int]) -> OperationTimeout:
         if not missing:

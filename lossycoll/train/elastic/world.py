@@ -5,6 +5,7 @@ docs/rejoin-protocol.md has the protocol; agreement.py decides who meets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -81,7 +82,7 @@ class ElasticWorld:
         OptionError: An argument is invalid, or there is a default group already.
         OperationTimeout: No group was made in time: slots are missing, or the others never came to
             a boundary.
-        RendezvousError: Another process has this slot.
+        RendezvousError: Another process has this slot, or the job has ended.
         LossyError: The group can't be made.
     """
 
@@ -218,9 +219,24 @@ class ElasticWorld:
         return max(members[source].steps, 0)
 
     def close(self) -> None:
-        """Leave the group. Idempotent."""
+        """Leave the group, and mark in the store that this rank has ended in good order.
+
+        Idempotent.
+        """
+        if self._watcher is not None and self._generation is not None:
+            self._mark_end(self._generation)
         self._closed = True
         self._leave()
+
+    def _mark_end(self, generation: Generation) -> None:
+        before = self._before()
+        lost = frozenset[int]() if before is None else before.lost
+
+        def mark() -> None:
+            with contextlib.suppress(LossyError):  # a store that has ended, too
+                self._agreement.end(generation, lost)
+
+        start_thread(mark, "lossycoll-elastic-end").join(JOIN_SECONDS)
 
     def _leave(self) -> None:
         if self._watcher is not None:
@@ -236,8 +252,12 @@ class ElasticWorld:
     def __enter__(self) -> ElasticWorld:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # who failed may be started again
+            self._closed = True
+            self._leave()
 
     def _before(self) -> LastGeneration | None:
         """Where this process comes from, and who of it is known to be dead: not those that left."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -466,15 +467,21 @@ class OneRound:
         self._report: RoundReport | None = None
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self.formed = 0.0
+        """When its group had formed: at about the same time for all of its members. 0: it isn't
+        over yet, or there was none."""
 
     def run(self) -> None:
         """Has the round, on this thread."""
+        begin = time.monotonic()
         try:
             self._report = self._averager.step_on(
                 self.values, *self._how, fragments=self._fragments, after=self._after
             )
         except Exception as error:  # the thread that asks for the result raises it
             self._error = error
+        else:
+            self.formed = begin + self._report.waited if self._report.round >= 0 else 0.0
 
     def start(self) -> None:
         self._thread = start_thread(self.run, "moshpit round")

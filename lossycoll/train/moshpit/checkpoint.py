@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +109,9 @@ def _is_part(parameter: Tensor, value: object) -> bool:
 
 PathLike: TypeAlias = str | os.PathLike[str]
 PART: Final = ".part"  # suffix of a file that isn't whole yet
+YOUNG_SECONDS: Final = 60.0
+"""For which a part stays that nobody seems to hold: its writer may be on another machine, of whose
+locks some file systems know nothing."""
 
 
 def write(path: PathLike, state: Any) -> int:
@@ -114,10 +119,11 @@ def write(path: PathLike, state: Any) -> int:
     state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
     CheckpointError: it can't be written (the disk is full, say); what was there is as it was."""
     wanted = Path(path).resolve()  # what a link leads to, not the link
-    # Other peers may write there, from this process or with the same number on another machine.
-    part = wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+    remove_stale(wanted)
+    part = _new_part(wanted)
     try:
         with part.open("xb") as file:
+            _hold(file)
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
@@ -137,6 +143,41 @@ def write(path: PathLike, state: Any) -> int:
     return size
 
 
+def _new_part(wanted: Path) -> Path:
+    """Other peers may write there, from this process or with the same number on another machine."""
+    return wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
+
+
+def remove_stale(path: PathLike) -> None:
+    """Removes what writers of the file have left that were killed. Those that live hold theirs."""
+    wanted = Path(path).resolve()
+    is_part = re.compile(re.escape(f"{wanted.name}{PART}-") + "[0-9a-f]{16}").fullmatch
+    with contextlib.suppress(OSError):
+        left = [one for one in wanted.parent.iterdir() if is_part(one.name)]
+        now = _changed_now(wanted) if left else 0.0
+        for one in left:
+            with contextlib.suppress(OSError), one.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if now - os.fstat(file.fileno()).st_mtime > YOUNG_SECONDS:
+                    one.unlink()
+
+
+def _changed_now(wanted: Path) -> float:
+    """When a file is changed now, by the clock of the file system. OSError: none can be."""
+    probe = _new_part(wanted)
+    try:
+        with probe.open("xb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    finally:
+        _remove(probe)
+
+
+def _hold(file: IO[bytes]) -> None:
+    """Until it is closed, or its process ends. Not every file system knows that."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _remove(part: Path) -> None:
     with contextlib.suppress(OSError):
         part.unlink()
@@ -146,6 +187,7 @@ def read(path: PathLike, take: Callable[[Any], None]) -> None:
     """Gives ``take`` what :func:`write` wrote. No code that a file may have is run.
     CheckpointError: the file isn't there, isn't whole, or isn't one that ``take`` can use."""
     name = f"checkpoint {os.fspath(path)}"
+    remove_stale(path)
     try:
         with Path(path).open("rb") as file:
             try:

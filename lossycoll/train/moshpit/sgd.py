@@ -94,8 +94,8 @@ class MoshpitSGD(Optimizer):
         averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
             or ``MoshpitAverager(swarm, model.parameters())``.
         every: Number of steps from round to round.
-        every_seconds: Seconds after which the next step begins a round, in place of
-            ``every``.
+        every_seconds: Seconds after the beginning of a round, after which the next step
+            begins another one, in place of ``every``.
         target_samples: Number of samples of all peers together after which a round begins, in place
             of ``every``. The argument ``weight`` of :meth:`step` counts samples. Each peer's
             contribution is weighted by its samples, so no peer waits for another one's steps.
@@ -322,6 +322,8 @@ class MoshpitSGD(Optimizer):
         if one is None:
             return None
         report = one.result()
+        if self._every_seconds is not None:
+            self._began = max(self._began, one.formed)
         if report.newer:
             return self._take_newer(report)
         if report.round < 0:  # none began
@@ -339,7 +341,17 @@ class MoshpitSGD(Optimizer):
             return self._is_due_by_samples()
         if self._every_seconds is None:
             return self._steps % self._every == 0
-        if time.monotonic() - self._began < self._every_seconds:
+        return self._is_due_by_time(self._every_seconds)
+
+    def _is_due_by_time(self, seconds: float) -> bool:
+        """True if the time from round to round is over. It is counted from when the latest group
+        formed: by their own clocks alone, peers that started at unlike times would wait for one
+        another in each round."""
+        if self._round is not None and not self._round.is_over:
+            return False  # no step waits for it
+        if self._round is not None:
+            self._began = max(self._began, self._round.formed)
+        if time.monotonic() - self._began < seconds:
             return False
         self._began = time.monotonic()
         return True

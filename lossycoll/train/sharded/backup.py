@@ -1,12 +1,13 @@
-"""Each shard's state kept twice: what a rank has alone, its neighbour has a copy of.
+"""Each shard's state kept twice: what a rank has alone, another has a copy of.
 
-A rank's death then costs no state, but for steps since the copy was made. docs/rejoin.md has the
-way back.
+A rank's death then costs no state, but for steps since the copy was made; nor does a host's, if
+there are others. docs/rejoin.md has the way back.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.backend.process_group import of
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
 from lossycoll.train.common.packing import byte_tensor, packed, state_from, unpacked
@@ -30,7 +32,9 @@ log: Final = logging.getLogger("lossycoll")
 
 
 class ShardBackup:
-    """Backup of each rank's shard state at the next rank, renewed every ``every`` steps.
+    """Backup of each rank's shard state at another rank, renewed every ``every`` steps.
+
+    The other rank is of another host, where there is one (:func:`lossycoll.topology`).
 
     Args:
         optimizer: A ShardedOptimizer.
@@ -47,6 +51,8 @@ class ShardBackup:
         self._every = every
         self._group: dist.ProcessGroup = optimizer.group
         self._rank, self._world = dist.get_rank(self._group), dist.get_world_size(self._group)
+        hosts = of(self._group).lossy_topology().hosts
+        self._to, self._from = partners(hosts, self._rank)
         self._steps = 0
         self._pending: _PendingExchange | None = None
         self._copy: ShardState | None = None
@@ -84,7 +90,7 @@ class ShardBackup:
         )
 
     def neighbours(self) -> ShardState | None:
-        """Copy of the previous rank's state; None: none has come yet."""
+        """Copy of another rank's state that this rank holds; None: none has come yet."""
         self._take()
         return self._copy
 
@@ -102,11 +108,10 @@ class ShardBackup:
         self._pending = _PendingExchange(self._exchange(mine, room), mine, room)
 
     def _exchange(self, mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Any]:
-        after, before = (self._rank + 1) % self._world, (self._rank - 1) % self._world
         works: list[Any] = []
         for out, into in zip(mine, theirs, strict=True):
-            works.append(dist.isend(out, group=self._group, group_dst=after, tag=TAG))
-            works.append(dist.irecv(into, group=self._group, group_src=before, tag=TAG))
+            works.append(dist.isend(out, group=self._group, group_dst=self._to, tag=TAG))
+            works.append(dist.irecv(into, group=self._group, group_src=self._from, tag=TAG))
         return works
 
     def _take(self) -> None:
@@ -127,6 +132,17 @@ class _PendingExchange:
     works: Sequence[Any]
     mine: Sequence[Tensor]
     room: Sequence[Tensor]
+
+
+def partners(hosts: Sequence[int], rank: int) -> tuple[int, int]:
+    """The ranks that hold a rank's copy, and of which it holds one. ``hosts``: of all ranks. They
+    are of other hosts as far as there is room: of one that has more ranks than all others together,
+    some have theirs at home."""
+    order = sorted(range(len(hosts)), key=lambda one: (hosts[one], one))
+    largest = max(Counter(hosts).values())
+    shift = largest if largest < len(hosts) else 1
+    at = order.index(rank)
+    return order[(at + shift) % len(hosts)], order[at - shift]
 
 
 def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> list[ShardState]:

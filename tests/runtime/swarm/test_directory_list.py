@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.runtime.swarm.directory_list import (
     AGAIN_SECONDS,
-    BEGIN_TRIES,
+    BEGIN_SECONDS,
     MOST_HEARD,
     MOST_SERVED,
     STANDING_TRIES,
@@ -99,17 +99,20 @@ def test_one_that_stands_by_is_waited_for() -> None:
 
 
 def test_the_first_by_address_of_those_that_are_alive_begins_a_swarm() -> None:
-    """A later one begins none while an earlier one says that it stands by, nor before its time."""
+    """A later one begins none while an earlier one is alive, nor before its time."""
     opened: list[int] = []
-    where = DirectoryList([A, C, B], Begin(B, B, lambda: opened.append(where.tries)))
-    for tries in range(2 * BEGIN_TRIES):
-        where.tries = tries
-        where.stands_by(C)
-        if tries < BEGIN_TRIES + 5:
-            where.stands_by(A)
-        assert where.is_next(B, 2, standby=True)  # its own says where the swarm has turned to
-    assert opened[0] == BEGIN_TRIES + 6
-    opened.clear()
+    where = DirectoryList([A, C, B], Begin(B, B, lambda: opened.append(1)))
+    assert not where.may_begin([B, C], 0.99 * BEGIN_SECONDS)
+    assert not where.may_begin([A, B, C], 100 * BEGIN_SECONDS)
+    assert not opened
+    assert where.may_begin([B, C], BEGIN_SECONDS)
+    assert len(opened) == 1
     where.learn([A], serves=True)
-    where.is_next(B, 2, standby=False)
-    assert not opened  # it has been in a swarm
+    assert not where.may_begin([B, C], BEGIN_SECONDS)  # it has been in a swarm
+    assert not DirectoryList([A, C]).may_begin([], BEGIN_SECONDS)  # it doesn't listen
+
+
+def test_a_newcomer_that_has_one_place_to_ask_seeks_no_other() -> None:
+    assert not DirectoryList([A]).seeks
+    assert DirectoryList([A, B]).seeks
+    assert DirectoryList([A], Begin(A, A, lambda: None)).seeks

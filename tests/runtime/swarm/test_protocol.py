@@ -31,6 +31,7 @@ from lossycoll.runtime.swarm.protocol import (
     Leave,
     Member,
     Message,
+    Offers,
     Peers,
     Present,
     Ready,
@@ -76,6 +77,7 @@ MESSAGES: list[Message] = [
     DirectoryStatus("5" * 16, INCARNATION, 3, 5, 123, 9, SCHEMA, "int8", "10.0.0.1", 7000, 1),
     DirectoryStatus("5" * 16, INCARNATION, 0, 0, 0, 0, "", "same", "::1", 7000, 0),
     Redirect("10.0.0.1", 7000),
+    Offers(1, 2**53 - 1, 5, 1),
 ]
 
 
@@ -153,6 +155,16 @@ def test_there_and_back(message: Message) -> None:
         ["group", 0, 1, [[0, "127.0.0.1", 1, INCARNATION, 1.0, -1, []]]],
         ["group", 0, 1, [[0, "127.0.0.1", 1, INCARNATION, 1.0, 2**53, []]]],
         ["group", 0, 1, ["member"]],
+        ["offers"],
+        ["offers", 1, 5, 5],
+        ["offers", 2, 5, 5, 0],
+        ["offers", "1", 5, 5, 0],
+        ["offers", 1, -1, 5, 0],
+        ["offers", 1, 10**18, 5, 0],
+        ["offers", 1, 5, 2**53, 0],
+        ["offers", 1, 5, 1.5, 0],
+        ["offers", 1, None, 5, 0],
+        ["offers", 1, 5, 5, 2],
     ],
 )
 def test_what_is_no_message(values: object) -> None:
@@ -161,6 +173,9 @@ def test_what_is_no_message(values: object) -> None:
 
 
 def test_weights_that_are_no_numbers() -> None:
+    for text in (b'["offers",1,NaN,5,0]', b'["offers",1,5,Infinity,0]'):
+        with pytest.raises(Malformed):
+            unpack(text)
     for text in (b'["ready",NaN]', b'["ready",Infinity]', b'["ready",1e999]', b'["ready",null]'):
         with pytest.raises(Malformed):
             unpack(text)

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import OptionError, RendezvousError
-from lossycoll.runtime.swarm import client, directory_list
+from lossycoll.runtime.swarm import client, directory_list, partition_merge
 from lossycoll.runtime.swarm import swarm as swarm_module
+from lossycoll.runtime.swarm.partition_merge import PartitionMerge
 from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import SCHEMA, together
 from tests.support.waiting import until
@@ -109,7 +110,7 @@ def test_one_list_on_all_machines_ends_in_one_swarm(
     alive: tuple[int, ...], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each listens and joins all, itself among them, whatever is alive; all are started at once."""
-    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    monkeypatch.setattr(directory_list, "BEGIN_SECONDS", 2.0)
     with ExitStack() as bound:
         held = [bound.enter_context(socket.create_server((HERE, 0))) for _ in range(3)]
         places = [f"{HERE}:{one.getsockname()[1]}" for one in held]
@@ -137,7 +138,7 @@ def test_the_log_tells_what_a_start_does(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a typing error in a list begins a swarm of one peer, without a word."""
-    monkeypatch.setattr(directory_list, "BEGIN_TRIES", 4)
+    monkeypatch.setattr(directory_list, "BEGIN_SECONDS", 2.0)
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
     with caplog.at_level("WARNING", "lossycoll"):
         Swarm(f"{HERE}:0", [f"{HERE}:1"], secret=SECRET, name="lost").close()
@@ -159,6 +160,39 @@ def test_who_comes_to_a_swarm_begins_none(stack: ExitStack) -> None:
     stack.callback(second.close)
     assert not second._has_begun
     assert first.peers() == ("first", "second")
+
+
+def test_two_swarms_of_one_secret_that_meet_stay_two(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their directories ask one another, and neither takes the other's peers."""
+    answers = []
+    answered = PartitionMerge.answered
+
+    def noted(self: PartitionMerge, asked: Any, other: Any, place: Any) -> bool:
+        answers.append((asked.session, other.session, found := answered(self, asked, other, place)))
+        return found
+
+    monkeypatch.setattr(PartitionMerge, "answered", noted)
+    monkeypatch.setattr(partition_merge, "ASK_SECONDS", 0.2)
+    firsts = [stack.enter_context(Swarm(f"{HERE}:0", secret=SECRET, name=name)) for name in "ab"]
+    others = [
+        stack.enter_context(Swarm(join=[one.address], secret=SECRET, name=f"{one.name}2"))
+        for one in firsts
+    ]
+    for one, other in (firsts, firsts[::-1]):
+        assert one._server is not None
+        host, _, port = other.address.rpartition(":")
+        one._server._merge.learn((host, int(port)))
+    sessions = [one.member.session for one in firsts]
+    until(lambda: {asked for asked, other, _ in answers if asked != other} == {*sessions})
+    assert not any(yielded for *_, yielded in answers)
+    assert [one.peers() for one in firsts] == [("a", "a2"), ("b", "b2")]
+    newcomer = stack.enter_context(
+        Swarm(join=[one.address for one in firsts[::-1]], secret=SECRET, name="c")
+    )
+    assert newcomer.peers() == ("b", "b2", "c")
+    assert [one.member.session for one in others] == sessions
 
 
 class Peer:

@@ -341,3 +341,47 @@ def test_a_store_that_fails_is_named() -> None:
     first.begin(1)
     with pytest.raises(RendezvousError, match=r"slot 0: the store failed .*connection reset"):
         first.end()
+
+
+def late(store: TimedStore, *slots: int, number: int = 3) -> list[Process]:
+    """Processes that are started when the job has ended, or seems to have."""
+    return [Process(store, slot, number, f"second of {slot}").begin(grace=5.0) for slot in slots]
+
+
+def ends(process: Process, *lost: int) -> None:
+    assert process.agreed is not None
+    process.agreement.end(process.agreed, lost)
+
+
+def test_one_that_comes_after_the_end_of_its_job_hears_of_it() -> None:
+    """A second was killed as well, and isn't started again."""
+    store, processes = met()
+    ends(processes[0], 1, 2)
+    (comes,) = late(store, 1)
+    begin = store.time.monotonic()
+    with pytest.raises(
+        RendezvousError, match=r"the job has ended: slots \[0\] of its generation 0"
+    ):
+        comes.end()
+    assert store.time.monotonic() - begin < 10.0  # and not after its timeout of 60
+
+
+@pytest.mark.parametrize("what", ["one lives", "nobody has ended", "another mark"])
+def test_a_job_that_may_go_on_has_not_ended(what: str) -> None:
+    store, processes = met()
+    if what == "one lives":
+        ends(processes[0], 2)
+    elif what == "another mark":
+        store.set("ended/0/0", "[1, 2]")
+        store.set("ended/0/1", "x")
+    (comes,) = late(store, 2)
+    with pytest.raises(OperationTimeout, match="have not come to generation 1"):
+        comes.end()
+
+
+def test_all_slots_begin_another_job_with_the_store_of_one_that_has_ended() -> None:
+    store, processes = met()
+    for process in processes:
+        ends(process)
+    again = late(store, 0, 1, 2)
+    assert {process.end().number for process in again} == {1}

@@ -336,3 +336,17 @@ def test_a_world_of_one() -> None:
         assert world.boundary(2) is None
         assert (world.slots, world.generation) == ((0,), 0)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_ends_in_good_order_leaves_a_mark(fails: bool) -> None:
+    """One that fails may be started again."""
+    store = dist.HashStore()
+    try:
+        with lossycoll.ElasticWorld(store, 0, 1):
+            if fails:
+                raise ValueError("on purpose")
+    except ValueError:
+        assert fails
+    assert store.check(["elastic/ended/0/0"]) is not fails
+    assert not dist.is_initialized()

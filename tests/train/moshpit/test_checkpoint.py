@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -156,6 +158,60 @@ def test_several_write_to_one_file(made: Made, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "state"]
     assert (tmp_path / "link").is_symlink()
     peers[0][1].load(tmp_path / "state")
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from lossycoll.train.moshpit import checkpoint
+
+def save(state, file):
+    file.write(b"half")
+    file.flush()
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("writes", flush=True)
+    sys.stdin.read()
+
+torch.save = save
+checkpoint.write(sys.argv[1], {})
+"""
+
+
+def test_what_killed_writers_leave_is_removed(made: Made, tmp_path: Path) -> None:
+    """By the next save, or load. What a living one writes stays, and so do others' files."""
+    file = tmp_path / "state"
+    others = [tmp_path / name for name in ("state.part-12", "state2.part-" + "0" * 16, "part")]
+
+    def writer(how: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED, str(file), how]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+
+    def parts() -> list[Path]:
+        found = sorted(one for one in tmp_path.glob("state.part-*") if one not in others)
+        for one in (*found, *others):
+            os.utime(one, (1e9, 1e9))  # for long nobody has written to it
+        return found
+
+    for one in others:
+        one.touch()
+    own, optimizer = made()
+    steps(own, optimizer, range(2))
+    optimizer.save(file)
+    with writer("lives") as lives:
+        assert lives.stdout is not None
+        assert lives.stdout.readline() == "writes\n"
+        (living,) = parts()
+        for use in (lambda: optimizer.save(file), lambda: optimizer.load(file)):
+            assert writer("dies").wait(60) == -signal.SIGKILL
+            assert len(parts()) == 2
+            use()
+            assert parts() == [living]
+        lives.kill()
+    optimizer.save(file)
+    assert parts() == []
+    assert all(one.exists() for one in others)
 
 
 def test_what_cannot_be_written(made: Made, tmp_path: Path, monkeypatch: Any) -> None:

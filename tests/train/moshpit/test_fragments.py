@@ -243,7 +243,7 @@ def test_lost_packets_cost_weight_and_another_fragment_nothing(stack: ExitStack)
 def test_each_fragments_rounding_is_made_up_for(wire: str, stack: ExitStack) -> None:
     """The same values in each round, and other ones in each fragment: sums of the means are as far
     off after many rounds as after a few."""
-    swarms, fragments, rounds = made(stack, 3), Fragments(2), 40
+    swarms, fragments, rounds = made(stack, 3, link="udp"), Fragments(2), 40
     generator = torch.Generator().manual_seed(3)
     values = [[torch.randn(64, 64, generator=generator)] for _ in range(3)]
     exact = sum(own[0] for own in values) / 3  # type: ignore[arg-type]
@@ -272,7 +272,7 @@ def test_each_fragments_rounding_is_made_up_for(wire: str, stack: ExitStack) -> 
 
 
 def test_rounding_at_random_is_right_on_average(stack: ExitStack) -> None:
-    swarms = made(stack, 2, wire_rounding="stochastic")
+    swarms = made(stack, 2, link="udp", wire_rounding="stochastic")
     fragments, rounds = Fragments(2), 200
     values = [[torch.full((4, 128), 0.3)] for _ in range(2)]
     for own in values:
@@ -334,7 +334,7 @@ def test_a_newcomer_between_two_fragments_has_the_others_outer_optimizer(stack: 
 
 
 def test_a_checkpoint_has_the_rounding_of_its_peer_alone(stack: ExitStack, tmp_path: Path) -> None:
-    swarms, models = made(stack, 2), [model(), model()]
+    swarms, models = made(stack, 2, link="udp"), [model(), model()]
     optimizers = []
     for swarm, own in zip(swarms, models, strict=True):
         averager = MoshpitAverager(swarm, own.parameters(), grid=(2,), wire="int4")
@@ -360,7 +360,7 @@ def test_a_checkpoint_has_the_rounding_of_its_peer_alone(stack: ExitStack, tmp_p
 
 
 def test_a_memory_of_other_values_counts_nothing(stack: ExitStack) -> None:
-    swarms = made(stack, 2)
+    swarms = made(stack, 2, link="udp")
     values = [[torch.full((8, 8), float(peer))] for peer in range(2)]
     averagers = [
         MoshpitAverager(swarm, own, grid=(2,), wire="int8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from torch import nn
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.train.moshpit.checkpoint import load_model, load_optimizer, model_state
+from tests.train.moshpit.test_people import Make, at_once, made
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model
+
+__all__ = ["made"]
 
 
 @pytest.fixture
@@ -55,6 +59,99 @@ def test_compiled_or_not_it_is_the_same_state() -> None:
         assert model_state(one).keys() == plain.state_dict().keys()
         load_model(one, model_state(plain))
         load_model(plain, model_state(one))
+
+
+def test_compiled_and_plain_peers_have_a_round(made: Make) -> None:
+    swarms, plain = made(2), [model(), model()]
+    with torch.no_grad():
+        for parameter in plain[1].parameters():
+            parameter.add_(1.0)
+    wanted = [(a + b) / 2 for a, b in zip(*(one.parameters() for one in plain), strict=True)]
+    compiled = torch.compile(plain[0], backend="eager")
+    still = {"lr": 0.0}
+
+    def work(number: int) -> Any:
+        own = (compiled, plain[1])[number]
+        assert isinstance(own, nn.Module)
+        optimizer = trained(swarms[number], own, torch.optim.SGD(own.parameters(), **still))
+        optimizer._averager.wait_for(2)
+        backward(own, number, 0)
+        return optimizer.step()
+
+    found = at_once(lambda: work(0), lambda: work(1))
+    assert [(one.failure, len(one.members), one.kept) for one in found] == [("", 2, 0.0)] * 2
+    for own in plain:
+        for parameter, mean in zip(own.parameters(), wanted, strict=True):
+            torch.testing.assert_close(parameter.detach(), mean.detach())
+
+
+def test_a_newcomer_takes_adapters_and_keeps_its_own_frozen_base(made: Make) -> None:
+    """LoRA: what is frozen doesn't travel."""
+    swarms, models, over = made(2), [model(), model()], threading.Event()
+    for number, own in enumerate(models):
+        own[0].requires_grad_(False)  # type: ignore[index]
+        own[0].weight.fill_(number)  # type: ignore[index]
+
+    def first() -> None:
+        optimizer = trained(swarms[0], models[0], timeout=20.0)
+        step = 0
+        while not over.is_set():
+            backward(models[0], 0, step)
+            optimizer.step()
+            step += 1
+
+    def second() -> Any:
+        try:
+            optimizer = trained(swarms[1], models[1], timeout=20.0)
+            while (report := optimizer.catch_up(timeout=20.0)) is None:
+                pass  # the first has had no round yet
+            return report
+        finally:
+            over.set()
+
+    _, report = at_once(first, second)
+    assert (report.donors, report.in_step) == (1, True), report
+    sent = sum(one.numel() * 4 for one in models[0].parameters() if one.requires_grad)
+    assert report.bytes >= sent
+    assert bool((models[1][0].weight == 1.0).all())  # type: ignore[index]
+    assert not torch.equal(models[1][2].weight, model()[2].weight)  # type: ignore[index]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_torchs_muon_for_matrices_and_another_for_the_rest(made: Make) -> None:
+    """A newcomer takes both optimizers' states, and trains on in rounds with the first."""
+    swarms, models, over = made(2), [model(), model()], threading.Event()
+
+    def optimizers(own: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [one for one in own.parameters() if one.dim() == 2]
+        rest = [one for one in own.parameters() if one.dim() != 2]
+        return [torch.optim.Muon(matrices, lr=0.02), inner(rest)]
+
+    def train(number: int, optimizer: MoshpitSGD, rounds: int) -> list[Any]:
+        reports: list[Any] = []
+        while len(reports) < rounds or (number == 0 and not over.is_set()):
+            optimizer.zero_grad()
+            backward(models[number], number, len(reports))
+            reports.append(optimizer.step(weight=8))
+        return reports
+
+    def first() -> Any:
+        optimizer = trained(swarms[0], models[0], optimizers(models[0]), timeout=20.0)
+        return train(0, optimizer, 0)
+
+    def second() -> Any:
+        try:
+            optimizer = trained(swarms[1], models[1], optimizers(models[1]), timeout=20.0)
+            while optimizer.catch_up(timeout=20.0) is None:
+                pass
+            kept = [set(one.state[next(iter(one.state))]) for one in optimizer._inner]
+            return kept, train(1, optimizer, 4)
+        finally:
+            over.set()
+
+    _, (kept, reports) = at_once(first, second)
+    assert kept == [{"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}]
+    assert [(one.failure, len(one.members)) for one in reports] == [("", 2)] * 4
 
 
 def test_buffers_are_averaged_with_a_module(swarm: Swarm) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import statistics
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,21 +80,77 @@ def each(swarms: list[Swarm], pauses: list[float], seconds: float, **how: Any) -
     return at_once(*works)
 
 
+def alone(pause: float, seconds: float) -> int:
+    """Number of the same steps that a peer takes without a swarm."""
+    own, steps = model(), 0
+    optimizer = inner(own.parameters())
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        time.sleep(pause)
+        optimizer.zero_grad()
+        backward(own, 0, steps)
+        optimizer.step()
+        steps += 1
+    return steps
+
+
 @pytest.mark.parametrize("delayed", [True, False])
 def test_each_peer_has_its_own_pace(delayed: bool, made: Make) -> None:
-    """Of speeds 1, 2 and 4. Without delay a peer waits for the slowest's present step."""
-    pauses = [0.16, 0.08, 0.04]
-    found = each(made(3), pauses, 4.0, target_samples=350, delayed=delayed)
-    for training, ran in found:
-        assert len(ran.reports) >= 2
-        assert all((one.failure, len(one.members)) == ("", 3) for one in ran.reports)
-        assert all(one.contributions == pytest.approx(3) for one in ran.reports)
+    """Of speeds 1, 2 and 4, each beside one of its speed that is in no swarm: both suffer alike
+    from what else this machine does. Without delay a peer waits for the slowest's present step."""
+    pauses, seconds = [0.16, 0.08, 0.04], 7.0
+    how: dict[str, Any] = {"target_samples": 350, "delayed": delayed}
+    works = [
+        lambda one=one, pause=pause: trains(one, pause, seconds, **how)
+        for one, pause in zip(made(3), pauses, strict=True)
+    ]
+    controls = [lambda pause=pause: alone(pause, seconds) for pause in pauses]
+    together = at_once(*works, *controls)
+    found = together[:3]
+    for (training, ran), possible in zip(found, together[3:], strict=True):
+        assert len(ran.reports) >= 3
+        whole = ran.reports[:-1]  # others may have stopped before the last
+        assert all((one.failure, len(one.members)) == ("", 3) for one in whole), found
+        assert all(one.contributions == pytest.approx(3) for one in whole)
         waits = 0 if delayed else len(ran.reports) * pauses[0]
-        # At the slowest's pace it would be a half and a quarter for the others.
-        assert ran.share >= 0.8 - waits / ran.seconds, found
+        # At the slowest's pace it would be a half and a quarter for the others. A step more or
+        # less is in progress at the end.
+        assert ran.steps >= (0.95 - waits / seconds) * possible - 1, together
         assert training.samples == ran.reports[-1].samples >= 350 * len(ran.reports)
     slow, fast = found[0][1].steps, found[-1][1].steps
     assert fast > 2.5 * slow, "each at its own speed"
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_peers_that_began_at_unlike_times_have_their_rounds_in_phase(
+    delayed: bool, made: Make
+) -> None:
+    """Rounds by time: they wait for one another once, and not in each round."""
+    swarms, barrier = made(3), threading.Barrier(3)
+
+    def work(number: int) -> list[Any]:
+        own = model()
+        averager = MoshpitAverager(swarms[number], own.parameters())
+        how: dict[str, Any] = {"every_seconds": 1.5, "delayed": delayed, "timeout": 20.0}
+        training = MoshpitSGD(own, inner(own.parameters()), averager, **how)
+        averager.wait_for(3)
+        barrier.wait()
+        training._began = time.monotonic() - 0.5 * number
+        reports: list[Any] = []
+        while len(reports) < 5:
+            time.sleep(0.02)
+            training.zero_grad()
+            backward(own, number, len(reports))
+            report = training.step(weight=BATCH)
+            reports += [] if report is None else [report]
+        training.finish()
+        return reports
+
+    found = at_once(*(lambda number=number: work(number) for number in range(3)))
+    for reports in found:
+        assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 5
+    first, *later = (one.waited for one in found[2])  # the first that is due
+    assert statistics.median(later) < first / 3, found
 
 
 def test_a_target_that_nobody_reaches_holds_nobody(

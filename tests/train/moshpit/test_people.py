@@ -125,6 +125,10 @@ def test_settings_that_differ_are_named(made: Make) -> None:
         ({"every": 5}, "every=5, wanted 10"),
         ({"every": 10, "average": "gradients"}, "average=gradients, wanted parameters"),
         ({"every": 10, "outer": outer}, "outer=SGD, wanted None"),
+        ({"every": 10, "delayed": True}, "delayed=True, wanted False"),
+        ({"every": 10, "fragments": 2}, "fragments=2, wanted 1"),
+        ({"every_seconds": 5.0}, "every=1, wanted 10; every_seconds=5.0, wanted None"),
+        ({"target_samples": 99}, "every=1, wanted 10; target_samples=99, wanted None"),
     ):
         with pytest.raises(lossycoll.RendezvousError, match=said):
             make(1, **how)

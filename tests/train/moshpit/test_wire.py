@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -13,17 +14,21 @@ import torch
 from torch import nn
 
 import lossycoll
-from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from lossycoll import MoshpitAverager, MoshpitSGD, Options, Swarm
 
 PEERS = 3
+UDP = Options(link="udp")
+"""As on a network: within a machine packets carry plain floats."""
 
 
 @pytest.fixture
 def swarms() -> Iterator[list[Swarm]]:
     with ExitStack() as stack:
-        made = [stack.enter_context(Swarm("127.0.0.1:0", name="0", bandwidth=3e6))]
+        made = [stack.enter_context(Swarm("127.0.0.1:0", name="0", bandwidth=3e6, options=UDP))]
         made += [
-            stack.enter_context(Swarm(join=[made[0].address], name=str(n), bandwidth=1e6 * n))
+            stack.enter_context(
+                Swarm(join=[made[0].address], name=str(n), bandwidth=1e6 * n, options=UDP)
+            )
             for n in range(1, PEERS)
         ]
         yield made
@@ -107,10 +112,10 @@ def test_training_takes_steps_that_are_smaller_than_the_grids() -> None:
     losses = {}
     for wire, forgets in ((None, False), ("int8", False), ("int8", True)):
         with ExitStack() as stack:
-            first = stack.enter_context(Swarm("127.0.0.1:0", name="0"))
+            first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=UDP))
             swarms = [first]
             swarms += [
-                stack.enter_context(Swarm(join=[first.address], name=str(n)))
+                stack.enter_context(Swarm(join=[first.address], name=str(n), options=UDP))
                 for n in range(1, PEERS)
             ]
             losses[wire, forgets], models = train(swarms, wire, forgets)
@@ -118,6 +123,43 @@ def test_training_takes_steps_that_are_smaller_than_the_grids() -> None:
             assert torch.equal(model.weight, models[0].weight)
     assert losses["int8", False] < 1.5 * losses[None, False] + 0.05
     assert losses["int8", True] > 2 * losses["int8", False], "nothing was rounded off"
+
+
+@pytest.mark.parametrize("how", ["within a machine", "as on a network"])
+def test_peers_of_one_machine_average_plain_floats(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which take less time there, and lose nothing; unless the options say otherwise."""
+    options = UDP if how == "as on a network" else Options()
+    values = [torch.randn(5000, generator=torch.Generator().manual_seed(n)) for n in range(PEERS)]
+    exact = torch.stack(values).mean(0)
+    with ExitStack() as stack:
+        first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=options))
+        swarms = [first] + [
+            stack.enter_context(Swarm(join=[first.address], name=str(n), options=options))
+            for n in range(1, PEERS)
+        ]
+        averagers = [
+            MoshpitAverager(swarm, [own], wire="int8")
+            for swarm, own in zip(swarms, values, strict=True)
+        ]
+        with caplog.at_level(logging.INFO, "lossycoll"):
+            for _ in range(2):
+                reports = all_do(lambda peer: averagers[peer].step(timeout=30.0))
+                assert {(one.failure, one.kept) for one in reports} == {("", 0.0)}
+    is_exact = all(torch.allclose(one, exact, rtol=0, atol=1e-6) for one in values)
+    assert is_exact == (how == "within a machine")
+    told = [one for one in caplog.records if "average plain floats in place of int8" in one.message]
+    assert len(told) == PEERS * is_exact
+
+
+def test_a_peer_that_carries_few_bits_everywhere_is_told_that_others_do_not() -> None:
+    with Swarm("127.0.0.1:0", name="0") as first:
+        MoshpitAverager(first, [torch.zeros(5)], wire="int8")
+        with Swarm(join=[first.address], name="1", options=UDP) as second:
+            said = "your packets carry 'int8 everywhere', and those of '0' 'int8'"
+            with pytest.raises(lossycoll.RendezvousError, match=said):
+                MoshpitAverager(second, [torch.zeros(5)], wire="int8")
 
 
 def test_a_wire_that_cannot_be(swarms: list[Swarm]) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lossycoll
 from lossycoll.errors import CheckpointError, OptionError
-from lossycoll.train.sharded.backup import ShardBackup, assembled, chosen, gathered
+from lossycoll.train.sharded.backup import ShardBackup, assembled, chosen, gathered, partners
 from lossycoll.train.sharded.checkpoint import FragmentState, ShardState
 from tests.support.harness import EXACT, init, run_good
 from tests.train.sharded.test_checkpoint import CASES, ENV, bits, made, same, train
@@ -73,6 +73,50 @@ def test_survivors_have_the_whole_state() -> None:
             assert values[rank][name]["all"] == whole, name
             assert values[rank][name]["goes on"], name
         assert "shards of ranks [1] of 3 is lost" in values[0][name]["one"]
+
+
+def copies_of_two_hosts(rank: int, world: int) -> dict[str, Any]:
+    """Trains and copies; then the ranks of each host put the whole state together by themselves."""
+    init()
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    model, optimizer = made(next(iter(CASES)))
+    backup = ShardBackup(optimizer, every=1)
+    train(model, optimizer, 0, 3, same)
+    for _ in range(2):
+        backup.step()
+    states = gathered(backup, groups[rank // 2])
+    whole = assembled(states, optimizer._store, optimizer._model_groups.param_groups)
+    optimizer.consolidate_state_dict(to=0)
+    return {"left": bits(whole), "whole": bits(optimizer.state_dict()) if rank == 0 else None}
+
+
+def test_the_ranks_of_one_host_have_the_whole_state() -> None:
+    """The other host has lost its power."""
+    hosts = {rank: {"LOSSYCOLL_HOST": "ab"[rank // 2]} for rank in range(4)}
+    values = run_good(copies_of_two_hosts, 4, {**ENV, **EXACT}, per_rank=hosts)
+    for value in values:
+        assert value["left"] == values[0]["whole"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "at_home"),
+    [
+        ((0, 0, 1, 1), 0),
+        ((0, 1, 0, 1), 0),
+        ((0, 0, 0, 1, 1, 2), 0),
+        ((0, 0, 0, 1), 2),  # host 1 has room for one copy of another
+        ((0, 1, 2, 0), 0),
+        ((0, 0, 0), 3),
+        ((0, 1), 0),
+    ],
+)
+def test_a_copy_is_on_another_host_where_there_is_one(hosts: tuple[int, ...], at_home: int) -> None:
+    found = [partners(hosts, rank) for rank in range(len(hosts))]
+    assert sum(hosts[to] == hosts[rank] for rank, (to, _) in enumerate(found)) == at_home
+    for rank, (to, source) in enumerate(found):
+        assert to != rank
+        assert found[to][1] == rank
+        assert found[source][0] == rank
 
 
 NONE = [-1, -1, -1, -1]

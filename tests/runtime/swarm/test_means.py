@@ -226,7 +226,9 @@ def test_other_wires_are_refused(stack: ExitStack) -> None:
     second.averages(SCHEMA, wire="int8")
     given = SwarmMember([place], name="c", options=Options(link="udp", wire="int4", wire_group=32))
     stack.callback(given.close)
-    with pytest.raises(RendezvousError, match="your packets carry 'int4/32', and those of 'a' 'in"):
+    with pytest.raises(
+        RendezvousError, match="your packets carry 'int4/32 everywhere', and those of 'a'"
+    ):
         given.averages(SCHEMA, wire="int8")
 
 

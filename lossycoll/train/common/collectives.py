@@ -41,6 +41,16 @@ class Work(Protocol):
     def wait(self) -> Any: ...
 
 
+def extremes(number: int, shard: Any) -> tuple[int, int]:
+    """Least and greatest of the numbers of all ranks that have a shard of a DTensor's."""
+    found = torch.tensor([-number, number], device=shard.device)
+    for group in shard.device_mesh.get_all_groups():
+        with reliable():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    least, greatest = found.tolist()
+    return -least, greatest
+
+
 class BlockGather:
     """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
 

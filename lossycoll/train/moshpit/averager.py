@@ -1,8 +1,7 @@
 """Tensors that a swarm's peers average, in groups that change with each round.
 
 Source: Ryabinin et al., "Moshpit SGD: Communication-Efficient Decentralized Training on
-Heterogeneous Unreliable Devices", NeurIPS 2021. :class:`Fragments`: Douillard et al., "Streaming
-DiLoCo with overlapping communication", 2025.
+Heterogeneous Unreliable Devices", NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from lossycoll.runtime.swarm.state_transfer import TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.train.common.models import is_dtensor, local
 
+from .fragments import WHOLE, Fragments
+
 MOST_NORM: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
-MOST_FRAGMENTS: Final = 64
-TURNS: Final = 2
-"""After so many sweeps fragments come one round earlier: else each would meet but some of a grid's
-axes."""
 
 
 class MoshpitAverager:
@@ -85,9 +82,8 @@ class MoshpitAverager:
         wire: str | None = None,
         max_norm: float | None = None,
     ) -> None:
-        wanted = averaged(tensors)
-        self._tensors = [local(tensor) for tensor in wanted]
-        if not self._tensors:
+        wanted = self._averaged = averaged(tensors)
+        if not wanted:
             raise OptionError("there are no tensors to average")
         for tensor in self._tensors:
             if (
@@ -124,6 +120,7 @@ class MoshpitAverager:
             draft=True,
             max_norm=max_norm or 0.0,
         )
+        self._kinds = list(map(_kind, self._tensors))
         self._staging = Staging(self._tensors)
         self._values, self._parts = self._staging.values, self._staging.parts
         self._reference: Floats | None = None  # values at the end of the latest round, if needed
@@ -132,19 +129,22 @@ class MoshpitAverager:
                 self._staging.fill(self._tensors)
             self._reference = self._values.copy()
 
-    def settle(self, settings: Mapping[str, object], target: int = 0) -> None:
+    def settle(
+        self, settings: Mapping[str, object], target: int = 0, *, timeout: float = 10.0
+    ) -> None:
         """Declare the settings of the training, which must be the same on all peers.
 
         Args:
             settings: Names and values, without commas or equals signs.
             target: Samples of all peers after which a round is due; 0: whenever peers are ready.
+            timeout: Seconds.
 
         Raises:
             RendezvousError: Other peers have other settings.
             OperationTimeout: The directory doesn't answer.
         """
         said = text_of({**self._settings, **settings})
-        self._member.settle(digest_of(said), said, target)
+        self._member.settle(digest_of(said), said, target, timeout)
         self._is_settled = True
 
     def wait_for(self, peers: int, timeout: float = 30.0) -> None:
@@ -171,6 +171,11 @@ class MoshpitAverager:
                 peers take it.
         """
         self._member.progress(samples, since, claims=claims)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """This rank's parts, as they are now: whoever moves a model gives its parameters others."""
+        return [local(tensor) for tensor in self._averaged]
 
     @property
     def is_due(self) -> bool:
@@ -200,7 +205,9 @@ class MoshpitAverager:
             OptionError: The weight can't be.
             RendezvousError: The directory refuses this peer.
         """
-        return self.step_on(self._tensors, weight, timeout)
+        tensors = self._tensors
+        self.check(tensors)
+        return self.step_on(tensors, weight, timeout)
 
     def step_on(
         self,
@@ -233,8 +240,11 @@ class MoshpitAverager:
             RendezvousError: The directory refuses this peer.
         """
         check_weight(weight)
-        if not self._is_settled:
-            self.settle({AVERAGE: TENSORS})
+        try:
+            if not self._is_settled:
+                self.settle({AVERAGE: TENSORS}, timeout=timeout)
+        except OperationTimeout as error:
+            return _none_began(timeout, error)
         with torch.no_grad():
             self._staging.fill(tensors, after)
             sick = self._find_sick()
@@ -254,8 +264,7 @@ class MoshpitAverager:
             try:
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
-                how = NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error)
-                return RoundReport(*how, left_out=sick)
+                return replace(_none_began(timeout, error), left_out=sick)
             if chosen is not None:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             self._staging.spill(tensors)
@@ -340,7 +349,7 @@ class MoshpitAverager:
     @property
     def count(self) -> int:
         """Number of tensors that are averaged."""
-        return len(self._tensors)
+        return len(self._averaged)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Check that :meth:`step_on` takes the tensors.
@@ -351,16 +360,23 @@ class MoshpitAverager:
         Raises:
             OptionError: Their shapes or types differ from the averager's tensors.
         """
-        mine = [(tensor.dtype, tuple(tensor.shape)) for tensor in self._tensors]
-        others = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+        mine, others = self._kinds, list(map(_kind, tensors))
         if mine != others:
             at = next((i for i, (a, b) in enumerate(zip(mine, others, strict=False)) if a != b), -1)
             differ = f"number {at}: {mine[at]} and {others[at]}" if at >= 0 else ""
             raise OptionError(
                 f"the averager has {len(mine)} tensors and the model {len(others)} parameters; "
                 f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, model), or "
-                f"(swarm, model.parameters())"
+                f"(swarm, model.parameters()), made when the model is on its device"
             )
+
+
+def _kind(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
+    return str(tensor.dtype), tuple(tensor.shape), str(tensor.device)
+
+
+def _none_began(timeout: float, error: OperationTimeout) -> RoundReport:
+    return RoundReport(NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error))
 
 
 def check_weight(weight: float) -> None:
@@ -399,43 +415,6 @@ def _shard(tensor: Any) -> str:
     """Place of this rank in the mesh of a DTensor: shards of other places must not meet."""
     mesh = tensor.device_mesh
     return " of ".join("/".join(map(str, one)) for one in (mesh.get_coordinate(), mesh.shape))
-
-
-class Fragments:
-    """``count`` shares of the rows of all tensors, of which a round averages one. A row is what one
-    index of the first dimension has; of a vector, a value. In the source a fragment is some layers;
-    rows, as ARC-Top-K sends them, make all of the same size. All peers of a round know its number
-    and so its rows: no index travels, sums stay sums, and a lost packet costs its weight alone."""
-
-    def __init__(self, count: int) -> None:
-        if type(count) is not int or not 1 <= count <= MOST_FRAGMENTS:
-            raise OptionError(f"fragments is {count!r}, wanted 1 to {MOST_FRAGMENTS}")
-        self.count = count
-
-    def of(self, number: int) -> int:
-        return (number + number // (TURNS * self.count)) % self.count
-
-    def rows(self, tensors: Sequence[Tensor], fragment: int) -> list[Tensor]:
-        """Views of the fragment's rows, one for each tensor. Those of a tensor may be none."""
-        return [
-            (one.view(1) if one.dim() == 0 else one)[(fragment + at) % self.count :: self.count]
-            for at, one in enumerate(tensors)
-        ]
-
-    def gather(self, tensors: Sequence[Tensor], fragment: int) -> Floats:
-        found = torch.cat([one.reshape(-1) for one in self.rows(tensors, fragment)])
-        values: Floats = found.numpy().astype(np.float32, copy=False)
-        return values
-
-    def scatter(self, values: Floats, tensors: Sequence[Tensor], fragment: int) -> None:
-        """Writes the fragment's values to where :meth:`gather` had them from."""
-        flat, begin = torch.from_numpy(values), 0
-        for view in self.rows(tensors, fragment):
-            view.copy_(flat[begin : begin + view.numel()].view(view.shape))
-            begin += view.numel()
-
-
-WHOLE: Final = Fragments(1)
 
 
 class OneRound:

@@ -76,6 +76,33 @@ def load_model(
     model.load_state_dict({names[plain]: value for plain, value in state.items()}, strict=False)
 
 
+def check_finite(state: object) -> None:
+    """Raise CheckpointError if values of :func:`model_state` aren't finite: as the newest, the
+    state would become that of all peers."""
+    for name, one in state.items() if isinstance(state, Mapping) else ():
+        is_float = isinstance(one, Tensor) and one.is_floating_point()
+        if is_float and not bool(one.isfinite().all()):
+            raise CheckpointError(
+                f"values of {name} aren't finite; take an earlier checkpoint, or another peer's "
+                f"state by catch_up()"
+            )
+
+
+def memory_of(state: Mapping[str, Any], peer: str) -> dict[int, Tensor]:
+    """What rounding has taken from the peer's values, as its checkpoint has it; of another peer's
+    nothing. CheckpointError: it is malformed."""
+    memory = state.get("memory", {})
+    kept = memory.get("parts") if isinstance(memory, Mapping) else None
+    if isinstance(memory, Mapping) and memory.get("of") != peer:
+        return {}
+    if not isinstance(kept, Mapping) or not all(
+        type(part) is int and isinstance(one, Tensor) and one.is_floating_point()
+        for part, one in kept.items()
+    ):
+        raise CheckpointError("its memory of rounding is malformed")
+    return dict(kept)
+
+
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Takes an optimizer's state. Settings that only one of the two has stay as they are here, as
     other versions of torch have others; so do learning rates, which are schedulers'. OptionError:
@@ -118,7 +145,7 @@ def write(path: PathLike, state: Any) -> int:
     """Writes a state beside the file, and puts it in its place when all of it is on the disk. The
     state is what ``torch.load(weights_only=True)`` can read. Returns the file's bytes.
     CheckpointError: it can't be written (the disk is full, say); what was there is as it was."""
-    wanted = Path(path).resolve()  # what a link leads to, not the link
+    wanted = _target(path)
     remove_stale(wanted)
     part = _new_part(wanted)
     try:
@@ -143,6 +170,14 @@ def write(path: PathLike, state: Any) -> int:
     return size
 
 
+def _target(path: PathLike) -> Path:
+    """What a link leads to, not the link."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError) as error:  # until Python 3.13 a loop of links is the latter
+        raise CheckpointError(f"checkpoint {os.fspath(path)}: {error}") from error
+
+
 def _new_part(wanted: Path) -> Path:
     """Other peers may write there, from this process or with the same number on another machine."""
     return wanted.with_name(f"{wanted.name}{PART}-{secrets.token_hex(8)}")
@@ -150,7 +185,7 @@ def _new_part(wanted: Path) -> Path:
 
 def remove_stale(path: PathLike) -> None:
     """Removes what writers of the file have left that were killed. Those that live hold theirs."""
-    wanted = Path(path).resolve()
+    wanted = _target(path)
     is_part = re.compile(re.escape(f"{wanted.name}{PART}-") + "[0-9a-f]{16}").fullmatch
     with contextlib.suppress(OSError):
         left = [one for one in wanted.parent.iterdir() if is_part(one.name)]
@@ -175,7 +210,7 @@ def _changed_now(wanted: Path) -> float:
 def _hold(file: IO[bytes]) -> None:
     """Until it is closed, or its process ends. Not every file system knows that."""
     with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever looks whether the file is stale has it shortly
 
 
 def _remove(part: Path) -> None:

@@ -34,12 +34,14 @@ from lossycoll.errors import (
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
-from lossycoll.train.common.models import like, local, parts
+from lossycoll.train.common.collectives import extremes
+from lossycoll.train.common.models import is_dtensor, like, local, parts
 from lossycoll.train.common.packing import packed, unpacked
 
 from . import checkpoint
-from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_weight
+from .averager import MoshpitAverager, OneRound, averaged, check_weight
 from .checkpoint import load_model, load_optimizer, model_state, shards_of
+from .fragments import Fragments
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
@@ -193,6 +195,12 @@ class MoshpitSGD(Optimizer):
         self._round: OneRound | None = None
         self._model = model
         self._shards = shards_of(model)
+        if self._shards and (target_samples or every_seconds):
+            raise OptionError(
+                f"target_samples is {target_samples} and every_seconds {every_seconds}, and the "
+                f"model has shards (fully_shard), whose ranks could begin a round at unlike steps: "
+                f"wanted every="
+            )
         self._latest = 0  # the round that the parameters have had last
         self._latest_at = 0  # after how many steps it began
         self._offers = False
@@ -294,9 +302,10 @@ class MoshpitSGD(Optimizer):
             for one in self._inner:
                 one.step()
             self._steps += 1
-        if self._target and self._round is not None and not self._round.is_over:
+        is_paced = bool(self._target) or self._every_seconds is not None
+        if is_paced and self._round is not None and not self._round.is_over:
             return None  # no step waits for it
-        report = self.finish() if self._target else None
+        report = self.finish() if is_paced else None
         if not self._is_due():
             return report
         report = self.finish() or report
@@ -537,8 +546,6 @@ class MoshpitSGD(Optimizer):
         meanwhile, and there is an outer optimizer or gradients are averaged, this peer fetches the
         changes and tries again.
 
-        Long because it explains each way in which a try ends.
-
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
             donors: Maximum number of peers that send the state at once, up to 127.
@@ -559,11 +566,38 @@ class MoshpitSGD(Optimizer):
         """
         _check_catch_up(donors, tries)
         self.finish()
+        until = time.monotonic() + timeout
+        report = self._catch_up_alone(until, donors, tries)
+        # The ranks of one peer come to one step: that which is behind has the others' next round.
+        while self._shards:
+            failed: LossyError | None = None
+            shard = next(filter(is_dtensor, self._shards.values()))
+            least, greatest = extremes(self._latest_at, shard)
+            if least == greatest:
+                break
+            if self._latest_at < greatest:
+                try:
+                    report = self._catch_up_alone(until, donors, tries, is_behind=True)
+                except LossyError as error:
+                    failed = error
+            if extremes(int(failed is None), shard)[0] == 0:
+                raise failed or OperationTimeout(
+                    f"another rank of this peer can't come to step {greatest} within {timeout:g} s"
+                )
+        return report
+
+    def _catch_up_alone(
+        self, until: float, donors: int, tries: int, *, is_behind: bool = False
+    ) -> CatchUpReport | None:
+        """:meth:`catch_up` of this rank. ``is_behind``: it has a round even with the newest state.
+
+        Long because it explains each way in which a try ends.
+        """
         begin, came, number = time.monotonic(), 0, 0
         own = first = self._snapshot()
         most = MOST_STATES * len(own.data) + MOST_BYTES
         failed: LossyError | None = None
-        while (left := begin + timeout - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0:
             try:
                 taken = self._averager.fetch_state(own, donors, most, left)
             except (ClosedError, RendezvousError, OperationTimeout):
@@ -572,7 +606,7 @@ class MoshpitSGD(Optimizer):
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None and own is first:
+            if taken is None and own is first and not is_behind:
                 return None
             sources = 0 if taken is None else taken.donors
             if taken is not None:
@@ -584,7 +618,7 @@ class MoshpitSGD(Optimizer):
                 self._samples = own.samples
                 self._tell_progress()
             number += 1
-            report = self._join_in(begin + timeout - time.monotonic())
+            report = self._join_in(until - time.monotonic())
             if report.failure or report.kept > MOST_KEPT:
                 number -= 1
                 continue
@@ -593,7 +627,7 @@ class MoshpitSGD(Optimizer):
                 self._offer(report)
                 took = time.monotonic() - begin
                 return CatchUpReport(report.round, in_step, number, sources, came, took)
-        raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
+        raise failed or OperationTimeout(f"no round of the others within {until - begin:g} s")
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
         """Return whether this peer is where the others are, after its first round."""
@@ -647,7 +681,7 @@ class MoshpitSGD(Optimizer):
     def _snapshot(self) -> Snapshot:
         with self._changing:
             # A donor's thread reads what this one's stream of the device may not have written yet.
-            if (device := self._parameters[0].device).type != "cpu":
+            if (device := self._locals[0].device).type != "cpu":
                 torch.accelerator.synchronize(device)
             return Snapshot(self._latest, *packed(self._state()), self._samples)
 
@@ -702,8 +736,10 @@ class MoshpitSGD(Optimizer):
             CheckpointError: The file can't be written, for example because the disk is full. This
                 peer and the others are unaffected.
         """
+        state = self._state()
+        checkpoint.check_finite(state["model"])
         memory = {"of": self._averager.name, "parts": self._averager.memory()}
-        return checkpoint.write(path, {**self._state(), "memory": memory})
+        return checkpoint.write(path, {**state, "memory": memory})
 
     def load(self, path: checkpoint.PathLike) -> None:
         """Load a checkpoint that :meth:`save` of any peer wrote. Later peers may take the state by
@@ -721,9 +757,11 @@ class MoshpitSGD(Optimizer):
         memory: dict[int, Tensor] = {}
 
         def take(state: Any) -> None:
+            known = state if isinstance(state, dict) else {}
+            checkpoint.check_finite(known.get("model"))
+            kept = checkpoint.memory_of(known, self._averager.name)
             self._take_whole(lambda: state, own.round, own, "the state")
-            if state.get("memory", {}).get("of") == self._averager.name:
-                memory.update(state["memory"]["parts"])
+            memory.update(kept)
 
         checkpoint.read(path, take)
         self._averager.remember(memory)

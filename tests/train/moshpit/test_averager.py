@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 import lossycoll
 from lossycoll import MoshpitAverager, Swarm
@@ -149,3 +152,28 @@ def test_what_cannot_be_averaged(swarms: list[Swarm]) -> None:
         with pytest.raises(lossycoll.OptionError, match="weight is"):
             averager.step(weight)
     assert averager.step(timeout=10.0).members == (0,), "the others average nothing"
+
+
+def test_parameters_may_get_other_memory(swarms: list[Swarm]) -> None:
+    """As by ``vector_to_parameters``: what is averaged is what the parameters are by then."""
+    models = [nn.Linear(2, 2, bias=False) for _ in swarms]
+    averagers = [MoshpitAverager(one, own, (4,)) for one, own in zip(swarms, models, strict=True)]
+    for value, own in enumerate(models):
+        vector_to_parameters(torch.full((4,), float(value)), own.parameters())
+    reports = step(averagers, [1.0] * 4)
+    assert [report.failure for report in reports] == [""] * 4
+    assert [own.weight.tolist() for own in models] == [[[1.5, 1.5], [1.5, 1.5]]] * 4
+    models[0].to(torch.bfloat16)
+    with pytest.raises(lossycoll.OptionError, match=r"number 0: .*float32.* and .*bfloat16"):
+        averagers[0].step()
+
+
+def test_a_directory_that_is_gone_is_no_error_of_the_first_step() -> None:
+    with Swarm(join=[(first := Swarm("127.0.0.1:0")).address], may_serve=False) as swarm:
+        averager = MoshpitAverager(swarm, [torch.zeros(3)])
+        first.close()
+        begin = time.monotonic()
+        report = averager.step(timeout=1.0)
+        assert report.failure
+        assert report.round == -1
+        assert time.monotonic() - begin < 8, "it waited for longer than it was told to"

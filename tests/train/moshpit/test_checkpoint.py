@@ -230,3 +230,41 @@ def test_what_cannot_be_written(made: Made, tmp_path: Path, monkeypatch: Any) ->
         optimizer.save(tmp_path / "state")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
     assert (tmp_path / "state").read_bytes() == before
+
+
+def test_values_that_are_not_finite_are_no_state(made: Made, tmp_path: Path) -> None:
+    """As the newest, they would become those of all peers."""
+    own, optimizer = made(every=2)
+    steps(own, optimizer, range(2))
+    optimizer.save(tmp_path / "good")
+    with torch.no_grad():
+        own[0].weight[0, 0] = float("nan")  # type: ignore[index,operator]
+    with pytest.raises(CheckpointError, match=r"values of 0\.weight aren't finite; take an earl"):
+        optimizer.save(tmp_path / "good")
+    state = torch.load(tmp_path / "good", weights_only=True)
+    state["model"]["2.bias"][0] = float("inf")
+    torch.save(state, tmp_path / "sick")
+    other, another = made(every=2)
+    before = [one.detach().clone() for one in other.parameters()]
+    with pytest.raises(CheckpointError, match=r"sick: values of 2\.bias aren't finite"):
+        another.load(tmp_path / "sick")
+    assert all(map(torch.equal, before, other.parameters()))
+
+
+def test_a_memory_that_is_none_and_a_loop_of_links(made: Made, tmp_path: Path) -> None:
+    own, optimizer = made(every=2)
+    steps(own, optimizer, range(2))
+    optimizer.save(tmp_path / "state")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    for memory in (7, {"of": optimizer._averager.name, "parts": [1]}):
+        torch.save({**state, "memory": memory}, tmp_path / "other")
+        before = [one.detach().clone() for one in own.parameters()]
+        with pytest.raises(CheckpointError, match="its memory of rounding is malformed"):
+            optimizer.load(tmp_path / "other")
+        assert all(map(torch.equal, before, own.parameters()))
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="checkpoint "):
+        optimizer.save(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="checkpoint "):
+        optimizer.load(tmp_path / "a")

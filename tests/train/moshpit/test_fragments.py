@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, RendezvousError, Swarm
 from lossycoll.options.fields import Options
-from lossycoll.train.moshpit.averager import MOST_FRAGMENTS, Fragments
+from lossycoll.train.moshpit.fragments import MOST_FRAGMENTS, Fragments
 from tests.support.waiting import until
 from tests.train.moshpit.test_catch_up import Peer, joined
 from tests.train.moshpit.test_sgd import (

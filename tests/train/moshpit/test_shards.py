@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
-from lossycoll.errors import RendezvousError
+from lossycoll.errors import OptionError, RendezvousError
 from tests.support.harness import init, run_good
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, parameters, weighted
 
@@ -118,3 +119,62 @@ def test_shards_are_averaged_rank_by_rank() -> None:
         assert one["same"]
         assert one["went on"]
     assert [("shard=1 of 2, wanted 0 of 2" in one["wrong"]) for one in found] == [False, True] * 2
+
+
+def rank_newcomer(rank: int, world: int) -> dict[str, Any]:
+    """A peer of two ranks trains; another one comes, its second rank later than its first."""
+    from torch.distributed.fsdp import fully_shard
+
+    init()
+    mesh = dist.init_device_mesh("cpu", (PEERS, SHARDS), mesh_dim_names=("peer", "shard"))
+    peer, place = rank // SHARDS, rank % SHARDS
+    with ExitStack() as stack:
+        listening = None if peer else stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET))
+        every: list[Any] = [None] * world
+        dist.all_gather_object(every, None if listening is None else listening.address)
+        swarm = listening or stack.enter_context(Swarm(join=[every[place]], secret=SECRET))
+        own = model()
+        fully_shard(own, mesh=mesh["shard"])
+        averager = MoshpitAverager(swarm, own.parameters())
+        optimizer = MoshpitSGD(own, inner(own.parameters()), averager, every=EVERY, timeout=30.0)
+        store = dist.distributed_c10d._get_default_store()
+
+        def train(step: int) -> None:
+            optimizer.zero_grad()
+            backward(own, peer, step)
+            time.sleep(0.02)
+            optimizer.step()
+
+        if peer:
+            store.wait(["has a state"])
+            time.sleep(0.3 * place)
+            caught = optimizer.catch_up(30.0)
+            assert caught is not None
+            at = optimizer._steps
+            store.set(f"came {place}", "1")
+            train(at)
+        else:
+            at, step = 0, 0
+            while not store.check([f"came {one}" for one in range(SHARDS)]) or step % EVERY:
+                train(step)
+                step += 1
+                if step == EVERY:
+                    store.set("has a state", "1")
+                # The ranks of a peer stop at the same step.
+                dist.barrier(group=mesh["shard"].get_group())
+        dist.barrier()
+    return {"at": at, "refused": refused(own, averager)}
+
+
+def refused(own: nn.Module, averager: MoshpitAverager) -> str:
+    try:
+        MoshpitSGD(own, inner(own.parameters()), averager, target_samples=64)
+    except OptionError as error:
+        return str(error)
+    return ""
+
+
+def test_the_ranks_of_a_newcomer_come_to_one_step() -> None:
+    found = run_good(rank_newcomer, PEERS * SHARDS)
+    assert found[2]["at"] == found[3]["at"] > 0
+    assert all("shards (fully_shard)" in one["refused"] for one in found)

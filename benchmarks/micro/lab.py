@@ -114,7 +114,7 @@ def exactness() -> list[list[str]]:
         with Lab(Network(link=link)) as lab:
             (row,) = verify(lab, [(0, 1)])
         kinds = (row.plain, row.aggregated)
-        asked = f"{link.loss:.3g}, {link.mean_burst:.2f}, {row.round_trip_asked:g} ms"
+        asked = f"{100 * link.loss:g}%, {link.mean_burst:.2f}, {row.round_trip_asked:g} ms"
         rows.append(
             [
                 asked + (f", jitter of 2 x {link.jitter_ms:g} ms" if link.jitter_ms else ""),

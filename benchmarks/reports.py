@@ -21,6 +21,7 @@ from benchmarks.studies.fec import report as fec
 from benchmarks.studies.nccl import report as nccl
 from benchmarks.theory import __main__ as theory
 from benchmarks.theory import dropcompute, moshpit
+from examples import run as examples
 
 STUDIES: Final[Mapping[str, tuple[str, ...]]] = {
     "quality": (),
@@ -49,6 +50,7 @@ OF_FILES: Final[Mapping[str, Callable[[Any, Path], object]]] = {
     "gpu-lab": gpu_lab.report,
     "one-host": one_host.report,
     "fec": fec.report,
+    "examples": examples.report,
     "nccl": lambda found, folder: nccl.write([Result(**row) for row in found], folder),
 }
 """What writes the tables and pictures of a JSON file of docs/."""

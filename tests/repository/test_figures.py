@@ -282,3 +282,23 @@ def test_what_simulations_charge_is_what_was_measured() -> None:
         f"connection {1e3 * COSTS.connect:.2f} ms, {CONNECTION_BYTES // 1000} KB and a descriptor"
     )
     assert said in words("simulate.md")
+
+
+def test_memory_that_ranks_share() -> None:
+    """As lay_out in native/link_shm.c computes it: of each peer a ring and buffers, of which the
+    budgets of all leave fewer."""
+    text = (ROOT / "native" / "link_shm.h").read_text(encoding="utf-8")
+    found = re.findall(r"LC_SHM_(\w+) = (\d+)(?: << (\d+))?", text)
+    of = {name: int(number) << int(by or 0) for name, number, by in found}
+    payload = 65_024
+    page = (DOCS / "shared-memory.md").read_text(encoding="utf-8")
+    assert f"| payload buffers | {payload:,} each |" in page
+    for processes in (2, 4, 8):
+        peers = processes - 1
+        entries = of["ENTRIES"]
+        while entries * peers * of["ENTRY_BYTES"] > of["ENTRIES_BUDGET"]:
+            entries //= 2
+        buffers = min(of["BUDGET"] // payload // peers, of["BUFFERS"])
+        ring = 64 + entries * of["ENTRY_BYTES"]
+        bytes_ = of["HEADER_BYTES"] + peers * (ring + buffers * payload)
+        assert only(page, f"{processes} |")[1] == f"{bytes_ / 2**20:.1f} MiB"

@@ -235,7 +235,7 @@ class Directory:
         if other is not None and other.wire != wanted.wire:
             return Agreed(
                 f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "
-                f"the same wire= and options LOSSYCOLL_WIRE... on all peers"
+                f"the same wire= and options LOSSYCOLL_WIRE... and LOSSYCOLL_LINK on all peers"
             )
         if wanted.grid and other is None:
             if reason := self._placement.set_grid(wanted.grid, len(self.peers)):

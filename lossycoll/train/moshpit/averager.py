@@ -383,13 +383,12 @@ def _settings(
     """Tells apart what must not be averaged with one another."""
     shapes: list[object] = [(str(one.dtype), tuple(one.shape)) for one in map(local, tensors)]
     shards: list[Any] = [one for one in tensors if is_dtensor(one)]
+    shapes += [(one.placements, tuple(one.shape)) for one in shards]
     return {
         "tensors": len(tensors),
         "values": sum(local(tensor).numel() for tensor in tensors),
         **({"shard": _shard(shards[0])} if shards else {}),
-        SHAPES: hashlib.sha256(
-            str(shapes + [(one.placements, tuple(one.shape)) for one in shards]).encode()
-        ).hexdigest()[:16],
+        SHAPES: hashlib.sha256(str(shapes).encode()).hexdigest()[:16],
         "grid": grid or "by peers",
         "max_missing": max_missing,
         "max_norm": max_norm,
@@ -399,8 +398,7 @@ def _settings(
 def _shard(tensor: Any) -> str:
     """Place of this rank in the mesh of a DTensor: shards of other places must not meet."""
     mesh = tensor.device_mesh
-    place, shape = mesh.get_coordinate(), tuple(mesh.shape)
-    return f"{'/'.join(map(str, place))} of {'/'.join(map(str, shape))}"
+    return " of ".join("/".join(map(str, one)) for one in (mesh.get_coordinate(), mesh.shape))
 
 
 class Fragments:

@@ -219,15 +219,16 @@ def test_other_wires_are_refused(stack: ExitStack) -> None:
     stack.callback(second.close)
     first.averages(SCHEMA, wire="int8")
     for wire in (None, "int4", "int8/int4", "bf16"):
-        with pytest.raises(
-            RendezvousError,
-            match=f"your packets carry '{named(wire or 'same', 128)}', and those of 'a' 'int8'",
-        ):
+        own = f"{named(wire, 128)} everywhere" if wire else "same"
+        said = f"your packets carry '{own}', and those of 'a' 'int8 everywhere'"
+        with pytest.raises(RendezvousError, match=said):
             second.averages(SCHEMA, wire=wire)
     second.averages(SCHEMA, wire="int8")
     given = SwarmMember([place], name="c", options=Options(link="udp", wire="int4", wire_group=32))
     stack.callback(given.close)
-    with pytest.raises(RendezvousError, match="your packets carry 'int4/32', and those of 'a' 'in"):
+    with pytest.raises(
+        RendezvousError, match="your packets carry 'int4/32 everywhere', and those of 'a'"
+    ):
         given.averages(SCHEMA, wire="int8")
 
 

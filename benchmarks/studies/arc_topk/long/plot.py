@@ -60,6 +60,8 @@ def style(name: str) -> dict[str, str]:
     """A colour for what is sent, a line for how errors are remembered."""
     colours = {
         DENSE: "black",
+        "Rand-K": "tab:brown",
+        "Top-K": "tab:purple",
         "PowerSGD": "tab:cyan" if "int8" in name else "tab:blue",
         "ARC": "tab:red" if "int8" in name or name.startswith("ARC 0.2") else "tab:orange",
     }

@@ -21,6 +21,11 @@ def rows(ratio: float, feedback: str, wire: str | None = None) -> Variant:
     return replace(arc(ratio, "lossy", feedback, sketch_dim=SKETCH_DIM, wire=wire), reliable=True)
 
 
+def rows_of(method: str, ratio: float) -> Variant:
+    """Rows by another choice than ARC's: a rank's own largest, or random ones."""
+    return replace(arc(ratio, "lossy", "ef14", method=method), reliable=True)
+
+
 def factors(rank: int, wire: str = "same") -> Variant:
     return replace(rank_of_powersgd(rank, "lossy", reliable=True), wire=wire)
 
@@ -35,6 +40,8 @@ LONG_VARIANTS: Mapping[str, Variant] = {
     "ARC 0.05, none": rows(0.05, "none"),
     "ARC 0.05, ef14": rows(0.05, "ef14"),
     "ARC 0.045, ef14": rows(0.045, "ef14"),
+    "Rand-K 0.2, ef14": rows_of("randk", 0.2),
+    "Top-K 0.05, ef14": rows_of("topk", 0.05),
     "PowerSGD 3": factors(3),
     "PowerSGD 10": factors(10),
     "PowerSGD 11": factors(11),
@@ -46,7 +53,10 @@ Levels = Mapping[str, tuple[str, ...]]
 LEVELS: Mapping[str, Levels] = {
     "gpt": {
         "all": (DENSE,),
-        "a fifth": ("PowerSGD 10", "ARC 0.2, none", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
+        "a fifth": (
+            *("PowerSGD 10", "ARC 0.2, none", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
+            *("Rand-K 0.2, ef14", "Top-K 0.05, ef14"),
+        ),
         "a fifteenth": (
             *("PowerSGD 3", "ARC 0.2, int8, none", "ARC 0.2, int8, ef14"),
             *("ARC 0.05, none", "ARC 0.05, ef14", "PowerSGD 11, int8"),
@@ -54,7 +64,10 @@ LEVELS: Mapping[str, Levels] = {
     },
     "conv": {
         "all": (DENSE,),
-        "a fifth": ("PowerSGD 11", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
+        "a fifth": (
+            *("PowerSGD 11", "ARC 0.2, ef14", "ARC 0.2, ef21m"),
+            *("Rand-K 0.2, ef14", "Top-K 0.05, ef14"),
+        ),
         "a fifteenth": (
             *("PowerSGD 3", "ARC 0.2, int8, ef14"),
             *("ARC 0.045, ef14", "PowerSGD 12, int8"),

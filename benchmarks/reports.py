@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.__main__ import main as study
-from benchmarks.common.report import KEPT, fill
 from benchmarks.common.results import ROOT, Result
-from benchmarks.micro import gpu, one_host
+from benchmarks.common.tables import fill, kept
+from benchmarks.micro import gpu, gpu_lab, one_host
 from benchmarks.studies.fec import report as fec
 from benchmarks.studies.nccl import report as nccl
 from benchmarks.theory import __main__ as theory
 from benchmarks.theory import dropcompute, moshpit
+from examples import run as examples
 
 STUDIES: Final[Mapping[str, tuple[str, ...]]] = {
     "quality": (),
@@ -46,24 +47,20 @@ OF_FILES: Final[Mapping[str, Callable[[Any, Path], object]]] = {
     "moshpit": moshpit.report,
     "dropcompute-theory": dropcompute.report,
     "gpu": gpu.report,
+    "gpu-lab": gpu_lab.report,
     "one-host": one_host.report,
     "fec": fec.report,
+    "examples": examples.report,
     "nccl": lambda found, folder: nccl.write([Result(**row) for row in found], folder),
 }
 """What writes the tables and pictures of a JSON file of docs/."""
 
 
-def kept(folder: Path) -> None:
-    """The tables of which nothing but the text was kept."""
-    pages = json.loads((ROOT / "docs" / KEPT).read_text(encoding="utf-8"))
-    for page, tables in pages.items():
-        fill(folder / page, {name: "\n".join(lines) for name, lines in tables.items()})
-
-
 def write(folder: Path) -> int:
     """Everything, into the pages of a folder such as docs, and into README.md beside it; returns
     the exit status."""
-    kept(folder)
+    for page, tables in kept(ROOT / "docs").items():
+        fill(folder / page, {name: "\n".join(lines) for name, lines in tables.items()})
     for name, report in OF_FILES.items():
         report(json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8")), folder)
     done = [

@@ -19,13 +19,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lossycoll.cli.launcher import on_one_machine
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "examples.md"
 INJECT = "loss=0.05,seed=7"
-BEGIN, END = "<!-- make examples writes this table -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- examples: begin -->\n\n", "\n<!-- examples: end -->\n"
 
 AGAIN = "torchrun starts all again; gloo fails in some runs"
 
@@ -195,14 +196,16 @@ EXAMPLES = (
 
 @dataclass
 class Outcome:
-    """What one run did. ``status`` is torchrun's, None if it had to be ended."""
+    """What one run did. ``status`` is torchrun's, None if it had to be ended. ``measured`` says
+    when, and by which commit."""
 
     name: str
     backend: str
     status: int | None
     seconds: float
     summary: str
-    output: str
+    measured: str = ""
+    output: str = ""
 
     @property
     def verdict(self) -> str:
@@ -241,33 +244,55 @@ def run(example: Example, backend: str, timeout: float, python: str = sys.execut
     seconds = time.monotonic() - begin
     found = re.search(rf"^{example.name}: (.+)$", output, re.MULTILINE)
     summary = found[1] if found else ""
-    return Outcome(example.name, backend, status, round(seconds, 1), summary, output)
+    return Outcome(example.name, backend, status, round(seconds, 1), summary, now(), output)
+
+
+def now() -> str:
+    """Today, and the commit."""
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return f"{time.strftime('%Y-%m-%d', time.gmtime())}, {done.stdout.strip() or 'no commit'}"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A row for each example; each needs an outcome for both backends."""
     by_name = {(outcome.name, outcome.backend): outcome for outcome in outcomes}
     rows = [
-        "| Example | Shows | Ranks | gloo | lossy, 5% lost | Notes |",
-        "|---|---|---|---|---|---|",
+        "| Example | Shows | Ranks | gloo | lossy, 5% lost | Notes | measured |",
+        "|---|---|---|---|---|---|---|",
     ]
     for example in EXAMPLES:
         if (example.name, "lossy") in by_name:
             gloo, lossy = (by_name[example.name, backend] for backend in ("gloo", "lossy"))
             link = f"[{example.name}](../examples/{example.name}.py)"
             seen = f"{lossy.verdict}: {lossy.summary}" if lossy.summary else lossy.verdict
-            cells = (link, example.shows, example.ranks, gloo.verdict, seen, example.note)
+            cells = (
+                link,
+                example.shows,
+                example.ranks,
+                gloo.verdict,
+                seen,
+                example.note,
+                lossy.measured,
+            )
             rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 
 
 def write(outcomes: Sequence[Outcome]) -> None:
-    """Puts the table into its place in docs/examples.md, and the figures beside it as JSON."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(before + BEGIN + table(outcomes) + END + after, encoding="utf-8")
+    """The figures as JSON beside docs/examples.md, and its table."""
     figures = [{k: v for k, v in asdict(one).items() if k != "output"} for one in outcomes]
     PAGE.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    report(figures, PAGE.parent)
+
+
+def report(figures: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Puts the table into its place in examples.md of a folder."""
+    page = folder / PAGE.name
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN.rstrip())
+    after = rest.split(END.lstrip())[1]
+    text = table([Outcome(**one) for one in figures])
+    page.write_text(before + BEGIN + text + END + after, encoding="utf-8")
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.common.tables import Table, add_report
 from tools import netem_guest
 from tools.rdma_measures import (
     CUT_FOR_S,
@@ -38,6 +39,13 @@ from tools.rdma_measures import (
 )
 from tools.rdma_pair import ADDRESSES, INTERFACES
 
+CASES: Final = Table("measured-costs.md", "rdma", "case | result")
+LINKS: Final = Table(
+    "measured-costs.md",
+    "rdma-speed",
+    "link | MB/s | CPU time of rank 0 for each packet | of rank 1 | of the kernel's threads"
+    " | resent",
+)
 SECONDS: Final = 300
 """The guest is ended then: the whole is to take 3 minutes where the machine is idle."""
 MTU: Final = 4200
@@ -297,10 +305,10 @@ def _speed(data: Any) -> tuple[str, list[str]]:
     return f"{rounds} rounds of {SPEED_EACH} all-reduces of 1 MiB, by each link in turn", complaints
 
 
-def speeds(data: Any) -> str:
-    """The links side by side: medians of rounds, and CPU time of all rounds together."""
-    head = ("link", "MB/s", "rank 0", "rank 1", "ksoftirqd", "resent")
-    lines = ["{:<24}{:>8}{:>10}{:>10}{:>12}{:>8}".format(*head)]
+def speeds(data: Any) -> list[list[str]]:
+    """The links side by side, as LINKS has them: medians of rounds of the tensor's megabytes, and
+    CPU time of all rounds together."""
+    lines = []
     size = 4 * SPEED_ELEMENTS * SPEED_EACH
     for name in WAYS:
         ranks = [one["rows"][name] for one in data["ranks"]]
@@ -310,11 +318,9 @@ def speeds(data: Any) -> str:
         own = [1e6 * cpu / count for cpu, count in zip(seconds, packets, strict=True)]
         kernel = 1e6 * sum(row["kernel_cpu"] for row in ranks[0]) / sum(packets)
         resent = sum(int(row["resent"]) for rows in ranks for row in rows)
-        lines.append(
-            f"{name:<24}{rate:>8.1f}{own[0]:>10.1f}{own[1]:>10.1f}{kernel:>12.1f}{resent:>8}"
-        )
-    note = "Megabytes of the tensor; then microseconds of CPU time for each packet sent or received"
-    return "\n".join([f"{note}:", *lines])
+        costs = (f"{us:.1f} us" for us in (*own, kernel))
+        lines.append([name, f"{rate:.1f}", *costs, f"{resent}"])
+    return lines
 
 
 def table(rows: Sequence[Verdict]) -> str:
@@ -328,6 +334,7 @@ def table(rows: Sequence[Verdict]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").splitlines()[0]
     parser = netem_guest.parser_of_check("python -m tools.rdma_check", about, SECONDS)
+    add_report(parser, CASES.page)
     chosen = parser.parse_args(arguments)
     if chosen.dry_run:
         print(script(), end="")
@@ -352,7 +359,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complaints = [text for verdict in judged for text in verdict.complaints]
     outcome = "\n".join(complaints) if complaints else "all holds"
     speed = json.loads(found["speed.json"])
-    compared = "" if any("error" in one for one in speed["ranks"]) else f"{speeds(speed)}\n\n"
+    compared = ""
+    if not any("error" in one for one in speed["ranks"]):
+        compared = f"{LINKS.report(chosen.report, speeds(speed))}\n\n"
+    CASES.report(chosen.report, [[verdict.name, verdict.said] for verdict in judged])
     text = (
         f"python -m tools.rdma_check, {date.today().isoformat()}, Linux {version} in QEMU "
         f"without KVM, {time.monotonic() - begin:.0f} s\n\n{table(judged)}\n\n{compared}{outcome}\n"

@@ -25,8 +25,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import markdown, write_json
 from benchmarks.common.results import ROOT, commit, machine
+from benchmarks.common.tables import Table, add_report, markdown, write_json
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab, Link, Network, Port
 
@@ -34,6 +34,7 @@ RANK = Path(__file__).with_name("commits_rank.py")
 BUILDS = ROOT / "build" / "commits"
 JOB_SECONDS = 300.0
 HEADINGS = ("where", "ranks", "call", "size", "before, ms", "after, ms", "before / after")
+TABLE = Table("performance.md", "commits", " | ".join(HEADINGS))
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=6, help="of each commit and place")
     parser.add_argument("--json", type=Path, help="write every time to this file")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     options.sizes = [int(mib * (1 << 20)) for mib in options.mib]
     packages = {
@@ -168,6 +170,7 @@ def main() -> int:
                 ],
             )
         )
+    TABLE.report(options.report, list(map(cells, rows)))
     if options.json:
         names = {side: os.path.basename(package) for side, package in packages.items()}
         write_json(options.json, {"commits": names, "machine": machine(), "rows": rows})

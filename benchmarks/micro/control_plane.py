@@ -4,7 +4,8 @@ Processes without torch, one plane each, forked from this one, with one group of
 smaller ones. First the CPU time of all of them together while nothing happens, then the time from
 the kill of one (the coordinator, and another) until the last of the others has been told. Clock:
 the machine's own, the same for all. CPU time: what the kernel counts for the processes, without
-their start.
+their start. ``--report docs`` writes the tables of measured-costs.md, and of simulate-accuracy.md
+beside what a simulation has.
 """
 
 from __future__ import annotations
@@ -20,12 +21,29 @@ import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from benchmarks.common.tables import Table, add_report
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import View
+from lossycoll.simulate.control import simulate_control
 
+COSTS: Final = Table(
+    "measured-costs.md",
+    "control-plane",
+    "members | groups of each | cores | of it the coordinator | another rank killed"
+    " | the coordinator killed",
+    keys=2,
+)
+SIMULATED: Final = Table(
+    "simulate-accuracy.md",
+    "control-planes",
+    "ranks | processor until all are here | simulated | share of a processor for heartbeats"
+    " | simulated | processor for a death that it tells | simulated | descriptors | simulated"
+    " | memory | simulated",
+    keys=1,
+)
 ADDRESS = "127.0.0.1"
 TOLD = struct.Struct("!id")
 """Of which death this is (-1: all have met), and when it was heard of."""
@@ -195,16 +213,51 @@ def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[
     }
 
 
+def costs(found: Mapping[str, Any]) -> list[str]:
+    """A row of COSTS."""
+    killed = [found["killed"][which] for which in ("other", "coordinator")]
+    return [
+        f"{found['members']}",
+        f"{found['groups_each']}",
+        f"{found['cores']:.3f}",
+        f"{found['coordinator_cores']:.3f}",
+        *(f"{one['median_ms']:.0f} and {one['longest_ms']:,.0f} ms" for one in killed),
+    ]
+
+
+def beside_simulated(found: Mapping[str, Any]) -> list[str]:
+    """A row of SIMULATED: of the coordinator."""
+    simulated = simulate_control(found["members"], liveness=found["liveness_s"])
+    return [
+        f"{found['members']}",
+        f"{1e3 * found['coordinator_start_s']:.0f} ms",
+        f"{1e3 * simulated.ready_busy:.0f} ms",
+        f"{found['coordinator_cores']:.2%}",
+        f"{simulated.busy:.2%}",
+        f"{found['killed']['other']['coordinator_ms']:.1f} ms",
+        f"{1e3 * simulated.ended.busy:.1f} ms",
+        f"{found['coordinator_descriptors']}",
+        f"{simulated.descriptors}",
+        f"{found['coordinator_memory'] / 1e6:.1f} MB",
+        f"{simulated.memory / 1e6:.1f} MB",
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--groups", type=int, default=0, help="of 2 to 8 ranks, for each (0)")
     parser.add_argument("--liveness", type=float, default=10.0, help="seconds (10)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of CPU time measured (30)")
+    add_report(parser, "measured-costs.md and simulate-accuracy.md")
     options = parser.parse_args()
+    every = []
     for members in options.members:
-        found = measure(members, options.groups, options.liveness, options.seconds)
-        print(json.dumps(found), flush=True)
+        every.append(measure(members, options.groups, options.liveness, options.seconds))
+        print(json.dumps(every[-1]), flush=True)
+    COSTS.report(options.report, [costs(found) for found in every])
+    if options.report and not options.groups:
+        SIMULATED.report(options.report, [beside_simulated(found) for found in every])
     return 0
 
 

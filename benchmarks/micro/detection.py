@@ -20,7 +20,11 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from benchmarks.common.tables import Table, add_report
 
+TABLE = Table(
+    "measured-costs.md", "detection", "`on_peer_loss` | killed | median, ms | longest, ms"
+)
 WORLD = 4
 STEPS_BEFORE = 200
 
@@ -58,7 +62,7 @@ def one_kill(mode: str, victim: int) -> float:
         "LOSSYCOLL_LOG": "off",
         "LOSSYCOLL_ON_PEER_LOSS": mode,
     }
-    command = [sys.executable, __file__, "--rank-of", str(victim)]
+    command = [sys.executable, "-m", "benchmarks.micro.detection", "--rank-of", str(victim)]
     ranks = [
         subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(WORLD)
@@ -71,10 +75,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=8, help="of each kind (8)")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     if options.rank_of is not None:
         rank_main(options.rank_of)
         return 0
+    rows = []
     for mode in ("raise", "continue"):
         for victim in (0, WORLD - 1):
             seconds = [one_kill(mode, victim) for _ in range(options.kills)]
@@ -85,6 +91,9 @@ def main() -> int:
                 "longest_ms": round(1e3 * max(seconds), 1),
             }
             print(json.dumps(found), flush=True)
+            times = (f"{found[name]:.0f}" for name in ("median_ms", "longest_ms"))
+            rows.append([f"`{mode}`", f"rank {victim}", *times])
+    TABLE.report(options.report, rows)
     return 0
 
 

@@ -23,12 +23,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from benchmarks.common.report import markdown
+from benchmarks.common.tables import Table, add_report
 from lossycoll.cli.argtypes import whole
 
 HEAD: Final = (
     "peers",
-    "way",
+    "transport",
     "sealed",
     "all have joined, s",
     "groups",
@@ -42,6 +42,7 @@ HEAD: Final = (
 )
 SPREAD_SECONDS: Final = 2.0
 REST_SECONDS: Final = 5.0
+TABLE: Final = Table("moshpit.md", "directory", " | ".join(HEAD), keys=3)
 TRIES: Final = 100
 
 
@@ -146,7 +147,7 @@ def row(way: str, sealed: bool, peers: int, processes: int, rounds: int) -> list
             time.sleep(0.01)
         left = time.monotonic() - begin
         return [
-            f"{peers}",
+            f"{peers:,}",
             way,
             "yes" if sealed else "no",
             f"{joined:.1f}",
@@ -177,6 +178,7 @@ def main() -> int:
     add("--rounds", type=whole(1), default=5, help="of each kind (%(default)s)")
     add("--ways", nargs="+", choices=["tcp", "valkey"], default=["tcp", "valkey"], help="(both)")
     add("--sealed", nargs="+", choices=["no", "yes"], default=["no", "yes"], help="(both)")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     rows = [
         row(way, sealed == "yes", peers, options.processes, options.rounds)
@@ -184,7 +186,7 @@ def main() -> int:
         for way in options.ways
         for sealed in options.sealed
     ]
-    print(markdown(HEAD, rows))
+    print(TABLE.report(options.report, rows))
     return 0
 
 

@@ -15,12 +15,18 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.common.tables import Table, add_report
 from lossycoll.plan import hierarchical, ring
 from lossycoll.plan.faults import Inject
 from lossycoll.plan.order import draw_order
 from tests.oracle import reference_executor
 from tests.oracle.masks import lost
 
+TABLE = Table(
+    "performance.md",
+    "estimator",
+    "ranks | loss | burst | ring, all | transpose, all | ring, reduced | transpose, reduced",
+)
 PACKETS = 240
 PER_PACKET = 16
 OPERATIONS = 12
@@ -52,19 +58,16 @@ def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    print(
-        "| ranks | loss | burst | ring, all | transpose, all | ring, reduced | transpose, reduced |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_report(parser, TABLE.page)
+    options = parser.parse_args()
+    rows = []
     for world in (2, 4, 8):
         for loss, burst in ((0.01, 1.0), (0.1, 1.0), (0.1, 8.0), (0.3, 1.0)):
-            a = errors("ring", world, loss, burst)
-            b = errors("transpose", world, loss, burst)
-            print(
-                f"| {world} | {loss:g} | {burst:g} | {a[0]:.3f} | {b[0]:.3f} "
-                f"| {a[1]:.3f} | {b[1]:.3f} |"
-            )
+            ring_, transpose = (errors(name, world, loss, burst) for name in ("ring", "transpose"))
+            every = [f"{one[of]:.3f}" for of in (0, 1) for one in (ring_, transpose)]
+            rows.append([f"{world}", f"{loss:g}", f"{burst:g}", *every])
+    print(TABLE.report(options.report, rows))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import lab_job
-from benchmarks.common.report import write_json
 from benchmarks.common.results import ROOT, commit, machine
+from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll import _autoload
 from lossycoll.cli.argtypes import real, whole
 from lossycoll.cli.bench import nccl
@@ -31,6 +32,21 @@ from lossycoll.lab import Lab, Link, Network
 
 BACKENDS = ("nccl", "lossy", "gloo")
 JOB_SECONDS = 300.0
+
+
+def report(found: Mapping[str, Any], folder: Path) -> None:
+    """gpu-lab.json, and the table between the marks of gpu.md."""
+    write_json(folder / "gpu-lab.json", found)
+    rows = [
+        [
+            f"{row['bytes']:,}",
+            *(f"{1e3 * row['median'][name]:.0f}" for name in BACKENDS),
+            f"{row['median']['nccl'] / row['median']['lossy']:.1f}",
+        ]
+        for row in found["rows"]
+    ]
+    head = ["bytes", "NCCL, ms", "lossy, ms", "gloo, ms", "NCCL / lossy"]
+    fill(folder / "gpu.md", {"gpu-nccl": markdown(head, rows)})
 
 
 def rank_main(config: dict[str, Any], out: Path) -> None:
@@ -73,7 +89,7 @@ def main() -> int:
     add("--delay", type=real(0), default=20.0, help="round trip in ms (%(default)g)")
     add("--sizes", default="65536,1048576,4194304,26214400", help="bytes (%(default)s)")
     add("--turns", type=whole(1), default=5, help="of each backend (%(default)s)")
-    add("--json", type=Path, help="write the rows to this file as well")
+    add("--report", type=Path, help="folder of gpu.md, for the table and gpu-lab.json")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     network = Network(link=Link(loss=options.loss, delay_ms=options.delay / 2))
@@ -92,9 +108,9 @@ def main() -> int:
     for row in rows:
         times = ", ".join(f"{name} {1e3 * row['median'][name]:.1f} ms" for name in BACKENDS)
         print(f"{row['bytes']} bytes: {times}")
-    if options.json:
+    if options.report:
         about = {"commit": commit(), "machine": machine(), "loss": options.loss}
-        write_json(options.json, {**about, "delay_ms": options.delay, "rows": rows})
+        report({**about, "delay_ms": options.delay, "rows": rows}, options.report)
     return 0
 
 

@@ -22,13 +22,35 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.local_job import run_job
-from benchmarks.common.report import write_json
 from benchmarks.common.results import commit, machine
+from benchmarks.common.tables import Table, add_report, write_json
 from lossycoll import _autoload
 from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
 GROUPS = 7
+TABLE = Table(
+    "performance.md",
+    "groups",
+    "ranks | backend | `new_group`, s | threads more | descriptors more | init, s"
+    " | of it the import | threads | descriptors",
+    keys=2,
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of TABLE."""
+    return [
+        f"{row['ranks']}",
+        row["backend"],
+        f"{row['new_group_s']:.3g}",
+        f"{row['threads']:.0f}",
+        f"{row['descriptors']:.0f}",
+        f"{row['init_s']:.2f}",
+        f"{row['import_s']:.2f}",
+        f"{row['init_threads']:.0f}",
+        f"{row['init_descriptors']:.0f}",
+    ]
 
 
 def holdings() -> tuple[int, int]:
@@ -85,6 +107,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,8,32")
     parser.add_argument("--jobs", type=int, default=3, help="of each backend, in turn")
     parser.add_argument("--json", help="write the rows to this file as well")
+    add_report(parser, TABLE.page)
     args = parser.parse_args()
     compileall.compile_dir(Path(_autoload.__file__).parent, quiet=1)
     rows = []
@@ -103,6 +126,7 @@ def main() -> None:
                 f"descriptors +{row['descriptors']:.0f})",
                 flush=True,
             )
+    TABLE.report(args.report, list(map(cells, rows)))
     if args.json:
         write_json(Path(args.json), {"commit": commit(), "machine": machine(), "rows": rows})
 

@@ -1,7 +1,8 @@
 """How much the laboratory's switch carries, and how exactly it does what it is asked.
 
-``python -m benchmarks.micro.lab`` prints tables of docs/lab.md. Rates are of payload, with the
-sender, the receiver and the switch on the same cores; each is the median of some runs.
+``python -m benchmarks.micro.lab`` prints the tables of docs/lab-accuracy.md. Rates are of
+payload, with the sender, the receiver and the switch on the same cores; each is the median of some
+runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.common.tables import Table, add_report
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.verify import SEGMENTS, flow, round_trips, verify
 
+PAGE = "lab-accuracy.md"
+ASKED = Table(
+    PAGE,
+    "lab-asked",
+    "asked: loss, mean burst, round trip | loss of datagrams / aggregates | mean burst"
+    " | round trip",
+)
+PORTS = Table(PAGE, "lab-ports", "port | offered | got | dropped | longest queue")
+LINKS = {
+    "no delay": Link(),
+    "20 ms": Link(delay_ms=10),
+    "20 ms, 1% lost": Link(delay_ms=10, loss=0.01),
+}
+TRAFFIC = Table(PAGE, "lab-traffic", " | ".join(["traffic, Mbit/s of payload", *LINKS]))
 STREAM = """
 import socket, sys, time
 role, address, congestion, seconds = sys.argv[1:]
@@ -54,13 +67,8 @@ def stream(lab: Lab, congestion: str, seconds: float) -> float:
         return float(receiver.stdout.readline()) * 8e-6
 
 
-def throughput(rounds: int, seconds: float) -> Table:
-    table = Table("link", "traffic", "Mbit/s", "lost unasked")
-    links = {
-        "no delay": Link(),
-        "20 ms there and back": Link(delay_ms=10),
-        "the same, 1% lost": Link(delay_ms=10, loss=0.01),
-    }
+def throughput(rounds: int, seconds: float) -> list[list[str]]:
+    """Rows of TRAFFIC: medians."""
 
     def datagrams(segments: int, mbit: float) -> Callable[[Lab], float]:
         packets = int(mbit * 125_000 * seconds / 1472)
@@ -68,13 +76,15 @@ def throughput(rounds: int, seconds: float) -> Table:
 
     kinds: dict[str, Callable[[Lab], float]] = {
         "datagrams, 800 Mbit/s offered": datagrams(1, 800),
-        "aggregates, 2000 Mbit/s offered": datagrams(SEGMENTS, 2000),
-        "aggregates, 4000 Mbit/s offered": datagrams(SEGMENTS, 4000),
+        "aggregates, 2000 offered": datagrams(SEGMENTS, 2000),
+        "aggregates, 4000 offered": datagrams(SEGMENTS, 4000),
         "TCP, cubic": lambda lab: stream(lab, "cubic", seconds),
         "TCP, bbr": lambda lab: stream(lab, "bbr", seconds),
     }
-    for link_name, link in links.items():
-        for kind, measure in kinds.items():
+    rows = []
+    for kind, measure in kinds.items():
+        cells = []
+        for link in LINKS.values():
             rates, unasked = [], 0
             for _ in range(rounds):
                 with Lab(Network(link=link)) as lab:
@@ -83,15 +93,15 @@ def throughput(rounds: int, seconds: float) -> Table:
                     except ValueError:
                         continue  # this kernel lacks that congestion control
                     unasked += sum(host.unasked for host in lab.counters().hosts)
-            if rates:
-                table.add_row(link_name, kind, f"{statistics.median(rates):.0f}", str(unasked))
-    return table
+            lost = f" ({unasked} lost unasked)" if unasked else ""
+            cells.append(f"{statistics.median(rates):.0f}{lost}" if rates else "-")
+        rows.append([kind, *cells])
+    return rows
 
 
-def exactness() -> Table:
-    table = Table(
-        *("asked", "sent as", "loss", "mean burst", "round trip, ms"), title="asked against got"
-    )
+def exactness() -> list[list[str]]:
+    """Rows of ASKED."""
+    rows = []
     for link in (
         Link(loss=0.001),
         Link(loss=0.01),
@@ -103,44 +113,52 @@ def exactness() -> Table:
     ):
         with Lab(Network(link=link)) as lab:
             (row,) = verify(lab, [(0, 1)])
-        asked = f"{link.loss:.1%}, burst {link.mean_burst:.2f}, {row.round_trip_asked:g} ms"
-        for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
-            burst = f"{one.burst:.2f}" if one.lost else "-"
-            table.add_row(asked, name, f"{one.loss:.3%}", burst, f"{row.round_trip:.2f}")
-    return table
+        kinds = (row.plain, row.aggregated)
+        asked = f"{100 * link.loss:g}%, {link.mean_burst:.2f}, {row.round_trip_asked:g} ms"
+        rows.append(
+            [
+                asked + (f", jitter of 2 x {link.jitter_ms:g} ms" if link.jitter_ms else ""),
+                " / ".join(f"{one.loss:.3%}" for one in kinds),
+                " / ".join(f"{one.burst:.2f}" if one.lost else "-" for one in kinds),
+                f"{row.round_trip:.2f} ms",
+            ]
+        )
+    return rows
 
 
-def shares() -> Table:
-    table = Table("port", "offered", "got, Mbit/s", "dropped", "longest queue, bytes")
+def shares() -> list[list[str]]:
+    """Rows of PORTS."""
+    rows = []
     for mbit, queue_ms in ((10, 100), (100, 20), (1000, 10)):
         with Lab(Network(port=Port(up_mbit=mbit, queue_ms=queue_ms))) as lab:
             packets = mbit * 400
             one = flow(lab, (0, 1), packets=packets, mbit=1.5 * mbit, segments=SEGMENTS)
             up = lab.counters().hosts[0].up
-        port = f"{mbit} Mbit/s, queue {queue_ms} ms"
-        table.add_row(
-            port,
-            f"{1.5 * mbit:g} Mbit/s",
-            f"{one.mbit:.1f}",
-            f"{one.queued_out}",
-            str(up.queue_max),
+        rows.append(
+            [
+                f"{mbit} Mbit/s, queue {queue_ms} ms",
+                f"{1.5 * mbit:g} Mbit/s",
+                f"{one.mbit:.1f} Mbit/s",
+                f"{one.queued_out:,} of {packets:,}",
+                f"{up.queue_max:,} of {mbit * queue_ms * 125:,} bytes",
+            ]
         )
-    return table
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="per figure (%(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="per run (%(default)g)")
+    add_report(parser, PAGE)
     chosen = parser.parse_args()
-    console = Console(width=110)
-    console.print(exactness())
-    console.print(shares())
-    console.print(throughput(chosen.rounds, chosen.seconds))
+    print(ASKED.report(chosen.report, exactness()), "\n")
+    print(PORTS.report(chosen.report, shares()), "\n")
+    print(TRAFFIC.report(chosen.report, throughput(chosen.rounds, chosen.seconds)), "\n")
     with Lab() as lab:
         times = round_trips(lab, (0, 1), 200)
     median = statistics.median(times)
-    console.print(f"round trip without delay: median {median:.3f} ms, least {min(times):.3f} ms")
+    print(f"round trip without delay: median {median:.3f} ms, least {min(times):.3f} ms")
     return 0
 
 

@@ -2,7 +2,8 @@
 
 ``lossycoll lab --hosts 4 --up-mbit 50 --down-mbit 50 --delay-ms 10 -- python -m
 benchmarks.micro.lab_all_reduce`` prints a row: medians in a loop and after computing, over the
-limit. The same processes have a group of each, which take turns.
+limit. The same processes have a group of each, which take turns. ``--report docs`` writes the row
+into performance.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from benchmarks.common.tables import Table, add_report
 
+TABLE = Table(
+    "performance.md",
+    "slow-links",
+    "hosts | Mbit/s | lost | size | lossy, loop | gloo, loop | lossy, computing"
+    " | gloo, computing | missing | load",
+    keys=4,
+)
 SETTLE = 2
 """Calls of each backend and form that don't count."""
 
@@ -56,6 +65,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=7, help="that count (%(default)s)")
     parser.add_argument("--busy-ms", type=float, default=50, help="of computing (%(default)s)")
     parser.add_argument("--mbit", type=float, required=True, help="a port's, for the limit")
+    parser.add_argument("--lost", default="0%", help="what the network loses, for the row (0%%)")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
@@ -78,8 +89,9 @@ def main() -> None:
             for times in found.values()
         ]
         missing = float(share[0] / max(1, share[1]))
-        row = [f"{world}", f"{options.mbit:g}", *cells, f"{missing:.2%}"]
-        print("| " + " | ".join([*row, f"{os.getloadavg()[0]:.0f}"]) + " |", flush=True)
+        row = [f"{world}", f"{options.mbit:g}", options.lost, f"{options.mib:g} MiB", *cells]
+        row += [f"{missing:.2%}", f"{os.getloadavg()[0]:.0f}"]
+        print(TABLE.report(options.report, [row]), flush=True)
     dist.destroy_process_group()
 
 

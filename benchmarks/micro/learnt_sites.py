@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.lab_job import run_job
-from benchmarks.common.report import markdown
+from benchmarks.common.tables import Table, add_report
 from lossycoll.cli.argtypes import names, whole
 from lossycoll.lab import Lab, Link, Network
 from lossycoll.lab.profiles import profile
@@ -32,7 +32,20 @@ NETWORKS: Final = {
     "cloud": profile("cloud"),
     "home": profile("home"),
 }
-HEADINGS: Final = ("network", "sites found", "named, s", "learnt, s", "of it measuring, s")
+WORDS: Final = {
+    "two-sites": "2 x 2 hosts, round trip of 40 ms between sites, 1% lost",
+    "bad-wan": "2 x 2 hosts, 20 ms, 5% lost, jitter of 3 ms",
+    "three-sites": "3 x 2 hosts, 10 ms, 1% lost",
+    "campus": "2 x 2 hosts, 0.8 ms, as between two halls",
+    "cloud": "`cloud`: 4 hosts, 0.5 ms",
+    "home": "`home`: 4 hosts, 30 ms",
+}
+TABLE: Final = Table(
+    "learnt-sites.md",
+    "learnt-sites",
+    "network | sites found | named, s | learnt, s | of it measuring, s",
+    keys=1,
+)
 JOB_SECONDS: Final = 500.0
 
 
@@ -49,15 +62,18 @@ def row(name: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     found = Counter(tuple(sites) for sites in ranks[0]["sites"])
     measuring = [max(times) for times in zip(*(rank["measuring"] for rank in ranks), strict=True)]
     seconds = [ranks[0]["named"], ranks[0]["learnt"], measuring]
+    often = {sites: f"{times} times" for sites, times in found.items()}
+    if len(found) == 1:
+        often = dict.fromkeys(found, "always")
     return [
-        name,
-        "; ".join(f"{_text(sites)} ({times} times)" for sites, times in found.items()),
-        *(f"{statistics.median(times):.2f}, at most {max(times):.2f}" for times in seconds),
+        WORDS.get(name, name),
+        "; ".join(f"{_text(sites)}, {times}" for sites, times in often.items()),
+        *(f"{statistics.median(times):.2f}, {max(times):.2f}" for times in seconds),
     ]
 
 
 def _text(sites: Sequence[int]) -> str:
-    return " ".join(map(str, sites))
+    return " ".join(map(str, sites)) if any(sites) else "one site"
 
 
 def main() -> int:
@@ -66,9 +82,10 @@ def main() -> int:
     add("--rounds", type=whole(1), default=10, help="groups of each kind (%(default)s)")
     every = tuple(NETWORKS)
     add("--networks", type=names(every), default=every, help=f"of {', '.join(every)}")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     rows = [row(name, measure(NETWORKS[name], options.rounds)) for name in options.networks]
-    print(markdown(HEADINGS, rows))
+    print(TABLE.report(options.report, rows))
     return 0
 
 

@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import fill_and_keep, markdown
+from benchmarks.common.tables import Table, add_report
 from benchmarks.micro.directory import Part, all_of
 from lossycoll.cli.argtypes import whole
 
@@ -39,6 +38,7 @@ HEAD: Final = (
     "CPU at rest, all peers",
 )
 REST_SECONDS: Final = 5.0
+TABLE: Final = Table("moshpit.md", "many-peers", " | ".join(HEAD))
 
 
 def row(peers: int, mib: float, rounds: int) -> list[str]:
@@ -101,13 +101,10 @@ def main() -> int:
     add("--peers", type=whole(2), nargs="+", default=[16, 64], help="how many (%(default)s)")
     add("--mib", type=float, nargs="+", default=[1.0], help="of float32 values (%(default)s)")
     add("--rounds", type=whole(1), default=10, help="after the first (%(default)s)")
-    add("--report", type=Path, help="folder of moshpit.md, which gets the table")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     rows = [row(peers, mib, options.rounds) for peers in options.peers for mib in options.mib]
-    table = markdown(HEAD, rows)
-    print(table)
-    if options.report:
-        fill_and_keep(options.report / "moshpit.md", "many-peers", table)
+    print(TABLE.report(options.report, rows))
     return 0
 
 

@@ -12,14 +12,11 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.common import lab_job, local_job
+from benchmarks.common import lab_job, local_job, tables
 from lossycoll.cli.argtypes import real, whole
 from lossycoll.cli.bench.command import human, percentile
 from lossycoll.lab import Lab, Link, Network
@@ -38,6 +35,13 @@ REMOTE = {
 }
 """The same where each takes long."""
 JOB_SECONDS = 3600.0
+RATIO = "gloo's median / lossy's"
+LOOPBACK = tables.Table(
+    "measured-costs.md", "p2p-loopback", f"loopback | lossy, us | gloo, us | {RATIO}", keys=1
+)
+LABORATORY = tables.Table(
+    "measured-costs.md", "p2p-lab", f"laboratory | lossy, ms | gloo, ms | {RATIO}", keys=1
+)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -63,20 +67,24 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
-def table(what: str, events: Sequence[Mapping[str, Any]]) -> Table:
-    """The events of one kind."""
-    found = Table(title=f"{what}, microseconds a message: p10, median, p90")
-    for heading in ("bytes", *BACKENDS, "p10", "medians"):
-        found.add_column(heading, justify="right")
-    for event in events:
-        parts = {
-            name: [percentile(event["seconds"][name], part) * 1e6 for part in (0.1, 0.5, 0.9)]
-            for name in BACKENDS
-        }
-        cells = [", ".join(f"{value:.0f}" for value in parts[name]) for name in BACKENDS]
-        least, median = (parts["gloo"][i] / parts["lossy"][i] for i in (0, 1))
-        found.add_row(human(event["bytes"]), *cells, f"{least:.2f}", f"{median:.2f} x gloo's speed")
-    return found
+def cells(event: Mapping[str, Any], scale: float, tcp: str) -> list[str]:
+    """A row of LOOPBACK or LABORATORY: p10, median and p90 of a message.
+
+    Args:
+        event: Of one kind and size.
+        scale: Of seconds.
+        tcp: What is named beside the size; empty: nothing.
+    """
+    times = {
+        name: [percentile(event["seconds"][name], part) * scale for part in (0.1, 0.5, 0.9)]
+        for name in BACKENDS
+    }
+    digits = 1 if tcp else 0
+    return [
+        ", ".join(filter(None, (event["what"].removesuffix("s"), human(event["bytes"]), tcp))),
+        *(", ".join(f"{value:.{digits}f}" for value in times[name]) for name in BACKENDS),
+        f"{times['gloo'][1] / times['lossy'][1]:.2f}",
+    ]
 
 
 def main() -> int:
@@ -91,14 +99,16 @@ def main() -> int:
     add("--tcp", default="cubic", help="gloo's congestion control (%(default)s, as Linux's own)")
     add("--loss", type=real(0, 1), default=0.0, help="share of packets lost, in a laboratory")
     add("--delay", type=real(0), default=0.0, help="round trip in ms, in a laboratory")
+    tables.add_report(parser, LOOPBACK.page)
     options = parser.parse_args()
     events = measure(options)
     if options.json:
         print(json.dumps(events))
         return 0
-    for what in ("trips", "streams"):
-        if chosen := [event for event in events if event["what"] == what]:
-            Console().print(table(what, chosen))
+    table, scale, tcp = LOOPBACK, 1e6, ""
+    if options.loss or options.delay:
+        table, scale, tcp = LABORATORY, 1e3, options.tcp
+    print(table.report(options.report, [cells(event, scale, tcp) for event in events]))
     return 0
 
 

@@ -20,11 +20,9 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
 import lossycoll
-from benchmarks.common import local_job
+from benchmarks.common import local_job, tables
 from benchmarks.common.rank_kit import between_ranks
 from lossycoll.cli.argtypes import whole
 from lossycoll.cli.bench.command import human
@@ -35,8 +33,12 @@ SIZES: Final = {4096: 200, 1 << 20: 40, 25 << 20: 8}
 LEFT_OUT: Final = 1 / 4
 """Of each turn: the first calls."""
 LINKS: Final = ("shared memory", "UDP")
-WAYS: Final = ("as they come, ms", "by rank, ms")
-HEADINGS: Final = ("link", "ranks", "size", *WAYS, "times", "waited", "MB")
+TABLE: Final = tables.Table(
+    "performance.md",
+    "rank-order",
+    "link | ranks | size | as they come, ms | by rank, ms | times | waited | MB",
+    keys=3,
+)
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
@@ -72,7 +74,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def rows(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[str]]:
-    """Under HEADINGS, from what each rank has measured, in order."""
+    """Of TABLE, from what each rank has measured, in order."""
     times: dict[tuple[str, int, int], list[float]] = {}
     waited: dict[tuple[str, int], list[float]] = {}
     for row in zip(*ranks, strict=True):
@@ -100,15 +102,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=whole(2), action="append", help="(2, 4 and 8)")
     parser.add_argument("--rounds", type=whole(1), default=4, help="turns (%(default)s)")
+    tables.add_report(parser, TABLE.page)
     options = parser.parse_args()
-    table = Table(*HEADINGS, title="All-reduce in the order of ranks")
+    every = []
     for ranks in options.ranks or (2, 4, 8):
         events = local_job.run_job("benchmarks.micro.rank_order", {"rounds": options.rounds}, ranks)
         events.sort(key=lambda event: int(event["rank"]))
-        for row in rows([one["found"] for one in events]):
-            table.add_row(*row)
-            print(*row, sep=" | ", file=sys.stderr, flush=True)
-    Console(width=110).print(table)
+        every += rows([one["found"] for one in events])
+        print(*every[-1], sep=" | ", file=sys.stderr, flush=True)
+    print(TABLE.report(options.report, every))
     return 0
 
 

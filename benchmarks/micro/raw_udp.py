@@ -17,8 +17,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from benchmarks.common.tables import Table, add_report
+
+TABLE = Table(
+    "performance.md", "raw-udp", "fast paths | GB/s | least | most | of all on | datagrams lost"
+)
 PROGRAM = Path(__file__).resolve().parents[1] / "build" / "raw_udp"
 FAST_PATHS = ("gso", "gro", "mmsg", "gather", "simd")
 CASES: dict[str, tuple[str, ...]] = {
@@ -42,6 +46,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=512, help="sent in each round")
     parser.add_argument("--datagram", type=int, default=1448, help="bytes")
     parser.add_argument("--json", action="store_true")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     if not PROGRAM.exists():
         print("raw_udp is not built: make benchmarks/build/raw_udp", file=sys.stderr)
@@ -55,20 +60,15 @@ def main() -> int:
     if options.json:
         print(json.dumps(rounds))
         return 0
-    table = Table(title=f"UDP over loopback, {options.datagram} byte datagrams, summed on arrival")
-    for heading in ("", "GB/s", "least", "most", "of all on", "lost"):
-        table.add_column(heading, justify="right" if heading else "left")
+    rows = []
     base = statistics.median(run["gb_per_s"] for run in rounds["all on"])
     for name, runs in rounds.items():
         rates = [run["gb_per_s"] for run in runs]
         median = statistics.median(rates)
-        table.add_row(
-            name,
-            *(f"{rate:.2f}" for rate in (median, min(rates), max(rates))),
-            f"{median / base:.0%}",
-            str(sum(run["lost"] for run in runs)),
-        )
-    console.print(table)
+        numbers = (f"{rate:.2f}" for rate in (median, min(rates), max(rates)))
+        lost = sum(run["lost"] for run in runs)
+        rows.append([name, *numbers, f"{median / base:.0%}", f"{lost}"])
+    print(TABLE.report(options.report, rows))
     return 0
 
 

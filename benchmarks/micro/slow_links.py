@@ -17,12 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.results import ROOT
+from benchmarks.common.tables import Table, add_report
 
 COLUMNS = (
     *("seed", "hosts", "mbit", "rtt_ms", "queue_ms", "loss", "burst", "capacity"),
     *("bytes", "deep", "pause_ms", "delivery", "limit", "lost", "dropped", "failed", "times"),
 )
 TIMES = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+TABLE = Table(
+    "congestion-results.md",
+    "slow-links",
+    "operations | " + " | ".join(f"over {most:g} times" for most in TIMES) + " | median | failed",
+)
 
 
 @dataclass(frozen=True)
@@ -80,16 +86,29 @@ def summary(runs: Sequence[Run], worst: int) -> str:
     return "\n".join(lines)
 
 
+def cells(runs: Sequence[Run]) -> list[str]:
+    """The row of TABLE."""
+    times = [time for run in runs for time in run.times]
+    return [
+        f"{len(times)}",
+        *(f"{sum(time > most for time in times)}" for most in TIMES),
+        f"{statistics.median(times):.2f}",
+        f"{sum(int(run.settings['failed']) for run in runs)}",
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="seed (%(default)s)")
     parser.add_argument("--count", type=int, default=1000, help="scenarios (%(default)s)")
     parser.add_argument("--worst", type=int, default=10, help="to print (%(default)s)")
     parser.add_argument("settings", nargs="*", help="of all scenarios: name=value")
+    add_report(parser, TABLE.page)
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         runs = simulate(build(Path(folder)), chosen.first, chosen.count, chosen.settings)
     print(summary(runs, chosen.worst))
+    TABLE.report(chosen.report, [cells(runs)])
     return 0
 
 

@@ -18,9 +18,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.tables import Table, add_report
+
 LATE, VICTIM = 2, 5
 STATES = ("late", "gil", "stopped", "killed", "coordinator killed")
 FUNCTION = "benchmarks.micro.status_answer:rank_waits"
+ANSWER = "median, longest"
+TABLE = Table(
+    "measured-costs.md",
+    "status-answer",
+    f"rank | shown after | answer from pages: {ANSWER} | answer by a port: {ANSWER}",
+    keys=1,
+)
 
 Job = dict[str, Any]
 
@@ -115,6 +124,13 @@ def measure(state: str, world: int, times: int, folder: Path) -> dict[str, float
     return found
 
 
+def cells(state: str, found: dict[str, float]) -> list[str]:
+    """A row of TABLE."""
+    ms = {name: f"{1e3 * seconds:.0f}" for name, seconds in found.items()}
+    pages, port = (f"{ms[f'{how} median']}, {ms[f'{how} longest']} ms" for how in ("pages", "port"))
+    return [state, f"{ms['shown']} ms", pages, port]
+
+
 def main() -> None:
     """Measures all states, and prints them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -122,6 +138,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20, help="answers, of each kind")
     parser.add_argument("--states", nargs="+", choices=STATES)
     parser.add_argument("--json", action="store_true")
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     rows = {}
     for state in options.states or STATES:
@@ -131,6 +148,7 @@ def main() -> None:
             print(f"{state}: " + ", ".join(f"{k} {v:.3f} s" for k, v in rows[state].items()))
     if options.json:
         print(json.dumps(rows))
+    TABLE.report(options.report, [cells(state, found) for state, found in rows.items()])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ from contextlib import contextmanager
 from statistics import fmean, median
 from typing import Any, Final
 
+from benchmarks.common.tables import Table, add_report
+
 FUNCTION: Final = "benchmarks.micro.status_step:rank_trains"
+TABLE: Final = Table("measured-costs.md", "status-step", "CPU time of all ranks | added to a step")
 GOAL: Final = 0.005
 """Of a step."""
 WARM_UP: Final = 3
@@ -196,6 +199,12 @@ def cost(jobs: Sequence[Sequence[Pair]], which: int) -> tuple[float, float, floa
     return whole, found[int(0.025 * DRAWS)], found[int(0.975 * DRAWS) - 1]
 
 
+def share(extra: tuple[float, float, float], step: float) -> str:
+    """A cost and its interval, of a step's."""
+    value, low, high = (one / step for one in extra)
+    return f"{value:.2%} ({low:.2%} to {high:.2%})"
+
+
 def verdict(extra: tuple[float, float, float], step: float) -> str:
     """A cost in words.
 
@@ -218,6 +227,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=40, help="of steps, in each job")
     parser.add_argument("--ranks", type=int, default=2)
+    add_report(parser, TABLE.page)
     options = parser.parse_args()
     parts: dict[str, list[list[Pair]]] = {}
     metrics = []
@@ -236,10 +246,22 @@ def main() -> None:
         for name, jobs in parts.items():
             print(f"  {name}: {verdict(cost(jobs, which), step)}")
     rest, answer = (median(one[name] for one in metrics) for name in ("rest", "answer"))
+    asked = rest + answer / SCRAPED_EVERY
     print(
         f"metrics, in one process of a machine: {1000 * answer:.1f} ms CPU an answer; asked every "
-        f"{SCRAPED_EVERY:.0f} s {rest + answer / SCRAPED_EVERY:.3%} of a core"
+        f"{SCRAPED_EVERY:.0f} s {asked:.3%} of a core"
     )
+    step = median(one[1] for one in whole)
+    page, spans = (cost(parts[f"{name}, calls"], 1) for name in ("page", "spans"))
+    rows = [
+        ["status page", share(page, step)],
+        [
+            f"metrics, asked every {SCRAPED_EVERY:.0f} s: one process of a machine",
+            f"{asked:.2%} of a core",
+        ],
+        ["spans, only while `torch.profiler` runs", share(spans, step)],
+    ]
+    TABLE.report(options.report, rows)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.lab_job import run_job
-from benchmarks.common.report import markdown
+from benchmarks.common.tables import Table, add_report
 from lossycoll.cli.argtypes import whole
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.plan.owners import fractions
 
+ROUNDS: Final = Table(
+    "moshpit.md",
+    "swarm-rounds",
+    "peers | round of | limit, ms | median, ms | of it | longest | group formed in, ms"
+    " | contributions",
+    keys=2,
+)
+NEWCOMER: Final = Table(
+    "moshpit.md",
+    "swarm-newcomer",
+    "peers | state of | until it trains, s | tries | MiB that came"
+    " | others' steps, ms: median, longest",
+    keys=2,
+)
+OWNERS: Final = Table(
+    "moshpit.md",
+    "owners",
+    "owners | wire | parts | limit, ms | median, ms | longest | contributions",
+)
 DELAY_MS, LOSS, MBIT = 20.0, 0.01, 1000.0
 SLOWER: Final = 5
 JOB_SECONDS: Final = 400.0
@@ -78,9 +97,7 @@ def row_of_newcomer(hosts: int, mib: float) -> list[str]:
         f"{hosts - 1}",
         f"{mib:g} MiB",
         f"{new['all']:.2f}",
-        f"{new['seconds']:.2f}",
         f"{new['tries']}",
-        f"{new['donors']}",
         f"{new['bytes'] / 2**20:.1f}",
         f"{1e3 * statistics.median(steps):.0f}, {1e3 * max(steps):.0f}",
     ]
@@ -143,19 +160,17 @@ def main() -> int:
     add("--mib", type=float, default=25.0, help="values of a round, and a state (%(default)s)")
     add("--mbit", type=float, default=MBIT, help="each host's rate in rounds (%(default)s)")
     add("--slow", action="store_true", help="one of four peers has a slow link: nothing else")
+    add_report(parser, "moshpit.md")
     options = parser.parse_args()
     if options.slow:
         rows = rows_of_slow(options.mib, options.rounds, options.mbit)
-        head = ["owners", "wire", "parts", "limit, ms", "median, ms", "longest", "contributions"]
-        print(markdown(head, rows))
+        print(OWNERS.report(options.report, rows))
         return 0
     print(f"{DELAY_MS:g} ms one way, {LOSS:.0%} of packets lost.\n")
-    head = ["peers", "round of", "limit, ms", "median, ms", "of it", "longest"]
     row = row_of_rounds(options.hosts, options.mib, options.rounds, options.mbit)
-    print(markdown([*head, "group formed in, ms", "contributions"], [row]), "\n")
-    head = ["peers", "state of", "until it trains, s", "of it for the state and a round", "tries"]
+    print(ROUNDS.report(options.report, [row]), "\n")
     row = row_of_newcomer(options.hosts, options.mib)
-    print(markdown([*head, "donors", "MiB that came", "others' steps, ms: median, longest"], [row]))
+    print(NEWCOMER.report(options.report, [row]))
     return 0
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import tcp
+from benchmarks.common import tables, tcp
 from benchmarks.common.lab_job import run_job
 from benchmarks.common.rank_kit import between_ranks
 from lossycoll.cli.argtypes import names, real, whole
@@ -151,6 +151,7 @@ HEADINGS = (
     *("variant", "runs", "median, ms", "longest", "limit", "of it"),
     *("MB from a host", "of least", "MB from a site", "of least", "missing"),
 )
+TABLE = tables.Table("performance.md", "sites", " | ".join(HEADINGS))
 
 
 def cells(options: argparse.Namespace, one: Measured) -> list[str]:
@@ -176,7 +177,7 @@ def described(options: argparse.Namespace, seen: Mapping[str, int]) -> str:
     path = f"{options.mbit:g} Mbit/s, {options.delay_ms:g} ms one way, {options.loss:.3g} lost"
     shape = f"{options.sites} sites x {options.hosts} hosts x {options.ranks} ranks"
     found = f"the ranks found {seen['hosts']} hosts and {seen['sites']} sites"
-    return f"all-reduce of {options.mib:g} MiB, {shape}; between sites {path}; {found}"
+    return f"All-reduce of {options.mib:g} MiB, {shape}; between sites {path}; {found}"
 
 
 def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> Table:
@@ -187,16 +188,6 @@ def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[
     for one in found:
         out.add_row(*cells(options, one))
     return out
-
-
-def report(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> None:
-    """The table between the marks of performance.md."""
-    from benchmarks.common.report import fill_and_keep, markdown
-
-    text = described(options, seen)
-    rows = markdown(HEADINGS, [cells(options, one) for one in found])
-    text = f"{text[0].upper()}{text[1:]}.\n\n{rows}"
-    fill_and_keep(options.report / "performance.md", "sites", text)
 
 
 def main() -> int:
@@ -214,7 +205,7 @@ def main() -> int:
     add("--each", type=whole(1), default=6, help="in a row, a third not counted (%(default)s)")
     every = (*VARIANTS, "gloo-cubic", "gloo-bbr")
     add("--variants", type=names(every), default=every, help=f"of {', '.join(every)}")
-    add("--report", type=Path, help="folder of performance.md, for the table")
+    tables.add_report(parser, TABLE.page)
     add("--json", action="store_true", help="print every time instead of a table")
     options = parser.parse_args()
     variants = available(options.variants)
@@ -227,8 +218,8 @@ def main() -> int:
         print(json.dumps({"limit": limit(options), "seen": seen, "measured": measured}))
     else:
         Console(width=150).print(table(options, found, seen))
-    if options.report:
-        report(options, found, seen)
+    rows = [cells(options, one) for one in found]
+    TABLE.report(options.report, rows, below=f"{described(options, seen)}.")
     return 0
 
 

@@ -1,10 +1,11 @@
 """Loss per sample of a swarm whose peers have speeds of 1, 2 and 4, and of one of equal speeds.
 
-    python -m benchmarks.micro.unlike_speeds [--seeds 1 2 3]
+    python -m benchmarks.micro.unlike_speeds [--seeds 1 2 3] [--report docs]
 
 A small regression, three peers by threads over loopback, ``target_samples=448, delayed=True``.
 Steps are taken by a clock, so both swarms see the same number of samples in the same time. A line
 of JSON for each seed; the loss is that of the fastest peer after its round, on data of its own.
+Then the table of all seeds, which ``--report`` puts into docs/moshpit.md.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from statistics import fmean
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.tables import Table, add_report
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 
 SECRET: Final = "a secret of benchmarks"
@@ -31,6 +34,7 @@ TARGET: Final = 448
 MARKS: Final = (4_000, 8_000, 16_000)
 """Samples of the swarm after which the loss is taken."""
 INPUTS, HIDDEN, NOISE = 16, 32, 0.3
+TABLE: Final = Table("moshpit.md", "unlike-speeds", "samples of all peers | mean | least, most")
 
 
 def network() -> nn.Module:
@@ -99,16 +103,34 @@ def losses(pauses: Sequence[float], seed: int) -> tuple[dict[int, float], list[i
     return found, steps
 
 
+def rows(found: Sequence[Mapping[int, float]]) -> list[list[str]]:
+    """Of the table: percent more, by mark, of each seed."""
+    return [
+        [
+            f"{mark:,}",
+            f"{fmean(one[mark] for one in found):+.1f}%",
+            f"{min(one[mark] for one in found):+.1f}%, {max(one[mark] for one in found):+.1f}%",
+        ]
+        for mark in MARKS
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    add_report(parser, "moshpit.md")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    for seed in parser.parse_args().seeds:
+    found = []
+    for seed in args.seeds:
         unlike, steps = losses(UNLIKE, seed)
         equal, of_equal = losses(EQUAL, seed)
-        more = {mark: round(100 * (unlike[mark] / equal[mark] - 1), 2) for mark in MARKS}
+        more = {mark: 100 * (unlike[mark] / equal[mark] - 1) for mark in MARKS}
+        percent = {mark: round(value, 2) for mark, value in more.items()}
         said = {"seed": seed, "steps": steps, "steps of equal": of_equal, "unlike": unlike}
-        print(json.dumps({**said, "equal": equal, "percent more": more}), flush=True)
+        print(json.dumps({**said, "equal": equal, "percent more": percent}), flush=True)
+        found.append(more)
+    print(TABLE.report(args.report, rows(found)))
 
 
 if __name__ == "__main__":

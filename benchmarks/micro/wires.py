@@ -21,6 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common import tables
 from benchmarks.common.lab_job import run_job
 from benchmarks.common.rank_kit import between_ranks
 from lossycoll.cli.argtypes import real, whole
@@ -45,6 +46,7 @@ WIRES: Final[dict[str, dict[str, Any]]] = {
     "int2, 32, spikes": {"wire": "int2", **SPIKES},
 }
 HEADINGS: Final = ("wire", "MB sent", "median, ms", "limit", "of it", "times float32's speed")
+TABLE: Final = tables.Table("performance.md", "wires", " | ".join(HEADINGS))
 
 
 @dataclass(frozen=True)
@@ -118,17 +120,14 @@ def main() -> int:
     parser.add_argument("--delay-ms", type=real(0), default=0.1, help="one way (%(default)g)")
     parser.add_argument("--rounds", type=whole(1), default=4, help="turns (%(default)s)")
     parser.add_argument("--each", type=whole(2), default=9, help="in a row (%(default)s)")
-    parser.add_argument("--report", type=Path, help="folder of performance.md, for the table")
+    tables.add_report(parser, TABLE.page)
     options = parser.parse_args()
     rows = cells(options, measure(options, WIRES))
     table = Table(*HEADINGS, title=described(options))
     for row in rows:
         table.add_row(*row)
     Console(width=110).print(table)
-    if options.report:
-        from benchmarks.common.report import fill_and_keep, markdown
-
-        fill_and_keep(options.report / "performance.md", "wires", markdown(HEADINGS, rows))
+    TABLE.report(options.report, rows)
     return 0
 
 

@@ -15,12 +15,13 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-from benchmarks.common.report import fill_and_keep, markdown
+from benchmarks.common.tables import Table
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Simulated, simulate_collective
 
 NETWORK = Network(link=Link(delay_ms=5), port=Port(up_mbit=1000, down_mbit=1000, queue_ms=25))
+TABLE = Table("simulate-accuracy.md", "algorithms", "axis | algorithm | ms | of limit | missing")
 AXES = ("hosts", "size, KiB", "lost, %", "ranks of each of 4 hosts")
 """The limit is the plan's own: flat plans of hosts with several ranks have a larger one, and so the
 last of these is drawn in milliseconds."""
@@ -96,8 +97,7 @@ def main() -> None:
         ]
         for case, one in found.items()
     ]
-    head = ["", "algorithm", "ms", "of limit", "missing"]
-    fill_and_keep(folder / "simulate-accuracy.md", "algorithms", markdown(head, rows))
+    TABLE.report(folder, rows)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
 """DropCompute's theory in figures: python -m benchmarks.theory.dropcompute
 
-Writes docs/dropcompute-theory.json and .png. ``--tables`` prints them as in docs/dropcompute.md,
-``--example`` writes examples/dropcompute-times.json, a recording for ``lossycoll plan-threshold``.
-No network, no clock: seeded samples and formulas alone, so the same figures on every machine.
-Smaller versions of all this run in CI (tests/simulate).
+Writes docs/dropcompute-theory.json and .png, and the tables of docs/dropcompute.md; ``--tables``
+does so from the figures that are there. ``--example`` writes examples/dropcompute-times.json, a
+recording for ``lossycoll plan-threshold``. No network, no clock: seeded samples and formulas alone,
+so the same figures on every machine. Smaller versions of all this run in CI (tests/simulate).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import markdown, plt, save, write_json
+from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import ROOT, source
 from tests.support import dropcompute_checks as checks
 
@@ -60,67 +60,79 @@ def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"threshold": first["threshold"], "divisor": first["divisor"], **means}
 
 
-def tables(found: dict[str, Any]) -> Iterator[str]:
-    """In markdown, in the order of docs/dropcompute.md."""
-    yield markdown(
-        ["N", "E[max], formula", "sampled", "off"],
-        [
-            [
-                str(row["workers"]),
-                f"{row['formula']:.4f}",
-                f"{row['sampled']:.4f}",
-                f"{row['formula'] / row['sampled'] - 1:+.2%}",
-            ]
-            for row in found["maxima"]
-        ],
-    )
-    yield markdown(
-        ["N", "best", "drop <= 10%", "drop <= 5%", "sampled, best", "normal formula", "elsewhere"],
-        [
-            [
-                str(row["workers"]),
-                *(f"{row[key]:.3f}" for key in ("exact", "exact_10", "exact_5")),
-                f"{row['sampled']:.3f} +- {row['error']:.3f}",
-                f"{row['normal']:.3f}",
-                ", ".join(f"{value:.3f}" for value in checks.SPEEDUPS[row["workers"]]),
-            ]
-            for row in found["speedups"]
-        ],
-    )
-    streams = [
-        [f"{ranks} streams", *(f"{mean:.4f} +- {std:.4f}" for mean, std in row.values())]
-        for ranks, row in found["log"].items()
-    ]
-    yield markdown(
-        ["", "threshold, s", "dropped", "compute saved", "S_eff"],
-        [["authors' log", *map(str, checks.LOG.values())], *streams],
-    )
-    yield markdown(
-        ["threshold", "divisor", "dropped", "time", "loss"],
-        [
-            [
-                *(str(row[key]) for key in ("threshold", "divisor")),
-                f"{row['drop_rate']:.1%}",
-                f"{row['seconds']:.0f}",
-                f"{row['loss']:.4f}",
-            ]
-            for row in found["toy"]
-        ],
-    )
-    scales = ("resampled", "independent", "fitted", "true", "kept")
-    rows = [[str(row["workers"]), *(f"{row[k]:.3f}" for k in scales)] for row in found["scales"]]
-    yield markdown(["workers", *scales], rows)
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """By mark of docs/dropcompute.md."""
+    maxima, toy, log = found["maxima"], found["toy"], found["log"]
     cuts = ("finished", "threshold", "started")
-    yield markdown(
-        ["N", *cuts],
-        [
-            [str(row["workers"]), *(f"{row[k]:.3f} ({row[f'{k}_drop']:.0%})" for k in cuts)]
-            for row in found["cuts"]
-        ],
-    )
+    scales = ("resampled", "independent", "fitted", "true", "kept")
+    kinds = ("at most 10% dropped", "at most 5%")
+    elsewhere = checks.SPEEDUPS
+
+    def shares(name: str, digits: int) -> list[str]:
+        """Of the log, and means and deviations of independent ranks."""
+        sign = "+" if name == "gain" else ""
+        drawn = [
+            f"{mean:{sign}.1%} +- {std:.1%}" for mean, std in (row[name] for row in log.values())
+        ]
+        return [f"{checks.LOG[name]:{sign}.{digits}%}", *drawn]
+
+    seconds = [f"{checks.LOG['threshold']:.3f}"]
+    seconds += [
+        f"{mean:.3f} +- {std:.3f}" for mean, std in (row["threshold"] for row in log.values())
+    ]
+    of_log = ["the authors' log", *(f"{ranks} independent ranks" for ranks in log)]
+    cells = (seconds, shares("drop_rate", 2), shares("saved", 1), shares("gain", 1))
+    return {
+        "dropcompute-cuts": markdown(
+            ["N", *cuts],
+            [
+                [str(row["workers"]), *(f"{row[k]:.3f} ({row[f'{k}_drop']:.0%})" for k in cuts)]
+                for row in found["cuts"]
+            ],
+        ),
+        "dropcompute-maxima": markdown(
+            ["N", *(str(row["workers"]) for row in maxima)],
+            [[key, *(f"{row[key]:.4f}" for row in maxima)] for key in ("formula", "sampled")],
+        ),
+        "dropcompute-speedups": markdown(
+            ["N", "best", *kinds, "best, sampled", "normal formula", "elsewhere"],
+            [
+                [
+                    str(row["workers"]),
+                    *(f"{row[key]:.3f}" for key in ("exact", "exact_10", "exact_5")),
+                    f"{row['sampled']:.3f} +- {row['error']:.3f}",
+                    f"{row['normal']:.3f}",
+                    ", ".join(f"{value:.3f}" for value in elsewhere[row["workers"]]),
+                ]
+                for row in found["speedups"]
+            ],
+        ),
+        "dropcompute-log": markdown(
+            ["", "threshold, s", "dropped", "compute saved", "S_eff"],
+            list(zip(of_log, *cells, strict=True)),
+        ),
+        "dropcompute-divisors": markdown(
+            ["threshold", "dropped", "time", "loss, by all", "loss, by completed"],
+            [
+                [
+                    f"{by_all['threshold']:g}" if by_all["threshold"] else "none",
+                    f"{by_all['drop_rate']:.1%}",
+                    f"{by_all['seconds']:.0f} ({by_all['seconds'] / toy[0]['seconds'] - 1:+.0%})",
+                    *(f"{row['loss']:.4f}" for row in (by_all, by_completed)),
+                ]
+                for by_completed, by_all in zip(toy[::2], toy[1::2], strict=True)
+            ],
+        ),
+        "dropcompute-scales": markdown(
+            ["N", "whole steps", "independent", "fitted", "true", "chosen threshold's"],
+            [[str(row["workers"]), *(f"{row[k]:.3f}" for k in scales)] for row in found["scales"]],
+        ),
+    }
 
 
 def report(found: dict[str, Any], folder: Path) -> None:
+    """The picture, and the tables between the marks of dropcompute.md."""
+    fill(folder / "dropcompute.md", tables(found))
     figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
     gain, curves, toy, empty = axes.flat
     empty.set_visible(False)
@@ -172,7 +184,7 @@ def report(found: dict[str, Any], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", action="store_true", help="print the figures that are there")
+    parser.add_argument("--tables", action="store_true", help="of the figures that are there")
     parser.add_argument("--example", action="store_true", help=f"write {EXAMPLE.name} alone")
     options = parser.parse_args()
     if options.example:
@@ -185,7 +197,7 @@ def main() -> None:
         )
         write_json(JSON, found, indent=None)
     found = json.loads(JSON.read_text(encoding="utf-8"))
-    print("\n\n".join([*tables(found), str(found["measured"])]))
+    print("\n\n".join([*tables(found).values(), str(found["measured"])]))
     report(found, JSON.parent)
 
 

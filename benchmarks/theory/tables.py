@@ -19,7 +19,7 @@ from .spread import BETWEEN, BUCKETS, BURSTS
 Found = dict[str, Any]
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
 BY_HOSTS = ("all_reduce", "reduce_scatter")
-OLDEST = 7
+AGES = range(1, 6)
 
 
 @dataclass(frozen=True)
@@ -31,39 +31,113 @@ class Table:
         return markdown(self.head, [[_cell(value) for value in row] for row in self.rows(found)])
 
 
-def columns(part: str, *names: str) -> Table:
-    """These figures of a part, as they are."""
-    return Table(names, lambda found: ([row[name] for name in names] for row in found[part]))
+def _pair(row: dict[str, Any], name: str = "measured", predicted: str = "predicted") -> str:
+    return f"{row[name]:.3f} ({row[predicted]:.3f})"
+
+
+def across(part: str, down: str, along: str, name: str = "measured") -> Table:
+    """Measured figures beside predicted ones: a row for each value of ``down``, a column for each
+    of ``along``. The names of both are those of the columns."""
+
+    def rows(found: Found) -> Iterable[Sequence[Any]]:
+        by: dict[Any, list[str]] = {}
+        for row in found[part]:
+            by.setdefault(row[down], []).append(_pair(row, name))
+        return ([value, *cells] for value, cells in by.items())
+
+    return Table(ALONG[along], rows)
+
+
+ALONG = {
+    "loss": ("N", *(f"p = {loss}" for loss in (0.05, 0.1, 0.2, 0.3, 0.4))),
+    "burst": ("p", *(f"runs of {burst:g}" for burst in (1.5, 2, 4, 8, 16))),
+}
 
 
 def unbiased(found: Found) -> Iterable[Sequence[Any]]:
     by_case: dict[str, dict[str, float]] = {}
     for row in found["unbiased"]:
         by_case.setdefault(row["case"], {})[row["algorithm"]] = row["standard_errors"]
-    return ([case, *(row[name] for name in ALGORITHMS)] for case, row in by_case.items())
+    return ([case, *(f"{row[name]:.1f}" for name in ALGORITHMS)] for case, row in by_case.items())
+
+
+def weights(found: Found) -> Iterable[Sequence[Any]]:
+    by: dict[float, list[str]] = {}
+    for how in ("count", "inverse_probability"):
+        for row in found["estimators"]:
+            # Counting has the same variance at any mean: two of them show it.
+            if row["estimator"] == how and (how, row["mean"]) != ("count", 1):
+                by.setdefault(row["loss"], []).append(_pair(row))
+    return ([loss, *cells] for loss, cells in by.items())
+
+
+def broadcast(found: Found) -> Iterable[Sequence[Any]]:
+    moving = {row["loss"]: row for row in found["broadcast"] if row["mean"]}
+    for row in found["broadcast"]:
+        if not row["mean"]:
+            yield [
+                *(row["loss"], _pair(row, "drift"), f"{row['published']:.3f}"),
+                _pair(moving[row["loss"]], "drift"),
+                _pair(row, "from_owner", "from_owner_predicted"),
+            ]
 
 
 def older(found: Found) -> Iterable[Sequence[Any]]:
-    return ([row["loss"], *row["older"][:OLDEST]] for row in found["broadcast"] if not row["mean"])
+    for row in found["broadcast"]:
+        if not row["mean"]:
+            loss = row["loss"]
+            yield [loss, *(f"{row['older'][age]:.2g} ({loss**age:.2g})" for age in AGES)]
 
 
 def steps(found: Found) -> Iterable[Sequence[Any]]:
     for row in found["steps"]:
-        free = (row["loss"], row["per_step"], row["per_step_predicted"])
-        for part in row["bound"]:
-            yield [*free, part["repair"], part["mean"], part["predicted"]]
+        yield [
+            *(row["loss"], f"{row['per_step']:.4f} ({row['per_step_predicted']:.4f})"),
+            f"{row['free'][-1]:.0f}",
+            *(f"{part['mean']:.2f} ({part['predicted']:.2f})" for part in row["bound"]),
+        ]
 
 
 def states(found: Found) -> Iterable[Sequence[Any]]:
     for row in found["steps"]:
-        for part in row["states"]:
-            yield [row["loss"], part["state"], *part["halves"], part["predicted"]]
+        for half, name in enumerate(("first", "second")):
+            yield [
+                *(row["loss"], name),
+                *(f"{one['halves'][half]:#.3g} ({one['predicted']:#.3g})" for one in row["states"]),
+            ]
 
 
 def trained_states(found: Found) -> Iterable[Sequence[Any]]:
+    by: dict[tuple[str, str], list[str]] = {}
     for row in (*found["momentum"], *found["adam"]):
         for name, halves in row["halves"].items():
-            yield [row["optimizer"], row["period"], name, *halves]
+            cells = by.setdefault((row["optimizer"], name), [])
+            cells += [f"{half:.2e}" for half in halves]
+    return ([*of, *cells] for of, cells in by.items())
+
+
+UNBIASED = Table(("loss", "ring", "transpose", "reduce-scatter"), unbiased)
+WEIGHTS = Table(
+    ("p", "count, mean 0", "count, mean 2", *(f"weighted, mean {mean}" for mean in range(3))),
+    weights,
+)
+BROADCAST = Table(
+    ("p", "two receivers, m = 0", "2p/(1+p)", "two receivers, m = 0.5", "owner to receiver, m = 0"),
+    broadcast,
+)
+OLDER = Table(("p", *(f"K = {age}" for age in AGES)), older)
+STEPS = Table(
+    ("p", "without, per step", "after 5,000 steps", *(f"repair {number}" for number in range(3))),
+    steps,
+)
+STATES = Table(("p", "half", "momentum_buffer", "exp_avg", "exp_avg_sq"), states)
+TRAINED_STATES = Table(
+    (
+        *("optimizer", "distance of"),
+        *(f"{how}, {half} half" for how in ("without", "T = 16") for half in ("first", "second")),
+    ),
+    trained_states,
+)
 
 
 def worth_its_bytes(found: Found) -> Iterable[Sequence[Any]]:
@@ -322,37 +396,6 @@ MIXING = Table(("N", "p", "a1", "a2"), mixing)
 SENT_ONCE = Table(("algorithm", *(_said(faults) for faults in LOSSES), "OptiReduce's"), sent_once)
 IN_ORDERS = Table(("order", "ms per MB", *(_said(faults) for faults in ORDERED_LOSSES)), in_orders)
 NEEDED = Table(("p", *(f"bursts of {burst:.0f}" for burst in BURSTS)), lengths_needed)
-MEASURED = ("measured", "predicted")
-TABLES = (
-    Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
-    columns("inflation", "world", "loss", *MEASURED),
-    columns("stratified", "world", "loss", *MEASURED),
-    PARTIAL_SUMS,
-    columns("estimators", "loss", "mean", "estimator", *MEASURED),
-    columns(
-        *("broadcast", "loss", "mean", "drift", "predicted", "published"),
-        *("from_owner", "from_owner_predicted"),
-    ),
-    Table(("loss", *(f"{age} or older" for age in range(OLDEST))), older),
-    columns("bursts", "loss", "burst", "drift", "predicted"),
-    Table(("loss", "free, per step", "predicted", "repair", "with DriftBound", "predicted"), steps),
-    Table(("loss", "state, N(0, 1)", "first half", "second half", "predicted"), states),
-    Table(("optimizer", "period", "drift of", "first half", "second half"), trained_states),
-    WORTH_ITS_BYTES,
-    PARITY,
-    LONGER_STREAMS,
-    HARD_CASE,
-    SPREAD,
-    NEEDED,
-    SMALLER,
-    MIXING,
-    SENT_ONCE,
-    IN_ORDERS,
-    GROUPS_WITHOUT_LOSS,
-    GROUPS_WITH_LOSS,
-    GROUPS_IN_ROUNDS,
-    GROUPS_IN_FEW_BITS,
-)
 
 
 def when(found: Found) -> str:
@@ -369,13 +412,23 @@ def when(found: Found) -> str:
 
 def text(found: Found) -> str:
     """All tables, and when the parts were measured."""
-    return "\n\n".join([*(table.text(found) for table in TABLES), when(found)])
+    return "\n\n".join(marked(found).values())
 
 
 def marked(found: Found) -> dict[str, str]:
     """What stands between the marks of docs/theory.md."""
     return {
         "theory-when": when(found),
+        "theory-unbiased": UNBIASED.text(found),
+        "theory-variance": across("inflation", "world", "loss").text(found),
+        "theory-stratified": across("stratified", "world", "loss").text(found),
+        "theory-weights": WEIGHTS.text(found),
+        "theory-broadcast": BROADCAST.text(found),
+        "theory-older": OLDER.text(found),
+        "theory-runs": across("bursts", "loss", "burst", "drift").text(found),
+        "theory-steps": STEPS.text(found),
+        "theory-states": STATES.text(found),
+        "theory-trained-states": TRAINED_STATES.text(found),
         "theory-partial-sums": PARTIAL_SUMS.text(found),
         "theory-parity": PARITY.text(found),
         "theory-owners": LONGER_STREAMS.text(found),

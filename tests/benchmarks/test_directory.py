@@ -25,7 +25,7 @@ def test_a_row(way: str, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "SPREAD_SECONDS", 0.2)
     monkeypatch.setattr(directory, "REST_SECONDS", 0.2)
     found = dict(zip(directory.HEAD, directory.row(way, sealed, 40, 2, 2), strict=True))
-    assert (found["peers"], found["way"], found["sealed"]) == (
+    assert (found["peers"], found["transport"], found["sealed"]) == (
         "40",
         way,
         "yes" if sealed else "no",

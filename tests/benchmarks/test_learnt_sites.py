@@ -15,10 +15,10 @@ def test_a_row_has_the_slowest_of_all_ranks_that_measure() -> None:
     ranks[0]["sites"] = [[0, 0, 1], [0, 0, 0], [0, 0, 1]]
     assert learnt_sites.row("here", ranks) == [
         "here",
-        "0 0 1 (2 times); 0 0 0 (1 times)",
-        "0.20, at most 0.30",
-        "0.60, at most 0.90",
-        "0.30, at most 0.40",
+        "0 0 1, 2 times; one site, 1 times",
+        "0.20, 0.30",
+        "0.60, 0.90",
+        "0.30, 0.40",
     ]
 
 

@@ -1,8 +1,8 @@
-"""README.md, sealing.md and the short answers of performance.md state the figures of the generated
-tables.
+"""Pages state the figures that were measured, all of them the same.
 
-Tables between marks are written by `make reports` (tests/benchmarks/test_reports.py). These rows
-and sentences are typed, so that they read well, and fail here when a study's result changes.
+Tables between marks are written by `make reports` of what is kept (all of them:
+tests/benchmarks/test_reports.py; here those of which the text is kept). Rows and sentences that are
+typed, so that they read well, fail here when the table that they cite changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.tables import BEGIN, between, fill_and_keep, kept
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,9 +23,75 @@ ANSWERS = PERFORMANCE.partition("## All-reduce against gloo")[0]
 DEMO = (DOCS / "demo.md").read_text(encoding="utf-8")
 
 
-def marked(name: str) -> str:
-    """What stands between the marks of a table of performance.md."""
-    text = PERFORMANCE.partition(f"<!-- {name}: begin -->")[2]
+STUDIES = (
+    *("arc_topk", "congestion-results", "deadlines", "demo", "demo-theory", "dropcompute", "gpu"),
+    *("lab-accuracy", "learnt-sites", "measured-costs", "moshpit", "parity-speed", "performance"),
+    *("quality", "simulate", "simulate-accuracy", "theory"),
+)
+"""Pages whose tables are measured."""
+BY_HAND = {
+    "| change | result |",
+    "| name | stands for | network | source | assumed |",
+    "| what | costs |",
+    "| stream | chosen |",
+    "| task | model | optimizer | steps | evaluated on |",
+    "| name | what it does |",
+    "| size | parameters | steps, of 8 replicas together | packets |",
+    "| kind | time over the limit, at most | missing beyond the network's own loss, at most |",
+    "| option | |",
+    "| | |",
+}
+"""Heads of their tables that aren't: settings, goals, examples, and rows that tests compare."""
+
+
+def differing(docs: Path) -> list[str]:
+    """Tables that pages have otherwise than tables.json, or not at all."""
+    found = []
+    for page, tables in kept(docs).items():
+        text = (docs / page).read_text(encoding="utf-8")
+        for name, lines in tables.items():
+            there = BEGIN.format(name=name) in text
+            if not there or between(text, name, "\n".join(lines)) != text:
+                found.append(f"{page}: {name}")
+    return found
+
+
+def outside(text: str) -> set[str]:
+    """Heads of the tables with figures that stand outside of marks."""
+    marks = re.compile(r"<!-- ([^>]+): begin -->.*?<!-- \1: end -->|```.*?```", re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n)+", marks.sub("", text), re.MULTILINE)
+    return {table.partition("\n")[0] for table in tables if len(re.findall(r"\d", table)) > 12}
+
+
+def test_pages_have_the_tables_that_are_kept() -> None:
+    assert differing(DOCS) == [], "run make reports"
+
+
+def test_a_figure_that_differs_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("<!-- x: begin -->\n<!-- x: end -->\n<!-- y: begin -->\n<!-- y: end -->\n")
+    for name in "xyz":
+        fill_and_keep(page, name, "| a | b |\n| --- | --- |\n| 1 | 12.5 |")
+    assert differing(tmp_path) == ["a.md: z"]
+    page.write_text(page.read_text().replace("12.5", "12.6", 1))
+    assert differing(tmp_path) == ["a.md: x", "a.md: z"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_measured_tables_stand_between_marks(name: str) -> None:
+    assert outside((DOCS / f"{name}.md").read_text(encoding="utf-8")) <= BY_HAND
+
+
+def test_a_table_outside_of_marks_is_found() -> None:
+    table = "| ms |\n|---|\n| 1234567 |\n| 1234567 |\n"
+    inside = f"<!-- x: begin -->\n\n{table}\n<!-- x: end -->\n"
+    assert outside(f"text\n\n{inside}\n```\n{table}```\n") == set()
+    assert outside(f"text\n\n{inside}\n{table}\n") == {"| ms |"}
+
+
+def marked(name: str, text: str = PERFORMANCE) -> str:
+    """What stands between the marks of a table, which is of performance.md unless said."""
+    text = text.partition(f"<!-- {name}: begin -->")[2]
     assert text, name
     return text.partition(f"<!-- {name}: end -->")[0]
 
@@ -124,8 +192,7 @@ def test_bandwidths_of_clean_wires() -> None:
 
 def test_speeds_on_slow_links() -> None:
     """gloo's time over lossy's, in a loop and after computing."""
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    table = page.partition("## Slow links, beside gloo")[2].partition("\n## ")[0]
+    table = marked("slow-links")
     ratios: dict[int, list[float]] = {}
     for row in re.findall(r"^\| (\d+) \| (\d+) \| 0% \|(.*)$", table, re.M):
         hosts, mbit = int(row[0]), int(row[1])
@@ -137,7 +204,7 @@ def test_speeds_on_slow_links() -> None:
     want = [f"{one:.2f}" for one in (min(few), max(few), min(ratios[8]), max(ratios[8]))]
     said = README.partition("On clean links of")[2].partition("(")[0]
     assert re.findall(r"\d\.\d\d", said) == want
-    (line,) = re.findall(r"^\| clean links of 20 to 100 .*$", page, re.M)
+    (line,) = re.findall(r"^\| clean links of 20 to 100 .*$", ANSWERS, re.M)
     every = few + ratios[8]
     assert re.findall(r"\d\.\d\d", line) == [f"{min(every):.2f}", f"{max(every):.2f}"]
 
@@ -161,3 +228,77 @@ def test_what_sealing_costs() -> None:
         f"had {old} of the speed of one in clear with OpenSSL {first}, and {new} with {second}"
         in page
     )
+
+
+def words(name: str) -> str:
+    """A page's text without line breaks."""
+    return " ".join((DOCS / name).read_text(encoding="utf-8").split())
+
+
+def test_few_bits_are_as_much_faster_on_all_pages() -> None:
+    times = {wire: f"{float(cells(marked('wires'), wire)[5]):.1f}" for wire in ("int8", "int4")}
+    said = re.search(
+        r"is \[([\d.]+) times as fast\].{0,60} in int8 .*?int4 is ([\d.]+) times", words("wire.md")
+    )
+    assert said is not None
+    assert said.groups() == (times["int8"], times["int4"])
+    assert f"25 MiB are {times['int4']} times as fast with int4" in words("measured-costs.md")
+
+
+def test_the_first_token_comes_as_much_sooner_on_all_pages() -> None:
+    costs = (DOCS / "measured-costs.md").read_text(encoding="utf-8")
+    table = marked("inference", costs)
+    sooner = f"{float(cells(table, 'int4, groups of 32')[5].removesuffix(' x')):.1f}"
+    assert f"comes [{sooner} times sooner]" in words("flash.md")
+    assert f"comes {sooner} times sooner with int4" in words("measured-costs.md")
+
+
+def test_what_loss_costs_by_the_page_of_try() -> None:
+    quality = (DOCS / "quality.md").read_text(encoding="utf-8")
+    table = marked("demo-losses", quality)
+    ddp = [cells(table, loss, "DDP")[2] for loss in ("1%", "5%")]
+    said = re.search(
+        r"ends ([\d.]+)% worse in perplexity with 1% .*? ([\d.]+)% worse with 5%", words("try.md")
+    )
+    assert said is not None
+    assert [f"+{percent}%" for percent in said.groups()] == ddp
+    rows = [
+        cells(table, loss, method)
+        for loss in ("1%", "5%")
+        for method in ("DDP with DriftBound", "ShardedOptimizer")
+    ]
+    worse, more = ([row[of].strip("+%") for row in rows] for of in (2, 3))
+    assert (
+        f"end {min(worse, key=float)} to {max(worse, key=float)}% worse, for "
+        f"{min(more, key=float)} to {max(more, key=float)}% more bytes"
+    ) in words("try.md")
+
+
+def test_what_simulations_charge_is_what_was_measured() -> None:
+    from lossycoll.simulate.control import CONNECTION_BYTES, COSTS
+
+    said = (
+        f"A message takes the coordinator {1e6 * COSTS.receive:.0f} us of a processor, and a "
+        f"connection {1e3 * COSTS.connect:.2f} ms, {CONNECTION_BYTES // 1000} KB and a descriptor"
+    )
+    assert said in words("simulate.md")
+
+
+def test_memory_that_ranks_share() -> None:
+    """As lay_out in native/link_shm.c computes it: of each peer a ring and buffers, of which the
+    budgets of all leave fewer."""
+    text = (ROOT / "native" / "link_shm.h").read_text(encoding="utf-8")
+    found = re.findall(r"LC_SHM_(\w+) = (\d+)(?: << (\d+))?", text)
+    of = {name: int(number) << int(by or 0) for name, number, by in found}
+    payload = 65_024
+    page = (DOCS / "shared-memory.md").read_text(encoding="utf-8")
+    assert f"| payload buffers | {payload:,} each |" in page
+    for processes in (2, 4, 8):
+        peers = processes - 1
+        entries = of["ENTRIES"]
+        while entries * peers * of["ENTRY_BYTES"] > of["ENTRIES_BUDGET"]:
+            entries //= 2
+        buffers = min(of["BUDGET"] // payload // peers, of["BUFFERS"])
+        ring = 64 + entries * of["ENTRY_BYTES"]
+        bytes_ = of["HEADER_BYTES"] + peers * (ring + buffers * payload)
+        assert only(page, f"{processes} |")[1] == f"{bytes_ / 2**20:.1f} MiB"

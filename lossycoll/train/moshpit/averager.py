@@ -240,11 +240,6 @@ class MoshpitAverager:
             RendezvousError: The directory refuses this peer.
         """
         check_weight(weight)
-        try:
-            if not self._is_settled:
-                self.settle({AVERAGE: TENSORS}, timeout=timeout)
-        except OperationTimeout as error:
-            return _none_began(timeout, error)
         with torch.no_grad():
             self._staging.fill(tensors, after)
             sick = self._find_sick()
@@ -262,9 +257,12 @@ class MoshpitAverager:
 
             values = self._values if parts.count == 1 else choose
             try:
+                if not self._is_settled:
+                    self.settle({AVERAGE: TENSORS}, timeout=timeout)
                 report = self._member.average(values, counts, timeout, reference)
             except OperationTimeout as error:
-                return replace(_none_began(timeout, error), left_out=sick)
+                how = NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error)
+                return RoundReport(*how, left_out=sick)
             if chosen is not None:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             self._staging.spill(tensors)
@@ -373,10 +371,6 @@ class MoshpitAverager:
 
 def _kind(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
     return str(tensor.dtype), tuple(tensor.shape), str(tensor.device)
-
-
-def _none_began(timeout: float, error: OperationTimeout) -> RoundReport:
-    return RoundReport(NO_ROUND, (), (), 0.0, 1.0, timeout, 0.0, str(error))
 
 
 def check_weight(weight: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import LossyError, OptionError
+from lossycoll.errors import LossyError, OperationTimeout, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -353,8 +353,11 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
         WORLDS.add(world)
         return
     builder.membership.open(GroupListener(endpoint), wait=not builder.all_here)
-    if health.failure is not None:
-        raise health.failure
+    failure = health.failure
+    # A timeout is of a call: who has made the group before may have failed it by now. The group is
+    # made all the same, as by gloo, and this rank's first call raises it.
+    if failure is not None and not isinstance(failure, OperationTimeout):
+        raise failure
 
 
 def tell_ready(health: Health, builder: GroupBuilder) -> None:

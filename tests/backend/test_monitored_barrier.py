@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lossycoll.errors import OperationTimeout
 from tests.support.failure_cases import CALM, QUIET, catch
 from tests.support.harness import Ranks, await_ranks, init, note, run_good
 from tests.support.sniffed_job import SECRET
@@ -263,3 +264,30 @@ def test_an_interrupted_one_ends_the_group() -> None:
     assert second.value is not None, str(second)
     assert second.value.kind == "AbortedError", str(second.value)
     assert "monitored_barrier was interrupted halfway" in second.value.text
+
+
+def rank_late(rank: int, world: int) -> Any:
+    """Rank 0 has failed the group before the others make it."""
+    import torch
+    import torch.distributed as dist
+
+    init()
+    store = dist.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["failed"])
+    group: Any = dist.new_group(list(range(world)))
+    if rank == 0:
+        with pytest.raises(OperationTimeout, match="Rank 0 timed out in monitoredBarrier"):
+            group.monitored_barrier(timedelta(0))
+        store.set("failed", "1")
+        return ""
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+    except OperationTimeout as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_group_that_another_rank_has_failed_by_a_call_is_made_all_the_same() -> None:
+    found = run_good(rank_late, 3)
+    assert all("Rank 0 timed out in monitoredBarrier" in text for text in found[1:])

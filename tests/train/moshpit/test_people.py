@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -71,6 +72,16 @@ def test_a_full_grid_is_exact_whatever_the_order_of_the_calls(made: Make, order:
     assert all(not one.failure and one.absent == () for reports in found for one in reports), found
     for value in values:
         torch.testing.assert_close(value, torch.full((500,), 255 / 8), rtol=0, atol=1e-4)
+
+
+def test_a_report_says_who_was_absent_and_why(made: Make) -> None:
+    swarms = made(3)
+    averagers = [MoshpitAverager(one, [torch.ones(40)]) for one in swarms]
+    averagers[0].wait_for(2, 30.0)
+    found = at_once(*(lambda one=one: one.step(timeout=30.0) for one in averagers[:2]))
+    for report in found:
+        assert (report.failure, len(report.members)) == ("", 2)
+        assert report.absent == (("2", "it hasn't said what it averages"),)
 
 
 def test_rounds_of_others_end_before_the_directory_leaves_with_its_peer(made: Make) -> None:
@@ -157,12 +168,14 @@ def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
         (torch.optim.AdamW, {}),  # whose moments aren't finite either
         (torch.optim.AdamW, {"delayed": True}),
         (torch.optim.SGD, {"average": "pseudo-gradients", "outer": outer, "fragments": 2}),
+        (torch.optim.AdamW, {"average": "gradients"}),
     ],
-    ids=["moments", "delayed", "fragments"],
+    ids=["moments", "delayed", "fragments", "gradients"],
 )
 def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str, Any]) -> None:
     swarms = made(3)
-    models = [nn.Linear(8, 4) for _ in swarms]
+    models = [nn.Linear(8, 4)]
+    models += [copy.deepcopy(models[0]) for _ in swarms[1:]]
     averagers = [MoshpitAverager(s, m.parameters()) for s, m in zip(swarms, models, strict=True)]
     made_here = [
         MoshpitSGD(own, kind(own.parameters(), lr=0.01), averager, every=2, **how)
@@ -188,6 +201,9 @@ def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str
         assert all(bool(one.isfinite().all()) for one in own.parameters())
         for kept in optimizer.state.values():
             assert all(bool(torch.as_tensor(one).isfinite().all()) for one in kept.values())
+    if how.get("average") == "gradients":  # all have made the same steps
+        for own in models[1:]:
+            torch.testing.assert_close(own.weight, models[0].weight)
 
 
 def test_buffers_that_no_round_heals_are_named_once(

@@ -85,17 +85,18 @@ class MoshpitAverager:
         wanted = self._averaged = averaged(tensors)
         if not wanted:
             raise OptionError("there are no tensors to average")
-        for tensor in self._tensors:
+        parts = self._tensors
+        for tensor in parts:
             if (
                 tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16)
                 or tensor.layout != torch.strided
                 or not (tensor.is_cpu or is_served(tensor))
-                or tensor.device != self._tensors[0].device
+                or tensor.device != parts[0].device
             ):
                 raise UnsupportedError(
                     f"a tensor of {tensor.dtype}, {tensor.layout} on {tensor.device}; wanted dense "
                     f"ones of float32, float16 or bfloat16, all on the CPU or all on one GPU (the "
-                    f"first one is on {self._tensors[0].device})"
+                    f"first one is on {parts[0].device})"
                 )
         try:
             shape = str(Grid(tuple(grid))) if grid else ""
@@ -120,13 +121,13 @@ class MoshpitAverager:
             draft=True,
             max_norm=max_norm or 0.0,
         )
-        self._kinds = list(map(_kind, self._tensors))
-        self._staging = Staging(self._tensors)
+        self._kinds = list(map(_kind, parts))
+        self._staging = Staging(parts)
         self._values, self._parts = self._staging.values, self._staging.parts
         self._reference: Floats | None = None  # values at the end of the latest round, if needed
         if max_norm is not None:
             with torch.no_grad():
-                self._staging.fill(self._tensors)
+                self._staging.fill(parts)
             self._reference = self._values.copy()
 
     def settle(

@@ -55,6 +55,7 @@ MOST_DONORS: Final = 127
 MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
+FAILED: Final = -1  # in place of a step
 REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2  # after donors that have failed
@@ -356,10 +357,6 @@ class MoshpitSGD(Optimizer):
         """True if the time from round to round is over. It is counted from when the latest group
         formed: by their own clocks alone, peers that started at unlike times would wait for one
         another in each round."""
-        if self._round is not None and not self._round.is_over:
-            return False  # no step waits for it
-        if self._round is not None:
-            self._began = max(self._began, self._round.formed)
         if time.monotonic() - self._began < seconds:
             return False
         self._began = time.monotonic()
@@ -567,24 +564,32 @@ class MoshpitSGD(Optimizer):
         _check_catch_up(donors, tries)
         self.finish()
         until = time.monotonic() + timeout
-        report = self._catch_up_alone(until, donors, tries)
-        # The ranks of one peer come to one step: that which is behind has the others' next round.
-        while self._shards:
+        if not self._shards:
+            return self._catch_up_alone(until, donors, tries)
+        return self._catch_up_together(until, donors, tries)
+
+    def _catch_up_together(self, until: float, donors: int, tries: int) -> CatchUpReport | None:
+        """:meth:`catch_up` of the ranks of one peer, which come to one step: those that are behind
+        have the others' next round. If one fails, all do."""
+        shard = next(filter(is_dtensor, self._shards.values()))
+        report: CatchUpReport | None = None
+        greatest: int | None = None
+        while True:
             failed: LossyError | None = None
-            shard = next(filter(is_dtensor, self._shards.values()))
-            least, greatest = extremes(self._latest_at, shard)
-            if least == greatest:
-                break
-            if self._latest_at < greatest:
-                try:
-                    report = self._catch_up_alone(until, donors, tries, is_behind=True)
-                except LossyError as error:
-                    failed = error
-            if extremes(int(failed is None), shard)[0] == 0:
+            try:
+                if greatest is None or self._latest_at < greatest:
+                    how = {"is_behind": greatest is not None}
+                    report = self._catch_up_alone(until, donors, tries, **how)
+            except LossyError as error:
+                failed = error
+            at = FAILED if failed else self._latest_at
+            least, greatest = extremes(at, shard)
+            if least == FAILED:
                 raise failed or OperationTimeout(
-                    f"another rank of this peer can't come to step {greatest} within {timeout:g} s"
+                    "another rank of this peer can't come to the others' step"
                 )
-        return report
+            if least == greatest:
+                return report
 
     def _catch_up_alone(
         self, until: float, donors: int, tries: int, *, is_behind: bool = False

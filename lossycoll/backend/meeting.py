@@ -109,7 +109,9 @@ class Meeting:
         while not self._plane.meet(min(SLICE_SECONDS, seconds)):
             # Whoever has followed another rank 0 doesn't come; that is the reason, also of a loss.
             self._builder.rendezvous.check_followed()
-            if self._plane.has_met_or_failed or time.monotonic() > end:
+            over = self._plane.has_met_or_failed or time.monotonic() > end
+            # The last rank may have come just after meet() gave up.
+            if over and not self._plane.has_met:
                 raise self._why()
             self._say_alive()
             if (parted := self._builder.rendezvous.parted()) is not None:
@@ -129,7 +131,7 @@ class Meeting:
         if not self._lost_early and COORDINATOR in self._plane.protocol.welcomed:
             text = "rank 0 hasn't heard all other ranks within the group's timeout"
             return RendezvousError(f"{self._builder.who}: {text}", peer=COORDINATOR)
-        peer = min(self._lost_early, default=self._plane.missing()[0])
+        peer = min(self._lost_early or self._plane.missing() or [COORDINATOR])
         silent, ended = self._lost_early.get(peer, (self._plane.liveness, False))
         # The connection that isn't there is one with the coordinator.
         far = self._rank if peer == COORDINATOR else peer

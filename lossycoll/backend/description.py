@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
 from lossycoll.runtime.world.group_state import Health
 
 from .reduction import Reduction
 from .work import EngineWork
+
+NONE: Final = timedelta(0)
 
 
 class Loss(Enum):
@@ -204,3 +207,31 @@ class Description(NamedTuple):
     def filled(self) -> list[Tensor]:
         """The work's result."""
         return self.writes if self.result is None else self.result
+
+
+def is_gathered(kind: CollectiveKind, reduction: Reduction | None) -> bool:
+    """True if the engine gathers contributions and ranks reduce them: what it can't add."""
+    return reduction is not None and not (reduction.native and kind.submit)
+
+
+def call_options(
+    choice: CallOptions,
+    opts: Any,
+    staged: Staged,
+    reduction: Reduction | None,
+    observe: Observer | None = None,
+) -> CallOptions:
+    """Options of a call with torch's ``opts``: ``choice``, and what its buffers ask for."""
+    timeout = opts.timeout
+    # Not by _replace, which takes three calls of Python.
+    return CallOptions(
+        options=choice.options,
+        encoding=choice.encoding,
+        mean=reduction is None or reduction.mean,
+        timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
+        keep=(staged.source, staged.target),
+        epilogue=staged.epilogue,
+        among=staged.among,
+        future=opts.asyncOp,
+        observe=observe,
+    )

@@ -1,8 +1,6 @@
 """The one pipeline of a collective: checks the description, chooses the route once, submits.
 
 Nothing that may rightly differ between ranks decides a route: all of them must take the same.
-
-Long because the way of a call is told in one place, from its checks to what an error leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -19,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
@@ -26,19 +24,29 @@ from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
 from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
 
 from . import checks, spans
 from .collectives import ALL_REDUCE, submit_barrier
-from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
+from .description import (
+    CollectiveKind,
+    Description,
+    Loss,
+    Rounding,
+    Staged,
+    Submission,
+    call_options,
+    is_gathered,
+)
 from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
+from .repeats import REPEATED, Repeats
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered, then, widened
-from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
+from .tensors import ENCODED_DTYPES, LOSSY_DTYPES, WIDER
 from .work import Coalescing, EngineWork, ManyWork
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
@@ -46,7 +54,6 @@ OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 """Code of the frames by which the two passes are recognized."""
-NONE: Final = timedelta(0)
 NO_SPAN: Final = contextlib.nullcontext()
 BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
 BY_OPTION: Final = "deterministic=1"
@@ -63,11 +70,6 @@ def reliable_version(options: Options) -> Options:
 def determined(options: Options) -> Options:
     """The same options with sums in the order of ranks."""
     return within(options, Scope((("deterministic", 1),), lossy_copies=False))
-
-
-def is_gathered(kind: CollectiveKind, reduction: Reduction | None) -> bool:
-    """True if the engine gathers contributions and ranks reduce them: what it can't add."""
-    return reduction is not None and not (reduction.native and kind.submit)
 
 
 def choose(
@@ -146,26 +148,6 @@ class Recovered(NamedTuple):
     max_missing: float | None = None
 
 
-class Known(NamedTuple):
-    """A call that the pipeline has served, for others like it.
-
-    Attributes:
-        choice: Its options and encoding.
-        delivery: As ranks compare it.
-        reduction: What it asked for.
-        asked: The group's options then.
-    """
-
-    choice: CallOptions
-    delivery: str
-    reduction: Reduction
-    asked: Options
-
-
-MOST_KNOWN: Final = 256
-"""Kinds of calls that a group remembers."""
-
-
 class Dispatcher:
     """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
     served at all."""
@@ -184,7 +166,7 @@ class Dispatcher:
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
         self.devices: Final = devices or ServedDevices(self.where, str)
-        self._known: dict[tuple[object, ...], Known] = {}
+        self.repeats: Final = Repeats(endpoint, self.devices)
 
     # ---- options ----
 
@@ -230,69 +212,38 @@ class Dispatcher:
     def run(self, call: Description, opts: Any) -> dist.Work:
         return self.coalescing.add(self._serve(call, self.check(call), opts))
 
-    def run_again(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work | None:
-        """Serves an all-reduce like one before, by what the pipeline decided then; None: none was.
+    def run_again(
+        self, kind: CollectiveKind, source: Tensor, target: Tensor, what: object, opts: Any
+    ) -> dist.Work | None:
+        """Serves a call like one before, by what was decided then; None: there is none.
 
-        After computing, the pipeline's own code and data have left the caches, and walking through
-        them takes longer than sending 256 KiB.
+        ``what``: the reduction's operation, or the root.
         """
-        tensor, op, asked = tensors[0], opts.reduceOp.op, self._asked_options()
-        elements, dtype = tensor.numel(), tensor.dtype
-        known = self._known.get((op, dtype, elements))
-        if known is None or known.asked is not asked or not self._is_plain(tensors):
+        known = self.repeats.find(kind, source, target, what, opts, self._asked_options())
+        if known is None:
             return None
-        if known.choice.lossy and self._is_exact(ALL_REDUCE):
+        if known.choice.options.delivery == "lossy" and self._is_exact(kind):
             return None
-        numbered = Collective(ALL_REDUCE.name, dtype, elements, op)
-        numbered.delivery = known.delivery
-        staged = Staged(tensor, tensor)
-        call_options = _call_options(known.choice, opts, staged, known.reduction, None)
+        named = known.named
+        call = Collective(named.name, named.dtype, named.elements, named.detail)
+        call.delivery = named.delivery
         try:
-            self.health.issue(numbered)
-            operation = self._endpoint.all_reduce(
-                numbered, tensor.data_ptr(), elements, DTYPES[dtype], call_options
-            )
+            operation = self.repeats.submit(known, call, source, target, opts)
         except BaseException as error:
-            self._recover(numbered, error)
+            self._recover(call, error)
             raise
-        return self.coalescing.add(EngineWork(self._endpoint, operation, tensors))
-
-    def _is_plain(self, tensors: list[torch.Tensor]) -> bool:
-        """True if nothing but the kind of call decides how it is served."""
-        tensor = tensors[0]
-        return (
-            self.devices.takes_as_is(tensors)
-            and not tensor.is_neg()
-            and scope() is None
-            and not spans.are_wanted()
-        )
-
-    def _remember(
-        self, call: Description, choice: CallOptions, reduction: Reduction, asked: Options
-    ) -> None:
-        """Has :meth:`run_again` serve calls like this one."""
-        tensor = call.writes[0]
-        served = not is_gathered(call.kind, reduction) and choice.encoding == "same"
-        told = choice.options.deterministic and choice.lossy
-        if not served or told or tensor.dtype not in DTYPES or not call.nbytes:
-            return
-        if reduction.factor is not None or not self._is_plain(call.writes):
-            return
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[call.op.op, tensor.dtype, tensor.numel()] = Known(
-            choice, self.named(call, choice).delivery, reduction, asked
-        )
+        if operation is None:
+            return None
+        return self.coalescing.add(EngineWork(self._endpoint, operation, [target]))
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
         around, options = scope(), self._asked_options()
+        repeated = around is None and call.kind in REPEATED
         if around is None:
             choice = choose(call, reduction, options, None)
             if choice.lossy and self._is_exact(call.kind):
-                exact = reliable_version(options)
-                choice = choose(call, reduction, exact, None)
-            elif call.kind is ALL_REDUCE and reduction is not None:
-                self._remember(call, choice, reduction, options)
+                choice = choose(call, reduction, reliable_version(options), None)
+                repeated = False
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around)
@@ -309,10 +260,13 @@ class Dispatcher:
             self._tell_of_one_host(choice.encoding if asked == "same" else asked)
             choice = choice._replace(encoding="same")
         try:
-            return self._by_engine(numbered, call, opts, choice, reduction)
+            work = self._by_engine(numbered, call, opts, choice, reduction)
         except BaseException as error:
             self._recover(numbered, error)
             raise
+        if repeated:
+            self.repeats.remember(call, choice, reduction, numbered, options, opts, work)
+        return work
 
     def _tell_of_one_host(self, wire: str) -> None:
         """Once: only what leaves a host is encoded."""
@@ -488,9 +442,11 @@ class Dispatcher:
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
             span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
-            call_options = _call_options(choice, opts, staged, reduction, span)
+            given = call_options(
+                choice, opts, staged, reduction, None if span is None else span.observe
+            )
             s = Submission(
-                *(self._endpoint, numbered, carried, staged.source, staged.target, call_options),
+                *(self._endpoint, numbered, carried, staged.source, staged.target, given),
                 self.health,
             )
             if on_device is not None:
@@ -528,25 +484,3 @@ class Dispatcher:
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)
-
-
-def _call_options(
-    choice: CallOptions,
-    opts: Any,
-    staged: Staged,
-    reduction: Reduction | None,
-    span: spans.Span | None,
-) -> CallOptions:
-    timeout = opts.timeout
-    # Not by _replace, which takes three calls of Python.
-    return CallOptions(
-        options=choice.options,
-        encoding=choice.encoding,
-        mean=reduction is None or reduction.mean,
-        timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
-        keep=(staged.source, staged.target),
-        epilogue=staged.epilogue,
-        among=staged.among,
-        future=opts.asyncOp,
-        observe=None if span is None else span.observe,
-    )

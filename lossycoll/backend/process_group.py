@@ -183,10 +183,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
         opts = _c10d.AllreduceOptions() if opts is None else opts
-        again = self._dispatcher.run_again(tensors, opts) if len(tensors) == 1 else None
-        if again is not None:
-            return again
-        return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
+        op = opts.reduceOp
+        if len(tensors) == 1:
+            (one,) = tensors
+            again = self._dispatcher.run_again(collectives.ALL_REDUCE, one, one, op.op, opts)
+            if again is not None:
+                return again
+        return self._dispatcher.run(self._all_reduce(tensors, op), opts)
 
     def _all_reduce(self, tensors: Tensors, op: Any) -> Description:
         tensor = checks.only(self._where, "all_reduce", tensors)
@@ -213,7 +216,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Reduce all ranks' ``input``; each rank gets its chunk."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        call = collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+        op = opts.reduceOp
+        again = self._dispatcher.run_again(
+            *(collectives.REDUCE_SCATTER, input, output, op.op, opts)
+        )
+        if again is not None:
+            return again
+        call = collectives.reduce_scatter_single(self._where, output, input, op)
         return self._dispatcher.run(call, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -243,12 +252,20 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Copy the root's tensor to all ranks."""
-        call = collectives.broadcast(self._where, tensors, opts.rootRank)
-        return self._dispatcher.run(call, opts)
+        root = opts.rootRank
+        if len(tensors) == 1:
+            (one,) = tensors
+            again = self._dispatcher.run_again(collectives.BROADCAST, one, one, root, opts)
+            if again is not None:
+                return again
+        return self._dispatcher.run(collectives.broadcast(self._where, tensors, root), opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
+        again = self._dispatcher.run_again(collectives.ALL_GATHER, input, output, None, opts)
+        if again is not None:
+            return again
         return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 
     _allgather_base = all_gather_single

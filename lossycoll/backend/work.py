@@ -120,7 +120,9 @@ class EngineWork(LossyWork):
         operation: Operation,
         result: list[torch.Tensor],
     ) -> None:
-        super().__init__(result)
+        # Written out, as wait() is: after computing, each call of Python takes microseconds.
+        dist.Work.__init__(self)
+        self._result = result
         self._endpoint = endpoint
         self._operation = operation
         self._future: Future | None = None
@@ -139,9 +141,10 @@ class EngineWork(LossyWork):
 
         ``timeout``: how long to wait; None or zero: until the call ends by itself.
         """
-        streams = self.streams
+        streams, operation = self.streams, self._operation
         if streams is None:
-            self._operation.wait(_seconds(timeout))
+            if not operation.done or operation.error is not None:
+                operation.wait(_seconds(timeout))
             return True
         try:
             if not streams.ahead or self._operation.done:

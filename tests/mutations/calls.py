@@ -130,7 +130,7 @@ CALLS = (
         "buffers are given back with the result",
         "lossycoll/runtime/core/call.py",
         "            self.shown = self.shown or code == Code.OK\n",
-        "            self.shown = self.shown or code == Code.OK\n            self._keep = None\n",
+        "            self.shown = self.shown or code == Code.OK\n            self.keep = None\n",
         "tests/runtime/core/test_call.py::"
         "test_a_result_may_come_before_the_end_and_memory_is_kept_until_then",
     ),

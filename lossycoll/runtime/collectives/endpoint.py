@@ -109,10 +109,6 @@ class Endpoint:
         options = call_options.options
         with self._submitting():
             members = self._sequencer.members()
-            key = (id(members), id(options), "all_reduce", elements, dtype, call_options.encoding)
-            buffers = (address, address)
-            if (kept := self._steady.get(key)) is not None:
-                return self._submit(kept[0], call, buffers, dtype, call_options, means=BY_COUNT)
             choice = self._algorithm("all_reduce", members, call_options)
             number = self._sequencer.next
             packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
@@ -124,9 +120,10 @@ class Endpoint:
                 "finish": means.finish or Finish.MEAN,
             }
             planned = self._sum_plan(members, choice, elements, dtype, call_options, **how)
-            if order is None and not self._estimators.weigh(options):
-                self._keep(key, planned, members, options)
-            return self._submit(planned, call, buffers, dtype, call_options, means=means)
+            steady = order is None and not self._estimators.weigh(options)
+            return self._submit(
+                planned, call, (address, address), dtype, call_options, means=means, steady=steady
+            )
 
     def _keep(
         self, key: tuple[object, ...], planned: EngineCall, members: Members, options: Options
@@ -157,7 +154,10 @@ class Endpoint:
             choice = self._algorithm("reduce_scatter", members, call_options)
             finish = means.finish or plan_cache.finish_of_owned(choice, call_options.options)
             planned = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
-            return self._submit(planned, call, buffers, dtype, call_options, means=means)
+            steady = not self._estimators.weigh(call_options.options)
+            return self._submit(
+                planned, call, buffers, dtype, call_options, means=means, steady=steady
+            )
 
     def reduce_scatter_blocks(
         self,
@@ -317,22 +317,20 @@ class Endpoint:
             if not members.complete:
                 self._need(call, members, call_options, options.get("root"), of_all)
             layout = self._layout(DType.BYTES, call_options)
-            key = (
-                id(members),
-                id(asked),
-                collective,
-                nbytes,
-                call_options.encoding,
-                *options.values(),
-            )
+            wire, by = call_options.encoding, options.values()
+            key = (id(members), id(asked), collective, nbytes, wire, *by)
+            comes_again = collective != "all_to_all_uneven"  # whose sizes rarely do
             if (kept := self._steady.get(key)) is not None:
-                return self._submit(kept[0], call, buffers, layout.dtype, call_options)
-            choice = self._algorithm(collective, members, call_options)
-            sizes = map(layout.elements, nbytes)
-            planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
-            if collective != "all_to_all_uneven":  # whose sizes rarely come again
-                self._keep(key, planned, members, asked)
-            return self._submit(planned, call, buffers, layout.dtype, call_options)
+                planned = kept[0]
+            else:
+                choice = self._algorithm(collective, members, call_options)
+                sizes = map(layout.elements, nbytes)
+                planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
+                if comes_again:
+                    self._keep(key, planned, members, asked)
+            return self._submit(
+                planned, call, buffers, layout.dtype, call_options, steady=comes_again
+            )
 
     # ---- plans ----
 

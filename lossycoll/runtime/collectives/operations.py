@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from lossycoll.plan.codec import number_of, phases
 from lossycoll.plan.tiers import RELIABLE
 from lossycoll.runtime.core.call import CallKey, CallOptions, Collective, Operation, text_of
 from lossycoll.runtime.core.logfmt import event, log
-from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import SLICE_SECONDS, DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
@@ -62,6 +62,11 @@ class Sequencer:
                 self.lock.acquire()
             self._check()
         return self.at(self.next)
+
+    def is_for(self, members: Members) -> bool:
+        """True if operation ``next`` is for these, and no view change is under way."""
+        first, latest = self._views[-1]
+        return latest is members and self.next >= first and not self._stopped
 
     def at(self, number: int) -> Members:
         views = self._views
@@ -151,6 +156,18 @@ def _signature(call: str, estimator: str, *fields: int) -> int:
     return signature(call, estimator, *fields)
 
 
+class Steady(NamedTuple):
+    """What the engine is told by all calls that are like one."""
+
+    ready: EngineCall
+    members: Members
+    call_options: CallOptions  # Without the tensors, which each call has for itself
+    timeout: float
+    group_timeout: float  # The group's, when this was made
+    notify: bool
+    exact: bool
+
+
 VERDICT_SECONDS: Final = 5.0
 """Time that a mismatch found by the engine waits for the control plane to name both calls: an
 answer takes milliseconds, but on a starved machine two threads must get their turn for it."""
@@ -200,14 +217,16 @@ class Operations:
         *,
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
+        steady: bool = False,
     ) -> Operation:
-        """Hands the engine operation ``sequencer.next``; in ``submitting()``."""
+        """Hands the engine operation ``sequencer.next``; in ``submitting()``. ``steady``: calls
+        like this one have the same plan, and so the same engine's call."""
         if self._engine is None:
             return self._submit_alone(planned, call, buffers, dtype, call_options, blocks)
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
-        reliable = call_options.options.delivery == "reliable"
         operation = Operation(self, call, call_options, timeout)
         operation.members = self.sequencer.at(self.sequencer.next).ranks
+        reliable = call_options.options.delivery == "reliable"
         operation.exact, operation.blocks = reliable and means is None, blocks
         # Until the watcher runs, nobody would collect the finished ticket.
         operation.notify = call_options.future and self._watched
@@ -222,6 +241,10 @@ class Operations:
                 ready = prepared(key)
             else:
                 ready = prepare(key, means or BY_COUNT, blocks)
+            if steady and not (self._tracing or call_options.is_ones_own):
+                kept, members = call_options._replace(keep=None), self.sequencer.latest
+                own = operation.notify, operation.exact
+                operation.steady = Steady(ready, members, kept, timeout, self.timeout, *own)
             self._engine.submit(ready, *buffers, operation, call_options.gate, call.seq)
         except LossyError as error:
             self._note_failed(call)
@@ -235,6 +258,45 @@ class Operations:
                 self.unfinished[operation.ticket] = operation
         if self._tracing:
             _trace_begin(self._where, operation, call.last_op, buffers)
+        return operation
+
+    def submit_again(
+        self, steady: Steady, call: Collective, buffers: tuple[int, int], keep: object
+    ) -> Operation | None:
+        """Issues and submits a call like one before; None: it isn't, and nothing was done.
+
+        Where the caller waits at once, it waits in here, as long as a stay in C may last: after
+        computing, each step of Python takes microseconds.
+        """
+        engine, sequencer, future = self._engine, self.sequencer, steady.call_options.future
+        assert engine is not None
+        if steady.group_timeout != self.timeout or steady.notify != (future and self._watched):
+            return None
+        if len(self.unfinished) >= REAP_FROM:
+            self._reap()
+        operation = Operation(self, call, steady.call_options, steady.timeout)
+        operation.members, operation.exact = steady.members.ranks, steady.exact
+        operation.notify, operation.keep = steady.notify, keep
+        try:
+            with sequencer.lock:
+                if not sequencer.is_for(steady.members):
+                    return None
+                self._health.issue(call)
+                try:
+                    engine.submit(steady.ready, *buffers, operation, 0, call.seq)
+                finally:
+                    if operation.ticket:  # as in submit()
+                        call.last_op = sequencer.next
+                        sequencer.next = call.last_op + 1
+                        call.submitted += 1
+                        self.unfinished[operation.ticket] = operation
+        except LossyError as error:
+            if call.seq < 0:
+                raise  # not issued
+            self._note_failed(call)
+            raise (self._health.failure or error).again(call.numbered) from None
+        if not future:
+            operation.poll(SLICE_SECONDS)
         return operation
 
     def _submit_alone(
@@ -288,8 +350,12 @@ class Operations:
         if self._engine is None:
             return None
         self.any_ended = True
-        if operation.code == Code.OK and not self._needs_report(operation):
-            return None
+        if operation.code == Code.OK:
+            # More is to be known of one that ended well? Only a rank's death leaves out what is
+            # exact.
+            died = operation.exact and self._health.lost
+            if not (died or operation.blocks is not None or operation.observe or self._tracing):
+                return None
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
@@ -310,13 +376,6 @@ class Operations:
             return self._health.failure or error
         self._note_failed(operation.call)
         return self._explain(operation.call, operation.timeout, failure)
-
-    def _needs_report(self, operation: Operation) -> bool:
-        """True if more is to be known of one that ended well. Only a rank's death leaves out what
-        is exact."""
-        died = operation.exact and bool(self._health.lost)
-        seen = self._tracing or operation.observe is not None
-        return died or operation.blocks is not None or seen
 
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation. A second time nothing: a signal's handler may

@@ -123,6 +123,11 @@ class CallOptions(NamedTuple):
         """True if packets may be lost."""
         return self.options.delivery == "lossy"
 
+    @property
+    def is_ones_own(self) -> bool:
+        """True if they hold functions or a gate of one call."""
+        return bool(self.epilogue or self.among or self.observe or self.gate or self.on_device)
+
 
 class LongWait:
     """A wait for a call, which asks the other ranks about it from time to time."""
@@ -165,7 +170,6 @@ class Operation:
         "_completing",
         "_endpoint",
         "_epilogue",
-        "_keep",
         "_lock",
         "_long_wait",
         "_released",
@@ -177,10 +181,12 @@ class Operation:
         "error",
         "exact",
         "gated",
+        "keep",
         "members",
         "notify",
         "observe",
         "shown",
+        "steady",
         "ticket",
         "timeout",
     )
@@ -191,7 +197,7 @@ class Operation:
         self._endpoint = endpoint
         self._epilogue = call_options.epilogue
         self._among = call_options.among
-        self._keep = call_options.keep
+        self.keep = call_options.keep
         self._lock = RLock()  # a signal's handler may come on top of who has it
         self._completing = False
         self._callbacks: list[Callable[[], None]] = []
@@ -215,6 +221,8 @@ class Operation:
         self.gated = bool(call_options.gate)
         """Whether it waits behind a gate."""
         self.observe = call_options.observe
+        self.steady: object = None
+        """What the engine was told, where all calls like this tell it the same."""
         self.done = False
         self.error: LossyError | None = None
 
@@ -315,7 +323,10 @@ class Operation:
             if not self.done:
                 self._completing = True
                 try:
-                    self._take()
+                    self.error = self._endpoint.take(self)
+                    if self.error is None and (self._epilogue or self._among):
+                        self._store()
+                    self._epilogue = self._among = self.keep = None
                     self.done = True
                 finally:
                     self._completing = False
@@ -324,17 +335,14 @@ class Operation:
         for callback in callbacks:
             callback()
 
-    def _take(self) -> None:
-        self.error = self._endpoint.take(self)
-        if self.error is None and (self._epilogue is not None or self._among is not None):
-            try:
-                self._finish()
-            except LossyError as error:
-                self.error = error
-            except Exception as error:
-                where = self._endpoint.where(self)
-                self.error = EngineError(f"{where}: the result can't be stored: {error}")
-        self._epilogue = self._among = self._keep = None
+    def _store(self) -> None:
+        try:
+            self._finish()
+        except LossyError as error:
+            self.error = error
+        except Exception as error:
+            where = self._endpoint.where(self)
+            self.error = EngineError(f"{where}: the result can't be stored: {error}")
 
     def _finish(self) -> None:
         if self._epilogue is not None:

@@ -156,7 +156,8 @@ class Health:
 
     def issue(self, call: Collective) -> None:
         """Admits a collective and numbers it: all ranks issue the same ones in the same order."""
-        self.admit(call)
+        if self.failure is not None or self.closed or os.getpid() != self._pid:
+            self.admit(call)  # which raises
         self.seq += 1
         call.seq = self.seq
         self._history[call.seq % HISTORY] = call

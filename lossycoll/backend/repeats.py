@@ -1,0 +1,159 @@
+"""Calls like ones before, served by what was decided then.
+
+After computing, the pipeline's own code and data have left the caches, and walking through them
+takes longer than sending 256 KiB. So each step of Python counts here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import profiler
+
+from lossycoll.devices.registry import factories
+from lossycoll.options.fields import Options
+from lossycoll.options.scopes import scope
+from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.operations import Steady
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+
+from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
+from .description import CollectiveKind, Description, Staged, call_options, is_gathered
+from .devices import ServedDevices
+from .reduction import Reduction
+from .tensors import DTYPES, apart
+from .work import EngineWork
+
+
+class Known(NamedTuple):
+    """A call that the pipeline has served.
+
+    Attributes:
+        asked: The group's options then.
+        choice: The call's options and encoding.
+        named: The call as ranks compare it.
+        reduction: What it asked for; None: a copy.
+        harmless_overlap: Of its description.
+        steady: What the engine is told by all calls like it; None: the plan of each is another.
+        timeout: torch's option.
+    """
+
+    asked: Options
+    choice: CallOptions
+    named: Collective
+    reduction: Reduction | None
+    harmless_overlap: int | None
+    steady: Steady | None
+    timeout: timedelta
+
+
+REPEATED: Final = (ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER)
+"""Kinds of calls that :class:`Repeats` serves."""
+MOST_KNOWN: Final = 256
+"""Kinds of calls that a group remembers."""
+
+
+class Repeats:
+    """Calls of one group that are like ones before. ``devices``: those that the group serves."""
+
+    def __init__(self, endpoint: Endpoint, devices: ServedDevices) -> None:
+        self._endpoint = endpoint
+        self._devices = devices
+        self._known: dict[tuple[object, ...], Known] = {}
+
+    def find(
+        self,
+        kind: CollectiveKind,
+        source: Tensor,
+        target: Tensor,
+        what: object,
+        opts: Any,
+        asked: Options,
+    ) -> Known | None:
+        """The call that was served before like this one; None: none was.
+
+        ``what``: the reduction's operation, or the root. ``asked``: the group's options now.
+        """
+        sizes = source.numel(), target.numel()
+        known = self._known.get((kind, what, opts.asyncOp, source.dtype, target.dtype, sizes))
+        if known is None or known.asked is not asked or not _is_plain(source):
+            return None
+        if target is not source and not (
+            _is_plain(target) and apart(source, target, known.harmless_overlap) is source
+        ):
+            return None
+        return known
+
+    def submit(
+        self, known: Known, call: Collective, source: Tensor, target: Tensor, opts: Any
+    ) -> Operation | None:
+        """Issues and submits a call, as yet without a number; None: it isn't quite like that one,
+        and nothing was done."""
+        steady, endpoint = known.steady, self._endpoint
+        if steady is not None:
+            if opts.timeout != known.timeout:
+                return None
+            buffers = source.data_ptr(), target.data_ptr()
+            return endpoint.operations.submit_again(steady, call, buffers, (source, target))
+        # An all-reduce, whose owners are in another order each time.
+        given = call_options(known.choice, opts, Staged(source, source), known.reduction)
+        endpoint.health.issue(call)
+        dtype, elements = DTYPES[source.dtype], source.numel()
+        return endpoint.all_reduce(call, source.data_ptr(), elements, dtype, given)
+
+    def remember(
+        self,
+        call: Description,
+        choice: CallOptions,
+        reduction: Reduction | None,
+        named: Collective,
+        asked: Options,
+        opts: Any,
+        work: dist.Work,
+    ) -> None:
+        """Has :meth:`find` find it for calls like this one."""
+        told = choice.options.deterministic and choice.lossy
+        if type(work) is not EngineWork or work.streams is not None or told or not call.nbytes:
+            return
+        if len(call.reads) != 1 or len(call.writes) != 1 or is_gathered(call.kind, reduction):
+            return
+        source, target = call.reads[0], call.writes[0]
+        steady = work.operation.steady
+        order_drawn = steady is None and call.kind is ALL_REDUCE and choice.encoding == "same"
+        if not (isinstance(steady, Steady) or order_drawn) or source.is_complex():
+            return
+        if reduction is not None and (reduction.factor is not None or source.dtype not in DTYPES):
+            return
+        for tensor in (source, target):
+            if not (_is_plain(tensor) and self._devices.takes_as_is([tensor])):
+                return
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        what = call.op.op if call.op is not None else call.root
+        sizes = source.numel(), target.numel()
+        self._known[call.kind, what, opts.asyncOp, source.dtype, target.dtype, sizes] = Known(
+            asked=asked,
+            choice=choice,
+            named=named,
+            reduction=reduction,
+            harmless_overlap=call.harmless_overlap,
+            steady=steady if isinstance(steady, Steady) else None,
+            timeout=opts.timeout,
+        )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """True if nothing is special: of the tensor, or of where the call is made."""
+    return (
+        tensor.is_cpu
+        and "cpu" not in factories
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and scope() is None
+        and not profiler._is_profiler_enabled
+    )

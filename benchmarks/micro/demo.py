@@ -1,19 +1,20 @@
-"""Tables of what ``lossycoll demo`` has written: python -m benchmarks.micro.demo FILE --report docs
+"""Tables of what ``lossycoll demo`` has written: python -m benchmarks.micro.demo FILE...
 
-``lossycoll demo`` is the table of demo.md. Of other losses (``lossycoll demo --loss 0.01 --steps
-80``), ``--losses`` has the change of perplexity and of bytes, in quality.md.
+The files of ``lossycoll demo`` are the table of demo.md. With ``--losses``, one of another loss
+(``lossycoll demo --loss 0.01 --steps 80``) is the table of quality.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.tables import Table, add_report, fill_and_keep, taken
 from lossycoll.cli.demo.methods import methods
+from lossycoll.cli.demo.report import FIGURES
 
 Run = Mapping[str, Any]
 NAMES: Final = {
@@ -29,39 +30,25 @@ LOSSES: Final = Table(
 )
 
 
-def table(results: Mapping[str, Any]) -> tuple[Table, list[list[str]]]:
-    """A column for each run, a row for each figure."""
-    runs: dict[str, Run] = results["runs"]
+def table(results: Sequence[Mapping[str, Any]]) -> tuple[Table, list[list[str]]]:
+    """A column for each run, a row for each figure: of several demos the median, least and most."""
+    runs: dict[str, Run] = results[0]["runs"]
     heads = [
         f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
         for name, run in runs.items()
     ]
+    rows = [
+        [label, *(_median([show(one["runs"][name]) for one in results]) for name in runs)]
+        for label, show in FIGURES.items()
+    ]
+    return Table("demo.md", "demo", " | ".join(["figure", *heads]), dated=False), rows
 
-    def traffic(name: str, scale: float = 1.0) -> Callable[[Run], str]:
-        # gloo moves its bytes by TCP and does not count them.
-        return lambda run: f"{run['traffic'][name] * scale:,.0f}" if run["traffic"] else "-"
 
-    def expected(run: Run) -> str:
-        found = run["drift"]["expected"]
-        return "grows" if found is None else f"{found:.3g}"
-
-    rows: dict[str, Callable[[Run], str]] = {
-        "validation loss, nats per byte": lambda run: f"{run['validation_loss']:.4f}",
-        "perplexity per byte (rank 0)": lambda run: f"{run['perplexity']:.3f}",
-        "against gloo": lambda run: f"{run['perplexity_change_percent']:+.2f}%",
-        "step time p50, p99, ms": lambda run: f"{run['step_ms_p50']:.1f}, {run['step_ms_p99']:.1f}",
-        "packets sent": traffic("packets_sent"),
-        "dropped by injection": traffic("packets_injected"),
-        "given up as missing": traffic("packets_missing"),
-        "MB sent": traffic("bytes_sent", 1e-6),
-        "distance of the replicas, squared, second half": lambda run: (
-            f"{run['drift']['mean_square_distance']:.3g}"
-        ),
-        "by theory": expected,
-        "its root over the parameter norm": lambda run: f"{run['drift']['relative_rms']:.3%}",
-    }
-    out = Table("demo.md", "demo", " | ".join(["figure", *heads]), dated=False)
-    return out, [[label, *map(show, runs.values())] for label, show in rows.items()]
+def _median(texts: Sequence[str]) -> str:
+    if len(set(texts)) == 1:
+        return texts[0]
+    ordered = sorted(texts, key=lambda text: float(text.strip("%").replace(",", "")))
+    return f"{ordered[(len(ordered) - 1) // 2]} ({ordered[0]} to {ordered[-1]})"
 
 
 def losses(results: Mapping[str, Any]) -> list[list[str]]:
@@ -85,12 +72,12 @@ def losses(results: Mapping[str, Any]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, help="demo.json")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="demo.json")
     parser.add_argument("--losses", action="store_true", help="rows of quality.md")
     add_report(parser, "demo.md, or quality.md")
     options = parser.parse_args()
-    results = json.loads(options.file.read_text(encoding="utf-8"))
-    out, rows = (LOSSES, losses(results)) if options.losses else table(results)
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in options.files]
+    out, rows = (LOSSES, losses(results[0])) if options.losses else table(results)
     print(out.report(options.report, rows))
     if options.report and not options.losses:
         text = f"The table of [the demo](demo.md). {taken()}"

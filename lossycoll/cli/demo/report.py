@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from rich.table import Table
@@ -106,30 +106,48 @@ def compare(runs: dict[str, Run]) -> None:
         )
 
 
+def _traffic(name: str, scale: float = 1) -> Callable[[Run], str]:
+    # gloo moves its bytes by TCP and does not count them.
+    return lambda run: f"{run['traffic'][name] * scale:,.0f}" if run["traffic"] else "-"
+
+
+def _percent(run: Run) -> str:
+    change = run["perplexity_change_percent"]
+    return "-" if change is None else f"{change:+.2f}%"
+
+
+def _expected(run: Run) -> str:
+    found = run["drift"]["expected"]
+    return "grows" if found is None else f"{found:.3g}"
+
+
+FIGURES: Final[dict[str, Callable[[Run], str]]] = {
+    "packets dropped on purpose": lambda run: f"{run['injected_loss']:.0%}",
+    "validation loss, nats per byte": lambda run: f"{run['validation_loss']:.4f}",
+    "perplexity per byte (rank 0)": lambda run: f"{run['perplexity']:.3f}",
+    "against gloo": _percent,
+    "mean over replicas": lambda run: f"{run['perplexity_replica_mean']:.3f}",
+    "step time p50, ms": lambda run: f"{run['step_ms_p50']:.1f}",
+    "step time p99, ms": lambda run: f"{run['step_ms_p99']:.1f}",
+    "packets sent": _traffic("packets_sent"),
+    "dropped by injection": _traffic("packets_injected"),
+    "given up as missing": _traffic("packets_missing"),
+    "MB sent": _traffic("bytes_sent", 1e-6),
+    "distance of the replicas, squared": lambda run: f"{run['drift']['mean_square_distance']:.3g}",
+    "by theory": _expected,
+    "its root over the parameter norm": lambda run: f"{run['drift']['relative_rms']:.3%}",
+    "whole run, s": lambda run: f"{run['seconds']:.0f}",
+}
+"""The rows of the demo's table: each run's figure as text."""
+
+
 def table(runs: dict[str, Run]) -> Table:
     """A column for each run, a row for each figure."""
     out = Table(title="Same seed, same data, same steps")
     out.add_column("")
     for name in runs:
         out.add_column(name, justify="right")
-    rows: dict[str, Callable[[Run], str]] = {
-        "packets dropped on purpose": lambda run: f"{run['injected_loss']:.0%}",
-        "validation loss, nats/byte": lambda run: f"{run['validation_loss']:.4f}",
-        "perplexity per byte (rank 0)": lambda run: f"{run['perplexity']:.3f}",
-        "  against gloo": lambda run: _percent(run["perplexity_change_percent"]),
-        "  mean over replicas": lambda run: f"{run['perplexity_replica_mean']:.3f}",
-        "step time p50, ms": lambda run: f"{run['step_ms_p50']:.1f}",
-        "step time p99, ms": lambda run: f"{run['step_ms_p99']:.1f}",
-        "packets sent": lambda run: _traffic(run, "packets_sent"),
-        "packets injection dropped": lambda run: _traffic(run, "packets_injected"),
-        "packets given up as missing": lambda run: _traffic(run, "packets_missing"),
-        "MB sent": lambda run: _traffic(run, "bytes_sent", 1e-6),
-        "replica distance, squared": lambda run: f"{run['drift']['mean_square_distance']:.3g}",
-        "  by theory": lambda run: _expected(run["drift"]["expected"]),
-        "  RMS / parameter norm": lambda run: f"{run['drift']['relative_rms']:.3%}",
-        "whole run, s": lambda run: f"{run['seconds']:.0f}",
-    }
-    for label, show in rows.items():
+    for label, show in FIGURES.items():
         out.add_row(label, *(show(run) for run in runs.values()))
     return out
 
@@ -149,19 +167,6 @@ def remarks(runs: dict[str, Run]) -> list[str]:
         "Distances are exact, over all pairs of ranks, and means over the second half of the steps;"
         " what they should be by theory is on the demo's page.",
     ]
-
-
-def _expected(value: float | None) -> str:
-    return "grows" if value is None else f"{value:.3g}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}%"
-
-
-def _traffic(run: Run, name: str, scale: float = 1) -> str:
-    # gloo moves its bytes by TCP and does not count them.
-    return "-" if run["traffic"] is None else f"{run['traffic'][name] * scale:,.0f}"
 
 
 PARTS = 8

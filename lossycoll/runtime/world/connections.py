@@ -41,9 +41,9 @@ of the three by which each round trip is measured."""
 QUESTION_SECONDS: Final = 0.05
 """For which each question has time for its answer, on a machine that is busy."""
 LONGER: Final = 4.0
-"""By so much an attempt has more time than the one before it, twice at most, until a member
-connection with the rank has worked: a host that is slow or far away answers none that is given up
-too soon."""
+"""By so much an attempt has more time than the one before it, twice at most: a host that is slow or
+far away answers none that is given up too soon. Once a member connection with the rank has worked,
+every third attempt is short again, and none has more than twice what a connection took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,10 @@ class Connections:
         self._to_coordinator: _Connection | None = None
         self._tried_at = 0.0
         self._heard: set[int] = set()
-        self._unheard_attempts: Counter[int] = Counter()
+        self._unanswered_attempts: Counter[int] = Counter()
+        """Attempts to reach each rank since one worked."""
+        self._took: dict[int, float] = {}
+        """Seconds from an attempt to reach a rank until its hello came, the last time."""
         self._events: list[Event] = []
         self._listener: socket.socket | None = None
         keys = None if secret is None else keys_of(secret, PLANE)
@@ -289,14 +292,17 @@ class Connections:
 
     def _time_for(self, rank: int, patience: float) -> float:
         """Seconds that an attempt to reach ``rank`` has."""
-        if rank in self._heard:
-            return patience  # after a cut only a new attempt gets through soon
-        return float(patience * LONGER ** min(self._unheard_attempts[rank], 2))
+        tried = self._unanswered_attempts[rank]
+        if rank not in self._heard:
+            return float(patience * LONGER ** min(tried, 2))
+        # After a cut only a new attempt gets through soon.
+        most = max(patience, 2 * self._took.get(rank, 0.0))
+        return float(min(patience * LONGER ** (tried % 3), most))
 
     def _unanswered(self, connection: _Connection) -> None:
         """Gives up an attempt that has taken too long."""
         self.trouble[connection.rank] = NO_ANSWER
-        self._unheard_attempts[connection.rank] += 1
+        self._unanswered_attempts[connection.rank] += 1
         self._drop(connection)
 
     def _say_hello(self, connection: _Connection) -> None:
@@ -362,6 +368,8 @@ class Connections:
                 self._events.append(Alive(hello.rank))
             return
         self.trouble.pop(connection.rank, None)
+        self._took[connection.rank] = self._clock() - connection.since
+        self._unanswered_attempts[connection.rank] = 0
         if connection.purpose == "question":
             self._events.append(Alive(connection.rank))
             self._drop(connection)

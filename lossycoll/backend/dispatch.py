@@ -26,6 +26,7 @@ from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
 from . import checks, spans
 from .collectives import ALL_REDUCE, submit_barrier
@@ -234,7 +235,12 @@ class Dispatcher:
             raise
         if operation is None:
             return None
-        return self.coalescing.add(EngineWork(self._endpoint, operation, [target]))
+        work = self.coalescing.add(EngineWork(self._endpoint, operation, [target]))
+        if not opts.asyncOp:
+            # The caller is about to wait. Begun here, that takes fewer steps of Python, each of
+            # which takes microseconds after computing. What a handler raises is the caller's.
+            operation.poll(SLICE_SECONDS)
+        return work
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
         around, options = scope(), self._asked_options()

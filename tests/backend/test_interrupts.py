@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
 from lossycoll.plan import Topology
@@ -67,6 +68,50 @@ def test_an_interrupted_call_goes_on_and_so_does_the_group() -> None:
     assert outcomes[0].value["caught"], "it was to be interrupted"
     assert outcomes[0].value["early"] != [3.0], "it was to be in the middle of the call"
     assert not outcomes[1].value["caught"]
+
+
+class Preempted(Exception):
+    """What a job's own handler may raise."""
+
+
+def preempt(*_: object) -> None:
+    raise Preempted
+
+
+def interrupted_repeat(rank: int, world: int) -> dict[str, Any]:
+    """A handler raises while rank 0 waits for a call that is like the ones before it."""
+    harness.init()
+    signal.signal(signal.SIGALRM, preempt)
+    repeats, submitted = dist.group.WORLD._endpoint.operations, []
+    submit_again = repeats.submit_again
+    repeats.submit_again = lambda *call: submitted.append(submit_again(*call)) or submitted[-1]
+    caught, sums = [], []
+    for kind in (None, signal.SIGALRM, signal.SIGINT):
+        value = torch.full((1_000,), float(rank + 1))
+        dist.barrier()
+        if kind is not None and rank == 0:
+            threading.Timer(0.05, os.kill, (os.getpid(), kind)).start()
+        elif kind is not None:
+            harness.await_ranks(f"caught {kind}", [0])
+        try:
+            dist.all_reduce(value)
+        except (Preempted, KeyboardInterrupt) as error:
+            caught.append(type(error).__name__)
+            _get_default_store().set(f"caught {kind}/0", "")
+        until(lambda value=value: value[0].item() == 3.0, "the sum is there", seconds=60)  # type: ignore[misc]
+        sums.append(value.unique().tolist())
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"caught": caught, "sums": sums, "again": len(submitted)}
+
+
+def test_what_a_handler_raises_during_a_repeated_call_is_the_callers_alone() -> None:
+    first, second = harness.run_good(interrupted_repeat, 2, harness.EXACT)
+    assert first["caught"] == ["Preempted", "KeyboardInterrupt"]
+    assert not second["caught"]
+    for found in (first, second):
+        assert found["again"] == 2
+        assert found["sums"] == [[3.0]] * 3
 
 
 def endpoint(network: Network, rank: int) -> Endpoint:

@@ -197,3 +197,51 @@ def test_other_timeouts_and_futures_go_through_the_pipeline_once() -> None:
         assert found["counts"] == [0, 1, 1, 2]
         assert set(found["sums"]) == {2.0}
         assert found["asked"] == 2
+
+
+def rank_other_callers(rank: int, world: int) -> dict[str, Any]:
+    """A description of somebody else's, of a kind that torch calls too; and a forked child."""
+    import os
+    import signal
+
+    import torch
+    import torch.distributed as dist
+
+    from lossycoll.backend import collectives
+    from lossycoll.backend.description import Description
+    from lossycoll.errors import ClosedError
+
+    init()
+    group = dist.group.WORLD
+    recorder = Recorder(group, again=True)
+    part, whole = torch.ones(500), torch.empty(world * 500)
+    opts = torch._C._distributed_c10d.AllgatherOptions()
+    opts.asyncOp = False
+    call = Description(collectives.ALL_GATHER, [part], [whole], 4000, part, detail="mine")
+    group.run(call, opts).wait()
+    dist.all_gather_single(whole, part)
+    names = [str(key[3]) for key in recorder.calls]
+
+    dist.all_reduce(whole)
+    dist.all_reduce(whole)
+    again, child = recorder.again, 0
+    with group._endpoint.operations.sequencer.lock:  # as by a thread that submits
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            try:
+                dist.all_reduce(whole)
+            except ClosedError as error:
+                os._exit(7 if "forked" in str(error) else 8)
+            os._exit(9)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"names": names, "again": again, "ended": ended}
+
+
+def test_other_callers_descriptions_and_forked_children_are_no_repeats() -> None:
+    for found in run_good(rank_other_callers, 2, EXACT):
+        assert found["names"] == ["mine", ""]
+        assert found["again"] == 1
+        assert found["ended"] == 7

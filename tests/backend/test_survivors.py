@@ -17,6 +17,7 @@ import lossycoll
 from tests.support import harness
 from tests.support.harness import EXACT, Outcome, Ranks, await_ranks, kill_self
 from tests.support.links import must_use_link, over, over_each_link
+from tests.support.waiting import until
 
 LIVENESS = 8.0
 """Longer than a starved machine keeps a rank that lives from its processor."""
@@ -39,6 +40,39 @@ def survivors(world: int, victims: tuple[int, ...], function: Any, **env: str) -
         for rank in victims:
             assert f"lost rank {rank} (" in outcome.stderr, outcome
     return left
+
+
+# ---- a rank that is late ----
+
+
+def late_for_a_loss(rank: int, world: int) -> list[float]:
+    """The last rank dies when rank 1 has begun a call, and rank 0 begins it after the loss. That
+    call is the last of the view before, and those after it only look like it."""
+    dist.init_process_group("lossy")
+    must_use_link()
+    store = _get_default_store()
+    tensors = [torch.full((9_000,), float(rank + 1)) for _ in range(6)]
+    dist.all_reduce(tensors[0])
+    dist.all_reduce(tensors[1])
+    dist.barrier()
+    if rank == 2:
+        await_ranks("ahead", [1])
+        time.sleep(0.2)  # rank 1 has told of the call, and waits
+        kill_self()
+    if rank == 1:
+        store.set("ahead/1", "")
+    else:
+        until(lambda: lossycoll.stats().lost, "rank 0 knows of the loss", seconds=60)
+    for tensor in tensors[2:]:
+        dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return [tensor.mean().item() for tensor in tensors]
+
+
+def test_a_rank_that_is_late_for_a_loss_goes_on_with_the_others() -> None:
+    for outcome in survivors(3, (2,), late_for_a_loss, LOSSYCOLL_DELIVERY="reliable"):
+        assert outcome.value[:2] == [6.0, 6.0]
+        assert outcome.value[3:] == [4.5] * 3  # the call before lacks what the dead rank owned
 
 
 # ---- every collective, afterwards ----

@@ -21,7 +21,7 @@ from lossycoll.plan.codec import number_of, phases
 from lossycoll.plan.tiers import RELIABLE
 from lossycoll.runtime.core.call import CallKey, CallOptions, Collective, Operation, text_of
 from lossycoll.runtime.core.logfmt import event, log
-from lossycoll.runtime.engine.binding import SLICE_SECONDS, DType, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report
@@ -225,7 +225,9 @@ class Operations:
             return self._submit_alone(planned, call, buffers, dtype, call_options, blocks)
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         operation = Operation(self, call, call_options, timeout)
-        operation.members = self.sequencer.at(self.sequencer.next).ranks
+        # Not the latest: a rank that is late still submits operations of the view before.
+        members = self.sequencer.at(self.sequencer.next)
+        operation.members = members.ranks
         reliable = call_options.options.delivery == "reliable"
         operation.exact, operation.blocks = reliable and means is None, blocks
         # Until the watcher runs, nobody would collect the finished ticket.
@@ -242,7 +244,7 @@ class Operations:
             else:
                 ready = prepare(key, means or BY_COUNT, blocks)
             if steady and not (self._tracing or call_options.is_ones_own):
-                kept, members = call_options._replace(keep=None), self.sequencer.latest
+                kept = call_options._replace(keep=None)
                 own = operation.notify, operation.exact
                 operation.steady = Steady(ready, members, kept, timeout, self.timeout, *own)
             self._engine.submit(ready, *buffers, operation, call_options.gate, call.seq)
@@ -263,15 +265,12 @@ class Operations:
     def submit_again(
         self, steady: Steady, call: Collective, buffers: tuple[int, int], keep: object
     ) -> Operation | None:
-        """Issues and submits a call like one before; None: it isn't, and nothing was done.
-
-        Where the caller waits at once, it waits in here, as long as a stay in C may last: after
-        computing, each step of Python takes microseconds.
-        """
+        """Issues and submits a call like one before; None: it isn't, and nothing was done."""
         engine, sequencer, future = self._engine, self.sequencer, steady.call_options.future
         assert engine is not None
         if steady.group_timeout != self.timeout or steady.notify != (future and self._watched):
             return None
+        self._health.admit(call)  # before the lock, which a forked child may never get
         if len(self.unfinished) >= REAP_FROM:
             self._reap()
         operation = Operation(self, call, steady.call_options, steady.timeout)
@@ -295,8 +294,6 @@ class Operations:
                 raise  # not issued
             self._note_failed(call)
             raise (self._health.failure or error).again(call.numbered) from None
-        if not future:
-            operation.poll(SLICE_SECONDS)
         return operation
 
     def _submit_alone(

@@ -27,7 +27,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
         wheels site release clean
 
 help:
-	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
+	@echo "make demo      train a small GPT five times and compare (about 5 minutes)"
 	@echo "make test      the tests: a short sample of what takes long (20 minutes at most on two cores)"
 	@echo "make test-all  all tests (30 minutes at most)"
 	@echo "make test-frameworks  the long tests of frameworks whose packages test-all doesn't install"

@@ -154,8 +154,9 @@ site: $(VENV)/.site
 # Nothing is uploaded: docs/release.md says what to do with dist/. TESTED is a commit on which make
 # test-all has passed; it spares running that here if it is this one.
 TESTED :=
-release:
+release: $(VENV)/.built $(VENV)/.long $(VENV)/.release
 	test -z "$$(git status --porcelain)" || { echo "commit first: a release is made of a commit" >&2; exit 1; }
+	$(BIN)/python -m tools.release_needs
 	$(MAKE) lint
 	test "$(TESTED)" = "$$(git rev-parse HEAD)" || $(MAKE) test-all
 	$(MAKE) wheels site

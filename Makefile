@@ -27,7 +27,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
         wheels site release clean
 
 help:
-	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
+	@echo "make demo      train a small GPT five times and compare (about 5 minutes)"
 	@echo "make test      the tests: a short sample of what takes long (20 minutes at most on two cores)"
 	@echo "make test-all  all tests (30 minutes at most)"
 	@echo "make test-frameworks  the long tests of frameworks whose packages test-all doesn't install"
@@ -154,8 +154,9 @@ site: $(VENV)/.site
 # Nothing is uploaded: docs/release.md says what to do with dist/. TESTED is a commit on which make
 # test-all has passed; it spares running that here if it is this one.
 TESTED :=
-release:
+release: $(VENV)/.built $(VENV)/.long $(VENV)/.release
 	test -z "$$(git status --porcelain)" || { echo "commit first: a release is made of a commit" >&2; exit 1; }
+	$(BIN)/python -m tools.release_needs
 	$(MAKE) lint
 	test "$(TESTED)" = "$$(git rev-parse HEAD)" || $(MAKE) test-all
 	$(MAKE) wheels site

@@ -52,7 +52,7 @@ class OptionError(LossyError, ValueError):
 
     def __init__(self, message: str, *, peer: int | None = None, reason: str = "") -> None:
         super().__init__(message, peer=peer)
-        self.reason = reason or message
+        self.reason: str = reason or message
 
 
 class RendezvousError(LossyError):
@@ -98,7 +98,7 @@ class NonFiniteError(LossyError, ArithmeticError):
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message, peer=ranks[0] if ranks else None)
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
 
 
 class TrainingError(LossyError):

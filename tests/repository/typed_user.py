@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,6 +23,12 @@ def observed() -> None:
     assert_type(lossycoll.topology(), lossycoll.Topology)
 
 
+def chosen() -> None:
+    options = lossycoll.Options(repair=1, fec="auto", max_missing=0.01, wire="int8")
+    assert_type(options, lossycoll.Options)
+    dist.init_process_group(backend="lossy", pg_options=options)
+
+
 def bounded(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> None:
     dist.init_process_group(backend="lossy")
     replica = DistributedDataParallel(model)
@@ -38,8 +46,20 @@ def bounded(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> None:
     assert_type(drift, lossycoll.Drift)
 
 
+def compressed(model: nn.Module) -> lossycoll.ARCTopKState:
+    replica = DistributedDataParallel(model)
+    state = lossycoll.ARCTopKState(None, ratio=0.2, named_parameters=model.named_parameters())
+    replica.register_comm_hook(state, lossycoll.arc_topk_hook)
+    assert_type(state.iter, int)
+    return state
+
+
 def sharded(model: nn.Module) -> lossycoll.ShardedOptimizer:
-    return lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    optimizer = lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    backup = lossycoll.ShardBackup(optimizer, every=10)
+    backup.step()
+    assert_type(backup.steps, int)
+    return optimizer
 
 
 def late(model: nn.Module) -> lossycoll.DropCompute:
@@ -50,6 +70,15 @@ def peer(model: nn.Module) -> None:
     with lossycoll.Swarm(join=["directory:29400"]) as swarm:
         averager = lossycoll.MoshpitAverager(swarm, model, (4, 4), wire="int8")
         assert_type(averager, lossycoll.MoshpitAverager)
+        inner = torch.optim.AdamW(model.parameters())
+        optimizer = lossycoll.MoshpitSGD(model, inner, averager, every=20, delayed=True)
+        assert_type(optimizer.catch_up(), "lossycoll.CatchUpReport | None")
+        assert_type(optimizer.step(weight=32.0), "lossycoll.RoundReport | None")
+        assert_type(optimizer.samples, int)
+
+
+def tolerant() -> Any:
+    return lossycoll.torchft_process_group(timeout=10.0, options={"repair": 2})
 
 
 def failed() -> str:

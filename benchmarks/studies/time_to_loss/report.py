@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from matplotlib.lines import Line2D
+
 from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result, one_budget
 from lossycoll.lab.profiles import PROFILES as LABORATORIES
@@ -100,6 +102,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
         "targets": losses,
         "budget": budget,
         "commits": commits,
+        "dates": _dates(entries),
         "networks": networks,
     }
 
@@ -168,17 +171,35 @@ def caption(found: Mapping[str, Any]) -> str:
         if best and gloo is not None:
             ranks = str(ranks_of(profile))
             rows.append([f"`{profile}`", ranks, f"{gloo:.0f} s", f"{best[0]:.0f} s ({best[1]})"])
-    networks = found["networks"].values()
-    counts = {len(one["seeds"]) for variants in networks for one in variants.values()}
-    seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     head = ["network of the [laboratory](docs/lab.md)", "ranks", "gloo", "lossycoll"]
     return (
         f"![Validation loss against seconds of training](docs/{NAME}.png)\n\n"
         f"{markdown(head, rows)}\n\n"
-        "Seconds until the demo's GPT is within 1% of gloo's last validation loss: medians of "
-        f"{seeds} seed{'s' if max(counts) > 1 else ''}. gloo has the faster of TCP cubic and bbr "
-        "([all variants](docs/performance.md#time-to-target))."
+        "Seconds of training until the validation loss is within 1% of gloo's final loss. "
+        f"{_seeds(found['networks'])} gloo has the faster of TCP cubic and bbr "
+        f"([all variants](docs/performance.md#time-to-target)). Measured {found['dates']}."
     )
+
+
+def _seeds(networks: Mapping[str, Any]) -> str:
+    """How many seeds the medians are of: as most networks, and the exceptions."""
+    counts = {name: min(len(one["seeds"]) for one in of.values()) for name, of in networks.items()}
+    usual = statistics.mode(counts.values())
+    others = [f"`{name}` has {_spelt(n)}" for name, n in counts.items() if n != usual]
+    said = f"Medians of {_spelt(usual)} seeds" if usual > 1 else "Of one seed"
+    return "; ".join([said, *others]) + "."
+
+
+def _spelt(number: int) -> str:
+    return ("none", "one", "two", "three", "four", "five", "six")[number]
+
+
+def _dates(entries: Sequence[Result]) -> str:
+    """When something was measured, the first and the last time."""
+    days = sorted({one.date for one in entries if one.date})
+    if len(days) < 2:
+        return f"on {days[0]}" if days else "on an unknown day"
+    return f"from {days[0]} to {days[-1]}"
 
 
 def write(entries: Sequence[Result], folder: Path) -> str:
@@ -199,7 +220,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = math.ceil(len(networks) / ACROSS)
     size = (8, 2.6 * rows + 1)
     figure, axes = plt.subplots(rows, ACROSS, figsize=size, layout="constrained", squeeze=False)
-    lines = {}
+    lines: dict[str, Line2D] = {}
+    goal = None
     for axis, (profile, variants) in zip(axes.flat, networks.items(), strict=False):
         for name in (name for name in VARIANTS if name in variants):
             steps = zip(*variants[name]["curves"], strict=False)  # those that all seeds have had
@@ -211,12 +233,14 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             axis.fill_betweenx(losses, *ends, color=COLOURS[name], alpha=0.2, linewidth=0)
         goals = found["targets"].get(profile, {}).values()
         if goals:
-            axis.axhline(statistics.median(goals), color="grey", linestyle=":", linewidth=0.8)
+            goal = axis.axhline(statistics.median(goals), color="grey", linestyle=":", linewidth=1)
         axis.set_xscale("log")
         axis.set_title(f"{profile}, {ranks_of(profile)} ranks", fontsize=10)
         axis.set_xlabel("seconds of training")
         axis.set_ylabel("validation loss, nats")
     for axis in list(axes.flat)[len(networks) :]:
         axis.set_visible(False)
+    if goal is not None:
+        lines["1% above gloo's final loss"] = goal
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3, fontsize=9)
     save(figure, path)

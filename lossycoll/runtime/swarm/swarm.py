@@ -102,7 +102,7 @@ class Swarm:
         self._reserved: Ports | None = None
         self._relay: ValkeyRelay | None = None
         self._secret = found
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._has_begun = False
         self._places = ", ".join(join)
         close_at_exit(self.close)

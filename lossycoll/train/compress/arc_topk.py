@@ -120,7 +120,7 @@ class ARCTopKState:
         seed: int = 0,
         wire: str | None = None,
     ) -> None:
-        self.settings = ARCTopKSettings(
+        self.settings: ARCTopKSettings = ARCTopKSettings(
             ratio=ratio,
             sketch_dim=sketch_dim,
             start_iter=start_iter,
@@ -134,7 +134,7 @@ class ARCTopKState:
             wire=wire,
         )
         self.process_group = process_group
-        self.iter = 0
+        self.iter: int = 0
         """Steps so far."""
         self._dense = dense if callable(dense) else frozenset(dense)
         self._memory = self._empty_memory()

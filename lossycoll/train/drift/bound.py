@@ -156,7 +156,7 @@ class DriftBound:
                 "out, or use it with DistributedDataParallel and a plain torch.optim.Optimizer"
             )
         self.period = period
-        self.steps = 0
+        self.steps: int = 0
         """Steps of the optimizer seen."""
         self._model = model
         self._optimizer = optimizer

@@ -131,7 +131,7 @@ class ShardedOptimizer(Optimizer):
         """The status of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
         """Result of :meth:`state_dict`."""
-        self.shard_era = 0
+        self.shard_era: int = 0
         """Number of times that shards were restored, by this optimizer and those before it."""
         self._model_groups = ModelGroups(params)
         self._inner = optimizer_class(self._fragment_groups(), **defaults)
@@ -198,8 +198,8 @@ class ShardedOptimizer(Optimizer):
         return fragments
 
     def _adopt(self) -> None:
-        self.param_groups = self._inner.param_groups
-        self.state = self._inner.state
+        self.param_groups: Any = self._inner.param_groups
+        self.state: Any = self._inner.state
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -179,7 +179,7 @@ def test_ray_gets_the_parameters_that_gloo_gives() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "lightning_fit", "pipeline"),
+        *("accelerate_fit", "deepspeed_zero", "fabric_fit", "fsdp", "lightning_fit", "pipeline"),
         *("tensor_parallel", "transformers_fit", "trl_sft"),
     ],
 )
@@ -210,6 +210,7 @@ PACKAGES = {
     "Ray": ("ray",),
     "torchft": ("torchft-nightly",),
     "FSDP2": ("torch",),
+    "DTensor": ("torch",),
     "pipelines": ("torch",),
     "distributed checkpoints": ("torch",),
 }

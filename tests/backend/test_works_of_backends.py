@@ -60,7 +60,7 @@ class FailedWork(dist.Work):
 def backend(made: list[FailedWork]) -> Any:
     """A backend whose calls fail; ``made`` gets its works."""
 
-    class Failing(_c10d.Backend):  # type: ignore[misc,name-defined]
+    class Failing(_c10d.Backend):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(0, 2)
 
@@ -82,7 +82,7 @@ def backend(made: list[FailedWork]) -> Any:
 
 def group_of(backend: Any, size: int) -> Any:
     """torch's own group, which calls a backend."""
-    group = _c10d.ProcessGroup(dist.HashStore(), 0, size)
+    group = _c10d.ProcessGroup(_c10d.HashStore(), 0, size)
     custom = _c10d.ProcessGroup.BackendType.CUSTOM
     group._set_default_backend(custom)
     group._register_backend(torch.device("cpu"), custom, backend)
@@ -118,7 +118,7 @@ def test_the_stand_in_has_neither_result_nor_source() -> None:
 
 
 def test_the_same_of_lossys_own_backend() -> None:
-    dist.init_process_group("lossy", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("lossy", store=_c10d.HashStore(), rank=0, world_size=1)
     try:
         own = dist.group.WORLD
         assert own is not None

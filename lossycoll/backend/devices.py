@@ -7,9 +7,9 @@ others are made here, by all ranks at the first call that needs one (``DelegateB
 
 Parts of torch ask a group for the backend of a device (``DeviceBackend``). From torch 2.14 on that
 is a Python ``c10d.Backend``, which C++ calls as well; on 2.13 Python can't make one, and what
-Python asks for is handed on to the group. The group itself stays a ProcessGroup: of a work that a
-Backend returns, torch hands its caller a stand-in without the error's type, the result, and the
-rank that a receive was served by.
+Python asks for is handed on to the group. The group itself stays a ProcessGroup: for a work that a
+Backend returns, torch hands its caller a stand-in that never tells completion, exception, result,
+or the rank that a receive was served by (tests/backend/test_works_of_backends.py).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ docs/backend.md says which call takes which route; ``dispatch.py`` chooses it.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
@@ -82,7 +83,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._pg_options = pg_options
         self._timeout = spec.timeout
         self._serial = next(_serials)
-        self._splits = 0
         self._name, self._description = "", "undefined"  # as torch has it
         self._abort_hooks: dict[int, Callable[[], object]] = {}
         given = getattr(backend_options, "configured", "")
@@ -104,6 +104,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def _take(self, spec: GroupSpec, group: Group) -> None:
         """From now on calls are ``group``'s."""
+        # Of these ranks and in this membership, so that all members count alike, newcomers too.
+        self._splits: Counter[tuple[int, ...]] = Counter()
         self._global_ranks = spec.global_ranks
         self._group = group
         self._endpoint = group.endpoint
@@ -411,8 +413,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             raise checks.refusal(self._where, "split_group", f"ranks {list(ranks)} in")
         if self._where.rank not in chosen:
             return None
-        self._splits += 1
-        name = group_name or f"{self.group_name}:split:{self._splits}:{chosen}"
+        self._splits[tuple(chosen)] += 1
+        number = self._splits[tuple(chosen)]
+        name = group_name or f"{self.group_name}:split:{number}:{chosen}"
         split = LossyProcessGroup(
             SimpleNamespace(
                 store=_c10d.PrefixStore(f"split/{name}", self._group.store),
@@ -427,7 +430,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             opts,
         )
         split._set_group_name(name)
-        split._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        split._set_group_desc(group_desc or f"{self.group_desc}:split:{number}")
         return split
 
     # ---- life ----

@@ -2,7 +2,8 @@
 
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
-for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``.
+for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``, which takes a
+pair of the backend's name and Options.
 tools/options_table.py prints them for docs/options.md. An option's row says which layer it enters
 (:class:`Enters`).
 

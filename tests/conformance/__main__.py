@@ -17,9 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.common.tables import add_report
+
 from .modes import CHOICES, MODES
 from .runner import Outcome
-from .table import counts, page, skip_reasons, versions_of
+from .table import BY_TORCH, counts, page, rows_by_torch, skip_reasons, versions_of
 from .verdict import Contradiction, Run, contradictions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +88,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="world sizes at the same time")
     parser.add_argument("--write", type=Path, help="the page to write")
+    add_report(parser, f"{BY_TORCH.page}, which gets rows of the installed torch; the rest stays")
     given = parser.parse_args()
     measured = facts()
     results: dict[str, dict[tuple[str, int], Run]] = {name: {} for name in CHOICES}
@@ -99,6 +102,8 @@ def main() -> int:
             results[choice][mode, world] = run
             if given.write:
                 given.write.write_text(page(results, measured, versions), encoding="utf-8")
+            if given.report:
+                BY_TORCH.report(given.report, rows_by_torch(version("torch"), results["gloo"]))
 
     def all_of(world: int) -> list[Contradiction]:
         bad = []

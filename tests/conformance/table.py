@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+from benchmarks.common.tables import Table
+
 from .exceptions import EXCEPTIONS
 from .modes import CHOICES, MODES
 from .verdict import Run, contradictions
@@ -50,6 +52,33 @@ Gloo and lossy ran these as well. Where gloo fails, lossy need not pass.
 
 
 _VERSIONS = "## torch's versions\n"
+
+BY_TORCH = Table(
+    "conformance.md",
+    "conformance by torch",
+    "torch | mode | ranks | gloo passes | lossy passes too | engine operations | "
+    "packets lost on purpose",
+    keys=3,
+)
+"""Counts of what torch chooses for gloo, with each version that was installed in a run."""
+
+
+def rows_by_torch(torch: str, results: Results) -> list[tuple[str, ...]]:
+    """Rows of :data:`BY_TORCH`, of one run with one version."""
+    rows = []
+    for (mode, world), run in sorted(
+        results.items(), key=lambda item: list(MODES).index(item[0][0])
+    ):
+        if MODES[mode].backend != "lossy":
+            continue
+        passed = {test for test, out in results["gloo", world].items() if out.kind == "pass"}
+        both = sum(run[test].kind == "pass" for test in passed if test in run)
+        counters: Counter[str] = Counter()
+        for outcome in run.values():
+            counters.update(outcome.counters)
+        cells = (len(passed), both, counters["operations"], counters["packets_injected"])
+        rows.append((torch, mode, f"{world}", *(f"{cell:,}" for cell in cells)))
+    return rows
 
 
 def versions_of(text: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from .__main__ import WorkerError, outcomes
 from .exceptions import Excuse
 from .runner import Outcome, first_line
-from .table import page, versions_of
+from .table import BY_TORCH, page, rows_by_torch, versions_of
 from .verdict import contradictions
 
 COLLECTIVES = [
@@ -185,6 +186,20 @@ def test_the_page_shows_both_worlds_and_what_is_not_explained() -> None:
     assert "| `b` | pass | fail / pass |" in text
     assert "- b (reliable, 3 ranks): fail where gloo passes: why \\| not" in text
     assert "| no CUDA | 1 | 1 | `e` |" in text
+
+
+def test_rows_of_a_version_count_what_gloo_passes_and_lossy_too(tmp_path: Path) -> None:
+    lost = {"operations": 1_200, "packets_injected": 7}
+    lossy = {"a": Outcome("pass", counters=lost), "b": Outcome("fail"), "c": Outcome("pass")}
+    results = {("gloo", 3): GLOO, ("reliable-loss", 3): lossy}
+    rows = rows_by_torch("2.99.0", results)
+    assert rows == [("2.99.0", "reliable-loss", "3", "3", "1", "1,200", "7")]
+    kept = tmp_path / PAGE.name
+    shutil.copy(PAGE, kept)
+    BY_TORCH.report(tmp_path, rows)
+    text = kept.read_text(encoding="utf-8")
+    assert "| 2.99.0 | reliable-loss | 3 | 3 | 1 | 1,200 | 7 | 20" in text
+    assert "2.99.0" in versions_of(text), "a whole run would lose the rows"
 
 
 def test_the_line_that_names_an_error() -> None:

@@ -10,20 +10,16 @@ All processes share this machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import secrets
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +28,7 @@ from typing import Any, Final
 from benchmarks.common.results import ROOT
 from benchmarks.common.tables import Table, add_report
 from benchmarks.micro.directory import valkey_binary, valkey_server
+from benchmarks.micro.swarm_processes import Peer, common_round, free_ports, wait_for
 from lossycoll.cli.argtypes import whole
 
 WAYS: Final = {
@@ -50,52 +47,8 @@ HEAD: Final = (
     "of the first round of all, at least",
 )
 TABLE: Final = Table("moshpit.md", "mass-restart", " | ".join(HEAD), keys=2)
-START_SECONDS: Final = 180.0
 OLDER_SECONDS: Final = 20.0
 """Age of the older checkpoints."""
-
-
-class Peer:
-    """A process, and the lines that it has printed."""
-
-    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
-        self.lines: list[dict[str, Any]] = []
-        self.errors: list[str] = []
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        works = self._read, lambda: self.errors.extend(self._process.stderr or ())
-        self._threads = [threading.Thread(target=work, daemon=True) for work in works]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self.lines.append(json.loads(line))
-
-    def said(self, kind: str) -> list[dict[str, Any]]:
-        """Lines of a kind, in order."""
-        return [line for line in list(self.lines) if line["kind"] == kind]
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def signal(self) -> None:
-        """SIGKILL, without a wait for the end."""
-        if not self.has_ended:
-            self._process.send_signal(signal.SIGKILL)
-
-    def close(self) -> None:
-        self.signal()
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(10)
 
 
 @dataclass(frozen=True)
@@ -118,14 +71,6 @@ class Restart:
     oldest: int
     samples: int
     is_newest: bool
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @contextmanager
@@ -151,31 +96,6 @@ def meeting_place(way: str, peers: int, environ: dict[str, str]) -> Iterator[lis
     finally:
         process.terminate()
         process.wait(20)
-
-
-def wait_for(peers: Sequence[Peer], done: Callable[[], Any]) -> Any:
-    """What ``done`` returns, as soon as that is true. SystemExit: a peer has ended, or it isn't
-    true in time."""
-    end = time.monotonic() + START_SECONDS
-    while not (found := done()):
-        ended = [peer for peer in peers if peer.has_ended]
-        if ended or time.monotonic() > end:
-            tails = ["".join(peer.errors)[-1500:] for peer in ended or peers[:1]]
-            last = [peer.lines[-1:] for peer in peers]
-            raise SystemExit(f"{len(ended)} peers ended: {tails}; the last of each: {last}")
-        time.sleep(0.05)
-    return found
-
-
-def common_round(peers: Sequence[Peer]) -> list[dict[str, Any]]:
-    """What each peer says of the first round of all; nothing: there was none yet."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for peer in peers:
-        for line in peer.said("round"):
-            if line["members"] == len(peers) and not line["failure"]:
-                found.setdefault(line["round"], []).append(line)
-    whole_ones = [number for number, lines in found.items() if len(lines) == len(peers)]
-    return found[min(whole_ones)] if whole_ones else []
 
 
 def outcome(peers: Sequence[Peer], began: float) -> Restart:
@@ -213,13 +133,11 @@ def restart(
             {**place, "name": f"peer {number}", "checkpoint": str(path)}
             for number, (place, path) in enumerate(zip(places, paths, strict=True))
         ]
-        module = "benchmarks.micro.mass_restart_peer"
-        commands = [[python, "-m", module, json.dumps(config)] for config in configs]
 
         def start() -> list[Peer]:
             started = []
-            for command in commands:
-                started.append(Peer(command, environ))
+            for config in configs:
+                started.append(Peer.of_module("mass_restart_peer", config, environ, python))
                 stack.callback(started[-1].close)
             return started
 

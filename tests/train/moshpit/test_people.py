@@ -140,10 +140,32 @@ def test_settings_that_differ_are_named(made: Make) -> None:
         ({"every": 10, "fragments": 2}, "fragments=2, wanted 1"),
         ({"every_seconds": 5.0}, "every=1, wanted 10; every_seconds=5.0, wanted None"),
         ({"target_samples": 99}, "every=1, wanted 10; target_samples=99, wanted None"),
+        ({"every": 10, "schedule": "cosine to 900"}, "schedule=cosine to 900, wanted not set"),
     ):
         with pytest.raises(lossycoll.RendezvousError, match=said):
             make(1, **how)
     make(1, every=10)
+
+
+def test_another_schedule_or_optimizer_of_gradients_is_named(made: Make) -> None:
+    swarms, trained = made(2), [model(), model()]
+
+    def make(number: int, kind: Any, schedule: str) -> MoshpitSGD:
+        own = trained[number]
+        averager = MoshpitAverager(swarms[number], own.parameters())
+        inside = kind(own.parameters(), lr=0.1)
+        return MoshpitSGD(own, inside, averager, average="gradients", schedule=schedule)
+
+    make(0, torch.optim.SGD, "cosine to 20000 samples")
+    said = "schedule=cosine to 9000 samples, wanted cosine to 20000 samples"
+    with pytest.raises(lossycoll.RendezvousError, match=said):
+        make(1, torch.optim.SGD, "cosine to 9000 samples")
+    with pytest.raises(lossycoll.RendezvousError, match="optimizer=AdamW, wanted SGD"):
+        make(1, torch.optim.AdamW, "cosine to 20000 samples")
+    make(1, torch.optim.SGD, "cosine to 20000 samples")
+    for wrong in ("cosine, warm", "T=5", "line\n", "x" * 201):
+        with pytest.raises(lossycoll.OptionError, match=r"schedule is .*, wanted at most 200"):
+            make(1, torch.optim.SGD, wrong)
 
 
 def test_a_sick_peer_is_healed_and_costs_the_others_nothing(

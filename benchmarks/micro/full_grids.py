@@ -153,7 +153,7 @@ def busy(count: int, context: Any) -> Iterator[None]:
 def context_of() -> Any:
     """Of processes that have torch from the begin."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lossycoll", "benchmarks.micro.full_grids"])
+    context.set_forkserver_preload(["torch", "lossycoll"])
     return context
 
 

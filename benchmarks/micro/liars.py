@@ -1,7 +1,7 @@
 """What one of eight peers costs that lies: python -m benchmarks.micro.liars --report docs
 
 A small regression, eight peers by threads over loopback, with ``max_norm``. Peer 0 sends what it
-has, 1000 times that, or the negative. A line of JSON for each seed: the loss of the other peers on
+has, 1000 times that, or the negative; or it isn't there. A line of JSON for each seed: the loss of the other peers on
 data that nobody has seen, in percent above that of eight honest peers without ``max_norm``. Then
 the table of all seeds, which ``--report`` puts into docs/moshpit.md.
 """
@@ -31,8 +31,10 @@ BATCH: Final = 64
 NOISE: Final = 0.3
 UNSEEN: Final = 16384
 NORMS: Final = {"parameters": 2.0, "gradients": 3.0}
+HONEST, AWAY = "what it has", "nothing: it isn't there"
 LIES: Final[dict[str, Callable[[Any], Any]]] = {
-    "what it has": lambda values: values,
+    HONEST: lambda values: values,
+    AWAY: lambda values: values,
     "1000 times that": lambda values: 1000 * values,
     "the negative": lambda values: -values,
 }
@@ -83,6 +85,7 @@ def swarm_of(stack: ExitStack, peers: int) -> list[Swarm]:
 def trained(case: Case, swarms: Sequence[Swarm]) -> tuple[float, Counter[int]]:
     """The loss of the honest peers' models on data that nobody has seen, and how often they refused
     values of each peer. RuntimeError: a peer has failed, or a round lacked one."""
+    away = case.lie == AWAY
     models = [network(case.seed) for _ in swarms]
     refused: Counter[int] = Counter()
     failed: list[str] = []
@@ -101,14 +104,14 @@ def trained(case: Case, swarms: Sequence[Swarm]) -> tuple[float, Counter[int]]:
             values[:] = honest
             return report
 
-        if number == 0 and case.lie != "what it has":
+        if number == 0 and case.lie not in (HONEST, AWAY):
             averager._member.average = lies  # type: ignore[method-assign,assignment]
         inner = torch.optim.Adam(own.parameters(), lr=0.003)
         how = {"every": EVERY, "average": case.average, "timeout": 30.0}
         optimizer = MoshpitSGD(own, inner, averager, **how)  # type: ignore[arg-type]
         averager.wait_for(len(swarms))
         for step in range(case.steps):
-            inputs, targets = data((case.seed * 100 + number) * 100_000 + step, BATCH)
+            inputs, targets = data((case.seed * 100 + number + away) * 100_000 + step, BATCH)
             optimizer.zero_grad()
             nn.functional.mse_loss(own(inputs), targets).backward()
             report = optimizer.step(weight=BATCH)
@@ -132,7 +135,8 @@ def trained(case: Case, swarms: Sequence[Swarm]) -> tuple[float, Counter[int]]:
         raise RuntimeError("; ".join(failed[:3]))
     inputs, targets = data(-1 - case.seed, UNSEEN)
     with torch.no_grad():
-        found = [float(nn.functional.mse_loss(one(inputs), targets)) for one in models[1:]]
+        honest = models if away else models[1:]
+        found = [float(nn.functional.mse_loss(one(inputs), targets)) for one in honest]
     return fmean(found), refused
 
 
@@ -146,17 +150,17 @@ def percents(seed: int, steps: int) -> tuple[Percents, Counter[str]]:
     def run(average: str, lie: str, max_norm: float | None) -> tuple[float, Counter[int]]:
         with ExitStack() as stack:
             case = Case(average, lie, max_norm, steps, seed)
-            return trained(case, swarm_of(stack, PEERS))
+            return trained(case, swarm_of(stack, PEERS - (lie == AWAY)))
 
     out: dict[str, dict[str, float]] = {}
     falsely: Counter[str] = Counter()
     for average, norm in NORMS.items():
-        honest, _ = run(average, "what it has", None)
+        honest, _ = run(average, HONEST, None)
         out[average] = {}
         for lie in LIES:
             loss, refused = run(average, lie, norm)
             out[average][lie] = 100 * (loss / honest - 1)
-            falsely[average] += sum(refused.values()) - refused[0] * (lie != "what it has")
+            falsely[average] += sum(refused.values()) - refused[0] * (lie not in (HONEST, AWAY))
     return out, falsely
 
 

@@ -1,9 +1,9 @@
 """What one of eight peers costs that lies: python -m benchmarks.micro.liars --report docs
 
 A small regression, eight peers by threads over loopback, with ``max_norm``. Peer 0 sends what it
-has, 1000 times that, or the negative; or it isn't there. A line of JSON for each seed: the loss of the other peers on
-data that nobody has seen, in percent above that of eight honest peers without ``max_norm``. Then
-the table of all seeds, which ``--report`` puts into docs/moshpit.md.
+has, 1000 times that, or the negative; or it isn't there. A line of JSON for each seed: the loss of
+the other peers on data that nobody has seen, in percent above that of eight honest peers without
+``max_norm``. Then the table of all seeds, which ``--report`` puts into docs/moshpit.md.
 """
 
 from __future__ import annotations

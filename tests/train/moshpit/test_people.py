@@ -16,6 +16,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from tests.support.waiting import until
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
 
 Make = Callable[[int], list[Swarm]]
@@ -226,6 +227,33 @@ def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str
     if how.get("average") == "gradients":  # all have made the same steps
         for own in models[1:]:
             torch.testing.assert_close(own.weight, models[0].weight)
+
+
+def test_a_newcomer_gets_in_beside_a_sick_peer(made: Make) -> None:
+    """One of two is sick in each of its steps; a third comes and takes the state."""
+    swarms, over = made(3), threading.Event()
+    models = [nn.Linear(8, 4) for _ in swarms]
+    optimizers = [made_one(swarm, own) for swarm, own in zip(swarms[:2], models, strict=False)]
+
+    def train(number: int) -> None:
+        while not over.is_set():
+            x = torch.randn(8, 8) * (float("nan") if number else 1.0)
+            optimizers[number].zero_grad()
+            models[number](x).square().mean().backward()
+            optimizers[number].step(weight=8)
+
+    def come() -> Any:
+        try:
+            until(lambda: optimizers[0].round > 1)
+            newcomer = made_one(swarms[2], models[2])
+            return newcomer.catch_up(timeout=20.0), newcomer
+        finally:
+            over.set()
+
+    *_, (caught, newcomer) = at_once(lambda: train(0), lambda: train(1), come)
+    assert caught is not None
+    assert newcomer.round > 1
+    assert all(bool(one.isfinite().all()) for one in models[2].parameters())
 
 
 def test_buffers_that_no_round_heals_are_named_once(

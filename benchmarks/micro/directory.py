@@ -86,10 +86,15 @@ def all_of(parts: Sequence[Part], *words: object) -> list[dict[str, Any]]:
     return [part.answer() for part in parts]
 
 
+def valkey_binary() -> str | None:
+    """The server's program; None: there is none."""
+    return shutil.which("valkey-server") or shutil.which("redis-server")
+
+
 @contextmanager
 def valkey_server() -> Iterator[str]:
     """Serves, and gives the address that swarms join by."""
-    binary = shutil.which("valkey-server") or shutil.which("redis-server")
+    binary = valkey_binary()
     if binary is None:
         raise SystemExit("neither valkey-server nor redis-server is installed: --ways tcp")
     with socket.create_server(("127.0.0.1", 0)) as free:

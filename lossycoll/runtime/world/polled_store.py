@@ -62,7 +62,7 @@ class PolledStore:
         self._store = store
         self._who = who
         self._values = values
-        bound_answers(_port(store), ANSWER_SECONDS)
+        bound_answers(server_of(store)[1], ANSWER_SECONDS)
 
     def set(self, key: str, value: str) -> str:
         """Returns a digest of what stands in the store then: :meth:`anothers`."""
@@ -158,14 +158,14 @@ class PolledStore:
         return found if self._values is None else self._values.open(key, found)
 
     def _try(self, use: Callable[[], _Value]) -> _Value:
-        begin = time.monotonic()
+        begin, port = time.monotonic(), server_of(self._store)[1]
         try:
             return use()
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             if time.monotonic() - begin >= ANSWER_SECONDS:
                 raise RendezvousError(
-                    f"{self._who}: the store at port {_port(self._store)} gave no answer for "
+                    f"{self._who}: the store at port {port} gave no answer for "
                     f"{ANSWER_SECONDS:g} s ({reason}); its process is stopped, or the path to it "
                     f"drops packets, perhaps large ones only: check the firewall, and set sysctl "
                     f"net.ipv4.tcp_mtu_probing=1 on all hosts or the interfaces' MTU to the path's"
@@ -267,12 +267,12 @@ def is_form(value: Any, **kinds: type) -> bool:
     )
 
 
-def _port(store: Any) -> int | None:
-    """The port of the server of a TCP store; None: the store is of another kind."""
+def server_of(store: Any) -> tuple[str, int | None]:
+    """Host and port of the server of a TCP store; None: the store is of another kind."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
-    found = getattr(store, "port", None)
-    return found if isinstance(found, int) else None
+    host, port = getattr(store, "host", ""), getattr(store, "port", None)
+    return str(host), port if isinstance(port, int) else None
 
 
 def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:

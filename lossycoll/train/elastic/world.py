@@ -34,6 +34,7 @@ from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.world.polled_store import PolledStore
+from lossycoll.runtime.world.store_connection import own_connection
 from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 from .agreement import FRESH, Agreement, Generation, LastGeneration, Participant
@@ -112,7 +113,7 @@ class ElasticWorld:
         self._timeout = timeout
         secret = find_secret()
         values = None if secret is None else SealedValues(secret)
-        own = PolledStore(PrefixStore("elastic", store), f"slot {slot}", values)
+        own = PolledStore(own_connection(PrefixStore("elastic", store)), f"slot {slot}", values)
         self._agreement = Agreement(own, slot, slots, secrets.token_hex(8))
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None  # the latest group that worked

@@ -56,6 +56,7 @@ MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
 MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
 FAILED: Final = -1  # in place of a step
+LONGEST_SCHEDULE: Final = 200
 REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2  # after donors that have failed
@@ -111,12 +112,16 @@ class MoshpitSGD(Optimizer):
             torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)``. Its gradient is the distance
             between a round's mean and the end of the previous round. None: the mean itself is
             taken. Not with gradients.
-        delayed: Whether a round runs beside the next ``every`` steps. Its change is added at the
-            step after these, or, with ``target_samples``, at the first step after the round's end.
-            Not with gradients.
+        delayed: Whether a round runs beside the next steps. With ``target_samples`` or
+            ``every_seconds`` no step waits: the first one after the round's end adds its change.
+            With ``every`` the round has the next ``every`` steps, and the last of these waits for
+            its end, so that all peers take equally many steps from round to round. Not with
+            gradients.
         fragments: Number of parts of the model, each of some rows of all tensors. A round averages
             one part, so traffic is divided by this number. Not with gradients or ``max_norm``.
         timeout: Seconds for a round.
+        schedule: Name of the learning rate's schedule, and of whatever else must be the same on all
+            peers, such as ``"cosine to 20000 samples"``. Peers with another name are refused.
 
     Raises:
         OptionError: An argument is invalid, or the averager isn't of the model's parameters.
@@ -137,6 +142,7 @@ class MoshpitSGD(Optimizer):
         delayed: bool = False,
         fragments: int = 1,
         timeout: float = 60.0,
+        schedule: str = "",
     ) -> None:
         """Long because each argument that can't be is named."""
         self._inner: list[Optimizer] = []  # before Optimizer's __init__ looks at the groups
@@ -161,6 +167,7 @@ class MoshpitSGD(Optimizer):
                 "average is 'pseudo-gradients' without outer, wanted outer=lambda p: "
                 "torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True), say"
             )
+        _check_schedule(schedule)
         if fragments != 1 and averager.bounds:
             raise OptionError(f"fragments is {fragments} with max_norm, wanted one of the two")
         self._fragments = Fragments(fragments)
@@ -216,6 +223,9 @@ class MoshpitSGD(Optimizer):
                 "outer": None if self._outer is None else type(self._outer).__name__,
                 "delayed": delayed,
                 "fragments": fragments,
+                # With gradients all peers make the same steps.
+                **({"optimizer": " and ".join(self._kinds())} if self._of_gradients else {}),
+                **({"schedule": schedule} if schedule else {}),
             },
             self._target,
         )
@@ -830,6 +840,14 @@ def _check_target(target: int | None, every: int, every_seconds: float | None) -
         raise OptionError(
             f"target_samples is {target}, every {every} and every_seconds {every_seconds}: wanted "
             f"one of the three"
+        )
+
+
+def _check_schedule(name: str) -> None:
+    if not name.isprintable() or {*name} & {*",="} or len(name) > LONGEST_SCHEDULE:
+        raise OptionError(
+            f"schedule is {name!r:.220}, wanted at most {LONGEST_SCHEDULE} characters that can be "
+            f"printed, without commas and equals signs"
         )
 
 

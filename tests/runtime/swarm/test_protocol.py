@@ -149,6 +149,10 @@ def test_there_and_back(message: Message) -> None:
         ["averages", SCHEMA, "", "int8", -1],
         ["averages", SCHEMA, "", "int8", 1.5],
         ["averages", SCHEMA, ""],
+        ["averages", SCHEMA, "", "same", 0, "", 0, 0, -1],
+        ["averages", SCHEMA, "", "same", 0, "", 0, 0, 10**18],
+        ["averages", SCHEMA, "", "same", 0, "", 0, 0, 1.5],
+        ["averages", SCHEMA, "", "same", 0, "", 0, -1, 0],
         ["group", 0, 1, []],
         ["group", 0, 1, [[0, "127.0.0.1", 1, INCARNATION, 1.0, 0]]],
         ["group", 0, 1, [[0, "127.0.0.1", 1, INCARNATION, 1.0, 0, []]] * 2],
@@ -173,7 +177,8 @@ def test_what_is_no_message(values: object) -> None:
 
 
 def test_weights_that_are_no_numbers() -> None:
-    for text in (b'["offers",1,NaN,5,0]', b'["offers",1,5,Infinity,0]'):
+    said = f'["averages","{SCHEMA}","","same",0,"",0,0,NaN]'.encode()
+    for text in (b'["offers",1,NaN,5,0]', b'["offers",1,5,Infinity,0]', said):
         with pytest.raises(Malformed):
             unpack(text)
     for text in (b'["ready",NaN]', b'["ready",Infinity]', b'["ready",1e999]', b'["ready",null]'):

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,6 +29,7 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "a secret of tests"
 HERE = "127.0.0.1"
+AHEAD = ["unshare", "--map-root-user", "--time", "--fork", "--kill-child", "--monotonic=100000000"]
 
 
 @pytest.fixture
@@ -198,8 +199,10 @@ def test_two_swarms_of_one_secret_that_meet_stay_two(
 class Peer:
     """A process that averages."""
 
-    def __init__(self, address: str, name: str, own: float) -> None:
-        command = [sys.executable, "-m", "tests.support.swarm_peer", address, name, str(own)]
+    def __init__(self, address: str, name: str, own: float, before: Sequence[str] = ()) -> None:
+        """``before``: a command that runs it."""
+        python = [*before, sys.executable]
+        command = [*python, "-m", "tests.support.swarm_peer", address, name, str(own)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -239,6 +242,21 @@ def test_peers_that_are_killed_are_not_missed_for_long(killed: int, stack: ExitS
     last = [told[-1]["most"] for told in done]
     assert len(done[0]) > 5
     assert max(last) - min(last) < 1.0
+
+
+def test_a_peer_whose_clock_is_years_ahead_is_as_any(stack: ExitStack) -> None:
+    """Its own clock alone counts for it: no message has a time of day."""
+    if subprocess.run([*AHEAD, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system gives no time namespace")
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="first"))
+    peers = [Peer(first.address, "right", 2.0), Peer(first.address, "ahead", 4.0, AHEAD)]
+    first.wait_for(3, 60.0)
+    until(lambda: _round(first) > 10, seconds=30)
+    for told in [peer.end() for peer in peers]:
+        together = [one for one in told if len(one["members"]) == 2]
+        assert len(together) > 5
+        assert not any(one["failure"] or one["missing"] for one in together[:-1])
+        assert together[0]["least"] == together[0]["most"] == 3.0
 
 
 def test_the_name_of_a_peer_that_is_silent_goes_to_whoever_asks(stack: ExitStack) -> None:

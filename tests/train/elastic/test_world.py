@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +24,10 @@ from lossycoll.errors import (
     PeerLostError,
     RendezvousError,
 )
+from lossycoll.runtime.world import polled_store
 from tests.support.harness import EXACT, Ranks, run_good, run_ranks
+from tests.support.store_server import StoreServer
+from tests.support.waiting import until
 
 SEATS = 3
 RATE = 0.1
@@ -259,6 +264,44 @@ def test_a_slot_that_never_comes_is_named() -> None:
     for outcome in outcomes:
         assert outcome.error == OperationTimeout.__name__, str(outcome)
         assert "slots [2] of 3 have not come to generation 0" in outcome.text
+
+
+def with_frozen_store(slot: int, slots: int) -> dict[str, Any]:
+    """Trains while the store is frozen, asks it in vain, and leaves."""
+    polled_store.ANSWER_SECONDS = 2.0  # type: ignore[misc]
+    folder = Path(os.environ["FOLDER"])
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE"]), is_master=False)
+    world = lossycoll.ElasticWorld(store, slot, slots, timeout=120.0)
+    (folder / f"met {slot}").touch()
+    until((folder / "frozen").exists)
+    said = []
+    for step in range(1, 20):
+        assert world.boundary(step) is None
+    for _ in range(2):
+        try:
+            world.recover(ValueError("on purpose"), 20)
+        except RendezvousError as error:
+            said.append(str(error))
+    assert world.boundary(20) is None, "the group goes on"
+    world.close()
+    return {"said": said}
+
+
+def test_a_frozen_store_holds_no_rank_that_asks_it(tmp_path: Path) -> None:
+    """Its process is stopped, and stays so until all have ended."""
+    with closing(StoreServer()) as server:
+        env = {**EXACT, "FOLDER": str(tmp_path), "STORE": str(server.port)}
+        with Ranks(with_frozen_store, 2, env) as ranks:
+            until(lambda: len(list(tmp_path.glob("met *"))) == 2)
+            server.freeze()
+            (tmp_path / "frozen").touch()
+            outcomes = ranks.collect(150.0)
+    for outcome in outcomes:
+        assert outcome.code == 0, str(outcome)
+        assert len(outcome.value["said"]) == 2
+        for text in outcome.value["said"]:
+            assert f"slot {outcome.rank}: the store at port {server.port} gave no answer" in text
+            assert "its process is stopped" in text
 
 
 def displaced(slot: int, slots: int) -> str:

@@ -153,6 +153,37 @@ def test_peers_that_began_at_unlike_times_have_their_rounds_in_phase(
     assert statistics.median(later) < first / 3, found
 
 
+@pytest.mark.parametrize("how", [{"every": 2}, {"every_seconds": 0.01}], ids=["steps", "seconds"])
+def test_what_a_step_does_while_the_former_round_is_on(how: dict[str, Any], made: Make) -> None:
+    """By steps it waits, so that all peers have taken as many; by seconds or samples none does."""
+    (swarm,) = made(1)
+    own, goes_on = model(), threading.Event()
+    averager = MoshpitAverager(swarm, own.parameters())
+    training = MoshpitSGD(own, inner(own.parameters()), averager, delayed=True, **how)
+    has_round = averager._member.average
+    averager._member.average = (  # type: ignore[method-assign]
+        lambda *given: goes_on.wait(30.0) and has_round(*given)  # type: ignore[assignment]
+    )
+
+    def steps(count: int) -> list[Any]:
+        time.sleep(0.02)
+        training.zero_grad()
+        backward(own, 0, 0)
+        return [training.step(weight=BATCH) for _ in range(count)]
+
+    assert steps(2) == [None] * 2  # a round has begun
+    taken: list[list[Any]] = []
+    thread = threading.Thread(target=lambda: taken.append(steps(6)))
+    thread.start()
+    thread.join(1.0 if "every" in how else 30.0)
+    assert thread.is_alive() == ("every" in how)
+    goes_on.set()
+    thread.join(30.0)
+    reports = [one for one in (*taken[0], training.finish()) if one is not None]
+    assert reports
+    assert all(one.failure == "" for one in reports)
+
+
 def test_a_target_that_nobody_reaches_holds_nobody(
     made: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from tests.support.waiting import until
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
 
 Make = Callable[[int], list[Swarm]]
@@ -140,10 +141,32 @@ def test_settings_that_differ_are_named(made: Make) -> None:
         ({"every": 10, "fragments": 2}, "fragments=2, wanted 1"),
         ({"every_seconds": 5.0}, "every=1, wanted 10; every_seconds=5.0, wanted None"),
         ({"target_samples": 99}, "every=1, wanted 10; target_samples=99, wanted None"),
+        ({"every": 10, "schedule": "cosine to 900"}, "schedule=cosine to 900, wanted not set"),
     ):
         with pytest.raises(lossycoll.RendezvousError, match=said):
             make(1, **how)
     make(1, every=10)
+
+
+def test_another_schedule_or_optimizer_of_gradients_is_named(made: Make) -> None:
+    swarms, trained = made(2), [model(), model()]
+
+    def make(number: int, kind: Any, schedule: str) -> MoshpitSGD:
+        own = trained[number]
+        averager = MoshpitAverager(swarms[number], own.parameters())
+        inside = kind(own.parameters(), lr=0.1)
+        return MoshpitSGD(own, inside, averager, average="gradients", schedule=schedule)
+
+    make(0, torch.optim.SGD, "cosine to 20000 samples")
+    said = "schedule=cosine to 9000 samples, wanted cosine to 20000 samples"
+    with pytest.raises(lossycoll.RendezvousError, match=said):
+        make(1, torch.optim.SGD, "cosine to 9000 samples")
+    with pytest.raises(lossycoll.RendezvousError, match="optimizer=AdamW, wanted SGD"):
+        make(1, torch.optim.AdamW, "cosine to 20000 samples")
+    make(1, torch.optim.SGD, "cosine to 20000 samples")
+    for wrong in ("cosine, warm", "T=5", "line\n", "x" * 201):
+        with pytest.raises(lossycoll.OptionError, match=r"schedule is .*, wanted at most 200"):
+            make(1, torch.optim.SGD, wrong)
 
 
 def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
@@ -204,6 +227,33 @@ def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str
     if how.get("average") == "gradients":  # all have made the same steps
         for own in models[1:]:
             torch.testing.assert_close(own.weight, models[0].weight)
+
+
+def test_a_newcomer_gets_in_beside_a_sick_peer(made: Make) -> None:
+    """One of two is sick in each of its steps; a third comes and takes the state."""
+    swarms, over = made(3), threading.Event()
+    models = [nn.Linear(8, 4) for _ in swarms]
+    optimizers = [made_one(swarm, own) for swarm, own in zip(swarms[:2], models, strict=False)]
+
+    def train(number: int) -> None:
+        while not over.is_set():
+            x = torch.randn(8, 8) * (float("nan") if number else 1.0)
+            optimizers[number].zero_grad()
+            models[number](x).square().mean().backward()
+            optimizers[number].step(weight=8)
+
+    def come() -> Any:
+        try:
+            until(lambda: optimizers[0].round > 1)
+            newcomer = made_one(swarms[2], models[2])
+            return newcomer.catch_up(timeout=20.0), newcomer
+        finally:
+            over.set()
+
+    *_, (caught, newcomer) = at_once(lambda: train(0), lambda: train(1), come)
+    assert caught is not None
+    assert newcomer.round > 1
+    assert all(bool(one.isfinite().all()) for one in models[2].parameters())
 
 
 def test_buffers_that_no_round_heals_are_named_once(

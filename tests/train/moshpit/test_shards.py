@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
-from lossycoll.errors import OptionError, RendezvousError
+from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from tests.support.harness import init, run_good
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, parameters, weighted
 
@@ -148,13 +149,14 @@ def rank_newcomer(rank: int, world: int) -> dict[str, Any]:
         if peer:
             store.wait(["has a state"])
             time.sleep(0.3 * place)
+            told = failing(optimizer, place) if "FAILS" in os.environ else ""
             caught = optimizer.catch_up(30.0)
             assert caught is not None
             at = optimizer._steps
             store.set(f"came {place}", "1")
             train(at)
         else:
-            at, step = 0, 0
+            at, step, told = 0, 0, ""
             while not store.check([f"came {one}" for one in range(SHARDS)]) or step % EVERY:
                 train(step)
                 step += 1
@@ -163,7 +165,25 @@ def rank_newcomer(rank: int, world: int) -> dict[str, Any]:
                 # The ranks of a peer stop at the same step.
                 dist.barrier(group=mesh["shard"].get_group())
         dist.barrier()
-    return {"at": at, "refused": refused(own, averager)}
+    return {"at": at, "told": told, "refused": refused(own, averager)}
+
+
+def failing(optimizer: MoshpitSGD, place: int) -> str:
+    """What each rank hears when the second one has no state in time."""
+    averager, wanted = optimizer._averager, optimizer._averager.fetch_state
+
+    def fails(*given: Any) -> Any:
+        raise OperationTimeout("no answer, on purpose")
+
+    if place:
+        averager.fetch_state = fails  # type: ignore[method-assign]
+    try:
+        optimizer.catch_up(30.0)
+    except OperationTimeout as error:
+        return str(error)
+    finally:
+        averager.fetch_state = wanted  # type: ignore[method-assign]
+    return ""
 
 
 def refused(own: nn.Module, averager: MoshpitAverager) -> str:
@@ -178,3 +198,11 @@ def test_the_ranks_of_a_newcomer_come_to_one_step() -> None:
     found = run_good(rank_newcomer, PEERS * SHARDS)
     assert found[2]["at"] == found[3]["at"] > 0
     assert all("shards (fully_shard)" in one["refused"] for one in found)
+
+
+def test_a_rank_of_a_newcomer_that_fails_is_an_error_of_all_its_ranks() -> None:
+    """None is left behind in a call, and all may try again."""
+    found = run_good(rank_newcomer, PEERS * SHARDS, {"FAILS": "1"})
+    assert found[2]["told"] == "another rank of this peer can't come to the others' step"
+    assert found[3]["told"] == "no answer, on purpose"
+    assert found[2]["at"] == found[3]["at"] > 0

@@ -22,6 +22,8 @@ MTU_OF_ROUTE: Final = {
     socket.AF_INET6: (socket.IPPROTO_IPV6, 24),
 }
 """IP_MTU and IPV6_MTU: the options of a connected socket, which the module socket doesn't name."""
+NO_LIMIT: Final = 2**31 - 1
+"""MTU of a route that isn't told: the interface's is smaller, and counts."""
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
@@ -190,8 +192,10 @@ def _routes(host: str, source: str | None = None) -> dict[str, int]:
                 probe.bind((source, 0))
             probe.connect(address)
             local = str(probe.getsockname()[0]).partition("%")[0]
-            level, option = MTU_OF_ROUTE[family]
-            found.setdefault(local, probe.getsockopt(level, option))
+            mtu = NO_LIMIT
+            with contextlib.suppress(OSError):  # emulators of Linux (qemu-user) don't know it
+                mtu = probe.getsockopt(*MTU_OF_ROUTE[family])
+            found.setdefault(local, mtu)
     return found
 
 

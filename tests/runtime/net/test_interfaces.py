@@ -32,6 +32,15 @@ def test_the_interface_is_the_one_that_routes_to_the_master() -> None:
     assert interfaces.choose("auto", None).mtu > 0
 
 
+def test_a_kernel_that_tells_no_mtu_of_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulator of Linux may not: the interface's counts."""
+    unknown = {family: (level, 251) for family, (level, _) in interfaces.MTU_OF_ROUTE.items()}
+    monkeypatch.setattr(interfaces, "MTU_OF_ROUTE", unknown)
+    for wanted in ("auto", "lo"):
+        chosen = interfaces.choose(wanted, "127.0.0.1")
+        assert (chosen.name, chosen.mtu) == ("lo", interfaces.mtu_of("lo"))
+
+
 def test_an_interface_is_chosen_by_name_or_address() -> None:
     assert interfaces.choose("lo", "192.0.2.1").address == "127.0.0.1"
     assert interfaces.choose("127.0.0.1", None).name == "lo"

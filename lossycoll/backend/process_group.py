@@ -3,6 +3,8 @@
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
 docs/backend.md says which call takes which route; ``dispatch.py`` chooses it.
+
+Long because all of torch's calls are in one place.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from lossycoll.runtime.engine.reports import Stats
 from . import checks, collectives, sparse
 from .bootstrap import Group
 from .builder import GroupSpec
+from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
 from .description import Description
 from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of, delegating
 from .dispatch import Dispatcher
@@ -117,6 +120,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._others = DelegateBackends(self._where, spec.store, spec.timeout)
         served = ServedDevices(self._where, self._configured, self._others)
         self._dispatcher = Dispatcher(self._endpoint, served)
+        self._again = self._dispatcher.run_again
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
             self._endpoint,
@@ -185,12 +189,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
         opts = _c10d.AllreduceOptions() if opts is None else opts
-        op = opts.reduceOp
-        if len(tensors) == 1:
-            (one,) = tensors
-            again = self._dispatcher.run_again(collectives.ALL_REDUCE, one, one, op.op, opts)
-            if again is not None:
-                return again
+        op, one = opts.reduceOp, tensors[0] if len(tensors) == 1 else None
+        if one is not None and (again := self._again(ALL_REDUCE, one, one, op.op, opts)):
+            return again
         return self._dispatcher.run(self._all_reduce(tensors, op), opts)
 
     def _all_reduce(self, tensors: Tensors, op: Any) -> Description:
@@ -219,10 +220,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Reduce all ranks' ``input``; each rank gets its chunk."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp
-        again = self._dispatcher.run_again(
-            *(collectives.REDUCE_SCATTER, input, output, op.op, opts)
-        )
-        if again is not None:
+        if again := self._again(REDUCE_SCATTER, input, output, op.op, opts):
             return again
         call = collectives.reduce_scatter_single(self._where, output, input, op)
         return self._dispatcher.run(call, opts)
@@ -254,19 +252,15 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Copy the root's tensor to all ranks."""
-        root = opts.rootRank
-        if len(tensors) == 1:
-            (one,) = tensors
-            again = self._dispatcher.run_again(collectives.BROADCAST, one, one, root, opts)
-            if again is not None:
-                return again
+        root, one = opts.rootRank, tensors[0] if len(tensors) == 1 else None
+        if one is not None and (again := self._again(BROADCAST, one, one, root, opts)):
+            return again
         return self._dispatcher.run(collectives.broadcast(self._where, tensors, root), opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        again = self._dispatcher.run_again(collectives.ALL_GATHER, input, output, None, opts)
-        if again is not None:
+        if again := self._again(ALL_GATHER, input, output, None, opts):
             return again
         return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
 

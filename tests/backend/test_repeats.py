@@ -20,7 +20,7 @@ class Recorder:
         dispatcher = group._dispatcher
         self.calls: list[tuple[object, ...]] = []
         self.again = 0
-        issue, run = dispatcher.health.issue, dispatcher.run_again
+        issue, run = dispatcher.health.issue, group._again
 
         def noted(call: Any) -> None:
             self.calls.append((*call.key, call.operations))
@@ -31,7 +31,7 @@ class Recorder:
             self.again += work is not None
             return work
 
-        dispatcher.health.issue, dispatcher.run_again = noted, counted
+        dispatcher.health.issue, group._again = noted, counted
 
 
 def rank_calls(rank: int, world: int) -> dict[str, Any]:

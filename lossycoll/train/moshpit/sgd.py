@@ -42,6 +42,7 @@ from . import checkpoint
 from .averager import MoshpitAverager, OneRound, averaged, check_weight
 from .checkpoint import load_model, load_optimizer, model_state, shards_of
 from .fragments import Fragments
+from .pace import Pace
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
@@ -53,11 +54,8 @@ MOST_BYTES: Final = 1 << 26
 
 MOST_DONORS: Final = 127
 MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
-MOST_PAUSE: Final = 1e6
-MOST_TARGET: Final = 1 << 40
 FAILED: Final = -1  # in place of a step
 LONGEST_SCHEDULE: Final = 200
-REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2  # after donors that have failed
 
@@ -148,14 +146,7 @@ class MoshpitSGD(Optimizer):
         self._inner: list[Optimizer] = []  # before Optimizer's __init__ looks at the groups
         self._parameters = averaged(model.parameters())
         super().__init__(self._parameters or [{"params": []}], {})
-        if every < 1:
-            raise OptionError(f"every is {every}, wanted 1 or more")
-        if every_seconds is not None and not (0 < every_seconds < MOST_PAUSE and every == 1):
-            raise OptionError(
-                f"every_seconds is {every_seconds} and every {every}, wanted seconds above 0 and "
-                f"below {MOST_PAUSE:g}, or steps"
-            )
-        _check_target(target_samples, every, every_seconds)
+        self._pace = Pace(averager, every, every_seconds, target_samples, timeout)
         if average not in AVERAGES:
             raise OptionError(f"average is {average!r}, wanted one of {', '.join(AVERAGES)}")
         if average == GRADIENTS and (outer or delayed or fragments != 1 or every_seconds):
@@ -177,15 +168,8 @@ class MoshpitSGD(Optimizer):
         averager.check(self._locals)
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
-        self._every = every
-        self._every_seconds = every_seconds
-        self._target = target_samples or 0
-        self._began = time.monotonic()  # when the latest round did
-        self._has_warned = False  # that no round begins
         self._sick_buffers: list[str] = []  # names that were told
         self._calls = 0  # calls of :meth:`step` whose gradients have added up
-        self._samples = self._since = self._reported = 0
-        """Samples of the swarm at the latest round, this peer's since, and those reported."""
         self._rest: dict[int, Tensor] = {}
         """Rest of the latest mean that parameters of 16 bits can't hold."""
         self._of_gradients, self._of_pseudo = average == GRADIENTS, average == PSEUDO
@@ -227,7 +211,7 @@ class MoshpitSGD(Optimizer):
                 **({"optimizer": " and ".join(self._kinds())} if self._of_gradients else {}),
                 **({"schedule": schedule} if schedule else {}),
             },
-            self._target,
+            self._pace.target,
         )
 
     @property
@@ -262,7 +246,7 @@ class MoshpitSGD(Optimizer):
     def samples(self) -> int:
         """Samples of the swarm when this peer's latest round began: the sum of all steps'
         ``weight``. A schedule by it is the same for all peers, newcomers included."""
-        return self._samples
+        return self._pace.samples
 
     @property
     def round(self) -> int:
@@ -306,22 +290,22 @@ class MoshpitSGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 closure()
-        self._since += round(weight)
+        self._pace.since += round(weight)
         if self._of_gradients:
             return self._step_by_gradients(weight)
         with self._changing:
             for one in self._inner:
                 one.step()
             self._steps += 1
-        is_paced = bool(self._target) or self._every_seconds is not None
-        if is_paced and self._round is not None and not self._round.is_over:
+        by_steps = self._pace.is_by_steps
+        if not by_steps and self._round is not None and not self._round.is_over:
             return None  # no step waits for it
-        report = self.finish() if is_paced else None
-        if not self._is_due():
+        report = None if by_steps else self.finish()
+        if not self._pace.is_due(self._steps):
             return report
         report = self.finish() or report
-        self._tell_progress()
-        self._round = self._new_round(self._counts(weight), self._timeout)
+        self._pace.tell()
+        self._round = self._new_round(self._pace.weight(weight), self._timeout)
         if self._delayed:
             self._round.start()
             return report
@@ -342,8 +326,7 @@ class MoshpitSGD(Optimizer):
         if one is None:
             return None
         report = one.result()
-        if self._every_seconds is not None:
-            self._began = max(self._began, one.formed)
+        self._pace.formed(one.formed)
         if report.newer:
             return self._take_newer(report)
         if report.round < 0:  # none began
@@ -356,54 +339,9 @@ class MoshpitSGD(Optimizer):
         self._offer(report)
         return report
 
-    def _is_due(self) -> bool:
-        if self._target:
-            return self._is_due_by_samples()
-        if self._every_seconds is None:
-            return self._steps % self._every == 0
-        return self._is_due_by_time(self._every_seconds)
-
-    def _is_due_by_time(self, seconds: float) -> bool:
-        """True if the time from round to round is over. It is counted from when the latest group
-        formed: by their own clocks alone, peers that started at unlike times would wait for one
-        another in each round."""
-        if time.monotonic() - self._began < seconds:
-            return False
-        self._began = time.monotonic()
-        return True
-
-    def _is_due_by_samples(self) -> bool:
-        """True if all peers' samples make a round; tells this one's as often as a round needs."""
-        now = time.monotonic()
-        if self._averager.is_due:
-            self._began = now
-            return True
-        if (self._since - self._reported) * max(1, self._averager.peers) * REPORTS >= self._target:
-            self._tell_progress()
-        if now - self._began > self._timeout and not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "no round for %g s: %d samples of this peer since the latest one, and a round is "
-                "due after %d of all peers (target_samples, and the weight of each step)",
-                now - self._began,
-                self._since,
-                self._target,
-            )
-        return False
-
-    def _counts(self, weight: float) -> float:
-        """Weight with which this peer is ready: the directory has the samples."""
-        return float(self._since > 0) if self._target else weight
-
-    def _tell_progress(self) -> None:
-        self._reported = self._since
-        self._averager.progress(self._samples, self._since)
-
     def _has_had(self, report: RoundReport, at: int) -> None:
         self._latest, self._latest_at = report.round, at
-        self._samples = max(self._samples, report.samples)
-        self._since -= self._reported
-        self._reported = 0
+        self._pace.has_had(report.samples)
         if report.left_out and not self._buffers:
             self._tell_sick_buffers()
 
@@ -423,7 +361,7 @@ class MoshpitSGD(Optimizer):
         log.warning(
             "peer %r has a state of %d samples, and another peer one of %d: it takes the newer one",
             self._averager.name,
-            self._samples,
+            self.samples,
             report.newer,
         )
         try:
@@ -507,7 +445,7 @@ class MoshpitSGD(Optimizer):
     def _step_by_gradients(self, weight: float) -> RoundReport | None:
         self._steps += 1
         self._calls += 1
-        if not self._is_due():
+        if not self._pace.is_due(self._steps):
             return None
         calls, self._calls = self._calls, 0
         with torch.no_grad():
@@ -516,8 +454,8 @@ class MoshpitSGD(Optimizer):
                 for p in self._parameters
             ]
             means += [buffer.clone() for buffer in self._buffers]
-            self._tell_progress()
-            report = self._average_gradients(means, self._counts(weight), self._timeout)
+            self._pace.tell()
+            report = self._average_gradients(means, self._pace.weight(weight), self._timeout)
         if report.newer:
             return self._take_newer(report)
         self._step_on(means, report)
@@ -630,8 +568,8 @@ class MoshpitSGD(Optimizer):
                 self._take_whole(
                     partial(unpacked, skeleton, data), newest, first, "the others' state"
                 )
-                self._samples = own.samples
-                self._tell_progress()
+                self._pace.samples = own.samples
+                self._pace.tell()
             number += 1
             report = self._join_in(until - time.monotonic())
             if report.failure or report.kept > MOST_KEPT:
@@ -661,7 +599,7 @@ class MoshpitSGD(Optimizer):
         before, at = self._latest, self._latest_at
         report = self._empty_round(timeout)
         # A state doesn't say which round comes next: this one is known by its number.
-        self._steps = self._latest_at = at + max(1, report.round - before) * self._every
+        self._steps = self._latest_at = at + max(1, report.round - before) * self._pace.every
         return report
 
     def _empty_round(self, timeout: float) -> RoundReport:
@@ -698,7 +636,7 @@ class MoshpitSGD(Optimizer):
             # A donor's thread reads what this one's stream of the device may not have written yet.
             if (device := self._locals[0].device).type != "cpu":
                 torch.accelerator.synchronize(device)
-            return Snapshot(self._latest, *packed(self._state()), self._samples)
+            return Snapshot(self._latest, *packed(self._state()), self.samples)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -781,7 +719,7 @@ class MoshpitSGD(Optimizer):
         checkpoint.read(path, take)
         self._averager.remember(memory)
         self._offer_state()
-        self._averager.progress(self._samples, 0, claims=True)
+        self._averager.progress(self.samples, 0, claims=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, for a checkpoint of your own beside the model's.
@@ -791,8 +729,8 @@ class MoshpitSGD(Optimizer):
         """
         return {
             "steps": self._steps,
-            "samples": self._samples,
-            "since": self._since,
+            "samples": self._pace.samples,
+            "since": self._pace.since,
             "optimizers": [one.state_dict() for one in self._inner],
             "anchor": [anchor.clone() for anchor in self._anchor],
             "outer": None if self._outer is None else self._outer.state_dict(),
@@ -818,8 +756,8 @@ class MoshpitSGD(Optimizer):
             if type(state[name]) is not int or not 0 <= state[name] < 1 << 52:
                 raise OptionError(f"the checkpoint has had {state[name]!r} samples")
         self._steps = state["steps"]
-        self._samples, self._since, self._reported = state["samples"] + state["since"], 0, 0
-        self._latest_at = self._steps - self._steps % self._every
+        self._pace.continue_from(state["samples"] + state["since"])
+        self._latest_at = self._steps - self._steps % self._pace.every
         for own, theirs in zip(self._inner, state["optimizers"], strict=True):
             load_optimizer(own, theirs)
         with torch.no_grad():
@@ -827,20 +765,6 @@ class MoshpitSGD(Optimizer):
                 anchor.copy_(saved)
         if self._outer is not None:
             load_optimizer(self._outer, state["outer"])
-
-
-def _check_target(target: int | None, every: int, every_seconds: float | None) -> None:
-    if target is None:
-        return
-    if type(target) is not int or not 1 <= target <= MOST_TARGET:
-        raise OptionError(
-            f"target_samples is {target!r}, wanted a whole number from 1 to {MOST_TARGET}"
-        )
-    if every != 1 or every_seconds is not None:
-        raise OptionError(
-            f"target_samples is {target}, every {every} and every_seconds {every_seconds}: wanted "
-            f"one of the three"
-        )
 
 
 def _check_schedule(name: str) -> None:

@@ -291,7 +291,7 @@ def test_rounds_by_time(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     due = []
     for _ in range(9):
         now[0] += 1.0
-        due.append(optimizer._is_due())
+        due.append(optimizer._pace.is_due(0))
     assert due == [False, False, True] * 3
     with pytest.raises(OptionError, match="every_seconds is 0"):
         trained(swarm, model(), every_seconds=0)

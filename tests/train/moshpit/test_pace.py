@@ -135,7 +135,7 @@ def test_peers_that_began_at_unlike_times_have_their_rounds_in_phase(
         training = MoshpitSGD(own, inner(own.parameters()), averager, **how)
         averager.wait_for(3)
         barrier.wait()
-        training._began = time.monotonic() - 0.5 * number
+        training._pace.began = time.monotonic() - 0.5 * number
         reports: list[Any] = []
         while len(reports) < 5:
             time.sleep(0.02)

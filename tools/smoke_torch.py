@@ -120,7 +120,9 @@ def main() -> None:
     dist.destroy_process_group()
 
     where = Path(lossycoll.__file__).parent
-    assert where.parent.name == "site-packages", f"not the installed package: {where}"
+    # Debian's Python calls the folder dist-packages.
+    installed = where.parent.name in ("site-packages", "dist-packages")
+    assert installed, f"not the installed package: {where}"
     if rank == 0:
         print(
             f"torch {torch.__version__} under Python {platform.python_version()}: ok, "

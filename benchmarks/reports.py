@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks.__main__ import main as study
 from benchmarks.common.results import ROOT, Result
 from benchmarks.common.tables import fill, kept
-from benchmarks.micro import gpu, gpu_lab, one_host
+from benchmarks.micro import gpu, gpu_lab, one_host, report_picture
 from benchmarks.studies.fec import report as fec
 from benchmarks.studies.nccl import report as nccl
 from benchmarks.theory import __main__ as theory
@@ -63,6 +63,7 @@ def write(folder: Path) -> int:
         fill(folder / page, {name: "\n".join(lines) for name, lines in tables.items()})
     for name, report in OF_FILES.items():
         report(json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8")), folder)
+    report_picture.draw(ROOT / "docs" / "report.jsonl", folder / "report.png")
     done = [
         study([name, "--report", str(folder), "--report-only", *options])
         for name, options in STUDIES.items()

@@ -57,12 +57,11 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
         queue.plot(seconds, [float(row["queue_ms"]) for row in first], color="black", linewidth=0.8)
         queue.set_ylim(0, QUEUE_MS)
         queue.set_ylabel("queue (black), ms")
-        rate.axhline(LINK_MBIT, color="grey", linestyle=":")
+        rate.axhline(LINK_MBIT, color="grey", linestyle=":", label="the link's rate")
         rate.set(
-            title=name, ylim=(0, 1.1 * LINK_MBIT), xlabel="seconds", ylabel="delivered, Mbit/s"
+            title=name, ylim=(0, 1.4 * LINK_MBIT), xlabel="seconds", ylabel="delivered, Mbit/s"
         )
-        if 1 < len(flows) < 5:
-            rate.legend(fontsize=8)
+        rate.legend(fontsize=7, loc="upper center", ncols=4)
     save(figure, path / "congestion.png")
 
 

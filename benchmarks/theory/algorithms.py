@@ -9,12 +9,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
+from benchmarks.common.report import band, plt, save
 from benchmarks.common.tables import Table
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.options.fields import Options
@@ -61,24 +56,30 @@ def cases() -> list[Case]:
 
 
 def draw(found: dict[Case, Simulated], path: Path) -> None:
+    """Medians of the calls, and a band from the fastest to the slowest."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 7), layout="constrained")
+    ticks: list[float] = []
     for axis, name in zip(axes.flat, AXES, strict=True):
         for algorithm in ("transpose", "ring", "hierarchical"):
             mine = {
-                case.value: one.ratio if name != AXES[3] else 1e3 * one.seconds
+                case.value: [
+                    call.ratio if name != AXES[3] else 1e3 * call.seconds for call in one.steady
+                ]
                 for case, one in found.items()
                 if (case.axis, case.algorithm) == (name, algorithm)
             }
             if mine:
-                axis.plot([*mine], [*mine.values()], marker="o", label=algorithm)
+                curves = list(zip(*mine.values(), strict=True))
+                band(axis, [*mine], curves, algorithm, marker="o")
+                ticks = [*mine]
         axis.set(xlabel=name, ylabel="ms" if name == AXES[3] else "time over the limit")
         axis.set_ylim(bottom=0)
         if name in AXES[:2]:
             axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:

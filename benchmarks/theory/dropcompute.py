@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.report import fill, markdown, panels, save, write_json
 from benchmarks.common.results import ROOT, source
 from tests.support import dropcompute_checks as checks
 
@@ -133,9 +133,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 def report(found: dict[str, Any], folder: Path) -> None:
     """The picture, and the tables between the marks of dropcompute.md."""
     fill(folder / "dropcompute.md", tables(found))
-    figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
-    gain, curves, toy, empty = axes.flat
-    empty.set_visible(False)
+    figure, (gain, curves, toy) = panels(3, 5, 4)
     workers = [row["workers"] for row in found["speedups"]]
     for key, label, style in (
         ("exact", "best threshold", "-"),

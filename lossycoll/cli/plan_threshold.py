@@ -270,9 +270,8 @@ CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.
 
 
 def draw(plt: Any, prediction: Prediction, path: Path) -> None:
-    figure, table = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
-    gain, cost, spread, empty = table.flat
-    empty.set_axis_off()
+    figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6), layout="constrained")
+    gain, cost, spread = panels.values()
     what = "resampled" if prediction.resampled else "recorded"
     curves = (
         (prediction.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
@@ -302,9 +301,9 @@ def draw(plt: Any, prediction: Prediction, path: Path) -> None:
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
     for axes in (gain, cost, spread):
         axes.grid(alpha=0.3)
-    # In a panel of its own: among three curves there is no room.
+    # Below all: among three curves there is no room.
     handles, labels = gain.get_legend_handles_labels()
-    empty.legend(handles, labels, loc="center")
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     for axes in (cost, spread):
         axes.legend(*_own(axes, labels))
     figure.savefig(path, dpi=110)

@@ -197,13 +197,13 @@ def charts_of(job: Job) -> list[Chart]:
                 loss.setdefault(f"{number} to {link['rank']}", []).append((at, float(link["loss"])))
     missing = {f"rank {n}": _shares(rank) for n, rank in job.ranks.items()}
     charts = [
-        Chart("Loss of links, before recovery", "", _worst(loss), is_share=True),
-        Chart("Missing after recovery", "", _worst(missing), is_share=True),
-        Chart("Step time", "s", _worst(_by_rank(job, "step_seconds"))),
-        Chart("Wait in a call", "s", _worst(_waits(job))),
+        Chart("Loss of links, before recovery", "share of packets", _worst(loss), is_share=True),
+        Chart("Missing after recovery", "share of packets", _worst(missing), is_share=True),
+        Chart("Step time", "seconds", _worst(_by_rank(job, "step_seconds"))),
+        Chart("Wait in a call", "seconds", _worst(_waits(job))),
         Chart("Sent", "MB/s", _worst(_rates(job, "bytes_sent"))),
         Chart("Received", "MB/s", _worst(_rates(job, "bytes_received"))),
-        Chart("Drift of replicas, relative", "", {"drift": job.drift} if job.drift else {}),
+        Chart("Drift of replicas", "share of the norm", {"drift": job.drift} if job.drift else {}),
     ]
     return [chart for chart in charts if chart.series]
 
@@ -263,7 +263,8 @@ def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> list[str]:
     return [_picture(plt, charts[one : one + MOST_CHARTS], seconds) for one in firsts]
 
 
-def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
+def figure_of(plt: Any, charts: Sequence[Chart], seconds: float) -> Any:
+    """A figure of at most ``MOST_CHARTS`` charts."""
     from matplotlib.ticker import PercentFormatter
 
     rows = -(-len(charts) // COLUMNS)
@@ -290,6 +291,11 @@ def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
         if chart.is_share:
             place.yaxis.set_major_formatter(PercentFormatter(1.0))
         place.legend(fontsize=7, ncols=2 if len(chart.series) > 6 else 1, loc="best")
+    return figure
+
+
+def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
+    figure = figure_of(plt, charts, seconds)
     text = io.BytesIO()
     figure.savefig(text, format="svg")
     plt.close(figure)

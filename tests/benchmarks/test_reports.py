@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from benchmarks import reports
 from benchmarks.common import report
@@ -15,6 +16,36 @@ ROOT = Path(__file__).resolve().parents[2]
 MARKED = re.compile(r"(<!-- ([^>]+): begin -->)(.*?)(<!-- \2: end -->)", re.DOTALL)
 OF_TOOLS = ("messages of", "answers", "types of", "values in the store")
 """Marks that tools fill from the code: tests/repository/test_message_tables.py."""
+
+
+MOST_PANELS = 4
+
+
+def panels(figure: report.Figure) -> list[Axes]:
+    """The places in which a figure shows something: a twin and a bar of colours are no others."""
+    shown = {one.get_subplotspec(): one for one in figure.axes if one.get_visible()}
+    shown.pop(None, None)
+    return [*shown.values()]
+
+
+def named(axis: Axes) -> bool:
+    """Whether both axes have names, or what stands beside or below has."""
+    if axis.get_xlabel() and axis.get_ylabel():
+        return True
+    others = axis.figure.axes
+    across = any(one.get_xlabel() for one in others)
+    return across and (any(one.get_ylabel() for one in others) or bool(axis.get_yticklabels()))
+
+
+def test_panels_are_counted_once() -> None:
+    figure, axes = report.plt.subplots(2, 2)
+    axes[0][0].twinx()
+    axes[1][1].set_visible(False)
+    assert len(panels(figure)) == 3
+    assert not named(axes[0][0])
+    axes[0][0].set(xlabel="seconds", ylabel="loss")
+    assert named(axes[0][0])
+    report.plt.close(figure)
 
 
 def emptied(text: str) -> str:
@@ -40,9 +71,14 @@ def test_every_table_is_written_from_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the pages without their tables gets them back, to the last figure. Pictures aren't
-    drawn: they take most of the time."""
-    for name in ("savefig", "draw"):
-        monkeypatch.setattr(report.Figure, name, lambda *_, **__: None)
+    drawn, which takes most of the time, but have four panels at most, whose axes have names."""
+    drawn: dict[str, list[Axes]] = {}
+
+    def take(figure: report.Figure, path: Path, **_: object) -> None:
+        drawn[Path(path).name] = panels(figure)
+
+    monkeypatch.setattr(report.Figure, "savefig", take)
+    monkeypatch.setattr(report.Figure, "draw", lambda *_, **__: None)
     docs = tmp_path / "docs"
     docs.mkdir()
     shutil.copy(ROOT / "docs" / report.KEPT, docs)
@@ -58,3 +94,7 @@ def test_every_table_is_written_from_what_is_kept(
     for page in pages:
         written = (tmp_path / page.relative_to(ROOT)).read_text(encoding="utf-8")
         assert written == page.read_text(encoding="utf-8"), f"{page.name}: run make reports"
+    assert len(drawn) > 20
+    assert {name: len(found) for name, found in drawn.items() if len(found) > MOST_PANELS} == {}
+    nameless = {name for name, found in drawn.items() if not all(map(named, found))}
+    assert nameless == set()

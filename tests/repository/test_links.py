@@ -88,6 +88,14 @@ def test_paths_and_modules_that_are_named_exist(page: Path) -> None:
     assert not wrong, f"{name_of(page)}: {sorted(set(wrong))}"
 
 
+def test_every_picture_is_shown_by_a_page() -> None:
+    """Pictures that nothing links go."""
+    shown = {(page.parent / link).resolve() for page in PAGES for link in LINK.findall(prose(page))}
+    pictures = [path for end in ("png", "svg") for path in (ROOT / "docs").glob(f"*.{end}")]
+    assert len(pictures) > 30
+    assert [name_of(path) for path in pictures if path not in shown] == []
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, ahead = set(), [ROOT / "README.md"]
     while ahead:

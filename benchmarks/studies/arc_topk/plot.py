@@ -48,7 +48,7 @@ def style(variant: str) -> dict[str, Any]:
 
 def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> None:
     """A row for each task, a column for each loss of packets; loss against seconds."""
-    size = (5 * len(LOSSES), 3.6 * len(TASKS))
+    size = (5 * len(LOSSES), 3.6 * len(TASKS) + 1)
     figure, table = plt.subplots(
         len(TASKS), len(LOSSES), figsize=size, layout="constrained", squeeze=False
     )
@@ -63,12 +63,14 @@ def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> N
             axis.grid(alpha=0.3)
             if task == "conv":
                 axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("{x:g}")
             lost = f"{loss:.0%} of packets lost" if loss else "clean"
             axis.set_title(f"{task}, {lost}", fontsize=10)
         line[0].set_ylabel("held-out loss, nats")
-    figure.suptitle(f"{HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s")
+    figure.suptitle(f"{HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s; one run each")
     handles, labels = table[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     save(figure, path, dpi=90)
 
 

@@ -85,8 +85,8 @@ def draw(entries: Sequence[Result], path: Path) -> None:
         _over_time(axis, one)
         axis.set_title(titles[one.settings["scenario"]], fontsize=10)
         axis.set_ylabel("operation, ms")
-    handles = axes[0][0].get_lines()[:3]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
+    handles = axes[0][0].get_lines()[:4]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
     save(figure, path, dpi=100)
 
 
@@ -99,7 +99,7 @@ def _over_time(axis: Any, one: Result) -> None:
     hit = given_up > 0
     axis.plot(began[hit], 1e3 * seconds[hit], "rx", label="gave up what was not lost")
     for when in one.figures["changed"]:
-        axis.axvline(when, color="tab:orange", linewidth=0.8)
+        axis.axvline(when, color="tab:orange", linewidth=0.8, label="change or pause")
     axis.set_yscale("log")
     axis.set_ylim(1e3 * seconds.min() / 2, 2e3 * seconds.max())
     for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):

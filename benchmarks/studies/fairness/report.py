@@ -64,12 +64,12 @@ def draw(found: Sequence[Result], path: Path) -> None:
         ):
             x, y = zip(*smoothed(samples), strict=True)
             axis.plot([when - begin for when in x], y, color=colour, label=name)
-        axis.axhline(MBIT, color="black", linestyle=":", linewidth=1)
+        axis.axhline(MBIT, color="black", linestyle=":", linewidth=1, label="the link's rate")
         axis.set_title(Contest.of(entry.settings).name, fontsize=10)
-        axis.set_xlabel("s")
+        axis.set_xlabel("seconds")
         axis.set_ylabel("Mbit/s received")
-        axis.set_ylim(0, 1.1 * MBIT)
-        axis.legend(fontsize=8, loc="upper right")
+        axis.set_ylim(0, 1.35 * MBIT)  # room for the legend
+        axis.legend(fontsize=8, loc="upper center", ncols=3)
     save(figure, path)
 
 

@@ -1,4 +1,5 @@
-"""Bus bandwidth of all-reduce over size, a panel for each of two wires and number of ranks."""
+"""Bus bandwidth of all-reduce over size, a panel for each of two wires and number of ranks: the
+median call, and a band to the tenth of the calls that are slowest and fastest."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def draw(entries: Sequence[Result], path: Path) -> None:
     found = {(e.settings["part"], e.settings["ranks"], e.settings["wire"]): e for e in entries}
     if not any(part == "collectives" for part, _, _ in found):
         return
-    size = (4.4 * len(SHOWN), 3.2 * len(RANKS))
+    size = (4.4 * len(SHOWN), 3.2 * len(RANKS) + 0.4)
     figure, axes = plt.subplots(
         len(RANKS), len(SHOWN), figsize=size, layout="constrained", squeeze=False, sharey="row"
     )
@@ -35,8 +36,12 @@ def draw(entries: Sequence[Result], path: Path) -> None:
             rows = [row for row in entry.figures["rows"] if row["collective"] == "all_reduce"]
             x = [row["bytes"] for row in rows]
             for variant in rows[0]["variants"]:
-                y = [bus(entry, row, variant) for row in rows]
+                low, y, high = (
+                    [bus(entry, row, variant, share) for row in rows]
+                    for share in ("p90", "p50", "p10")
+                )
                 axis.plot(x, y, "o-", color=COLOURS[variant], label=variant)
+                axis.fill_between(x, low, high, color=COLOURS[variant], alpha=0.15, linewidth=0)
             raw = found.get(("raw", ranks, wire))
             if raw is not None:
                 rate = raw.figures["raw"][RAW_BASE]["gb_per_s"]
@@ -46,7 +51,10 @@ def draw(entries: Sequence[Result], path: Path) -> None:
             axis.xaxis.set_major_formatter(lambda size, _: human(int(size)))
             axis.tick_params(axis="x", labelrotation=45)
             axis.set_ylim(bottom=0)
-    axes[0][0].legend(fontsize=8)
+    named = axes[0][0].get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=3, fontsize=9)
     for line in axes:
         line[0].set_ylabel("bus bandwidth, GB/s")
+    for axis in axes[-1]:
+        axis.set_xlabel("size of the tensor")
     save(figure, path)

@@ -24,10 +24,10 @@ from .cells import (
 Row = dict[str, Any]
 
 
-def bus(entry: Result, row: Row, variant: str) -> float:
-    """GB/s."""
+def bus(entry: Result, row: Row, variant: str, share: str = "p50") -> float:
+    """GB/s of the median call, or of the one that this share of all is faster than."""
     factor = bus_factor(row["collective"], entry.settings["ranks"])
-    return float(1e-9 * factor * row["bytes"] / row["variants"][variant]["p50"])
+    return float(1e-9 * factor * row["bytes"] / row["variants"][variant][share])
 
 
 def cpu_per_gb(entry: Result, row: Row, variant: str) -> float:

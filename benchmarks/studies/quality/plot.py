@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.report import band, plt, save
 from benchmarks.common.results import Result
 
 from .matrix import (
@@ -85,15 +85,16 @@ def _lines(
     axes.set_title(f"{cell[1]} ranks, {cell[2]}")
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Of all that is drawn, once."""
+def _legend(figure: Figure, axes: Sequence[Axes], below: bool = False) -> None:
+    """Of all that is drawn, once, where it leaves the panels their width."""
     found = {}
     for one in axes:
         found |= {
             label: handle for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
         }
     if found:
-        figure.legend(list(found.values()), list(found), loc="outside right upper")
+        where = "outside lower center" if below else "outside right upper"
+        figure.legend([*found.values()], [*found], loc=where, ncols=4 if below else 1)
 
 
 def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:
@@ -156,10 +157,16 @@ def _drift(entries: Mapping[str, Result], task: str, path: Path) -> None:
     save(figure, path, dpi=90)
 
 
+def _smooth(curve: Sequence[float]) -> list[float]:
+    """Each point with those before it."""
+    last = [curve[max(0, k + 1 - SMOOTHED) : k + 1] for k in range(len(curve))]
+    return [sum(points) / len(points) for points in last]
+
+
 def _curves(entries: Mapping[str, Result], task: str, path: Path) -> None:
-    """What training loss is above the reliable run's, mean over the seeds, by variant."""
+    """What training loss is above the reliable run's, by variant: the seeds' median and a band."""
     shown = (0.1, 0.4)
-    figure, row = plt.subplots(1, len(shown), figsize=(12, 4.2), layout="constrained")
+    figure, row = plt.subplots(1, len(shown), figsize=(10, 4.8), layout="constrained")
     for axes, loss in zip(row, shown, strict=True):
         for variant in compared():
             curves = []
@@ -168,17 +175,15 @@ def _curves(entries: Mapping[str, Result], task: str, path: Path) -> None:
                 base = entries.get(run.base.key)
                 if base and run.cell == (task, WORLDS[0], "single", loss, variant):
                     pairs = zip(entry.figures["curve"], base.figures["curve"], strict=True)
-                    curves.append([mine - other for mine, other in pairs])
+                    curves.append(_smooth([mine - other for mine, other in pairs]))
             if curves:
-                means = [sum(point) / len(point) for point in zip(*curves, strict=True)]
-                means = [sum(means[max(0, k + 1 - SMOOTHED) : k + 1]) / min(k + 1, SMOOTHED)
-                         for k in range(len(means))]  # fmt: skip
-                steps = [CURVE_STEPS * (k + 0.5) for k in range(len(means))]
-                colour, line = variants()[variant].colour, LINES.get(variant, "-")
-                axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.4, label=variant)
+                steps = [CURVE_STEPS * (k + 0.5) for k in range(len(curves[0]))]
+                look = {"color": variants()[variant].colour, "linestyle": LINES.get(variant, "-")}
+                band(axes, steps, curves, variant, linewidth=1.4, **look)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(xlabel="step", title=f"{WORLDS[0]} ranks, {loss:.0%} of packets lost one by one")
         axes.grid(alpha=0.3)
     row[0].set_ylabel(f"training loss above {BASE}, nats")
-    _legend(figure, list(row))
+    figure.suptitle("Median of the seeds, and a band from the least to the greatest", fontsize=10)
+    _legend(figure, list(row), below=True)
     save(figure, path, dpi=100)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.report import Point, by_time, markdown, plt, publish, save
 from benchmarks.common.results import Result, one_budget
 
 from .runs import JOINED, PEERS, REFERENCE, VARIANTS, Run
@@ -155,35 +155,27 @@ def common_seeds(found: Mapping[str, Any]) -> list[int]:
     return sorted(set.intersection(*(set(of["seed"]) for of in found["variants"].values())))
 
 
-def mean_curve(of: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple[float, int, float]]:
-    """(seconds, step, loss), the mean over ``seeds``, which have points at the same steps."""
-    curves = [of["curve"][of["seed"].index(seed)] for seed in seeds]
-    return [
-        (
-            statistics.fmean(point[0] for point in points),
-            points[0][1],
-            statistics.fmean(point[2] for point in points),
-        )
-        for points in zip(*curves, strict=True)
-    ]
+def curves_of(of: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, list[Point]]:
+    """A variant's curves by seed; they have points at the same steps."""
+    return {seed: of["curve"][of["seed"].index(seed)] for seed in seeds}
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """How far the loss of every seed is from the reference's, and loss over seconds."""
-    seeds = common_seeds(found)
-    if not seeds:
+    if not common_seeds(found):
         raise ValueError("no seed of which every variant has a run")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     reference = found["variants"][REFERENCE]
     faults: dict[str, Any] = {}
     for name, of in found["variants"].items():
-        curve = mean_curve(of, seeds)
-        steps = [point[1] for point in curve]
-        how = {"color": COLOURS[name], "linewidth": 1.3, "label": name}
-        right.plot([point[0] for point in curve], [point[2] for point in curve], **how)
+        how: dict[str, Any] = {"color": COLOURS[name], "linewidth": 1.3, "label": name}
+        how["linestyle"] = "--" if VARIANTS[name].faults else "-"
+        own, others = (curves_of(one, of["seed"]) for one in (of, reference))
+        by_time(right, [curve[1:] for curve in own.values()], **how)  # the axis has no 0 s
         for seed in of["seed"] if name != REFERENCE else ():
-            pairs = zip(mean_curve(of, [seed]), mean_curve(reference, [seed]), strict=True)
-            left.plot(steps, [100 * (a[2] / b[2] - 1) for a, b in pairs], **how, alpha=0.7)
+            pairs = list(zip(own[seed], others[seed], strict=True))
+            changes = [100 * (mine[2] / other[2] - 1) for mine, other in pairs]
+            left.plot([mine[1] for mine, _ in pairs], changes, **how, alpha=0.7)
         if of["faults"][0] and not faults:
             faults = {f"peer {one['peer']} {one['kind']}": one for one in of["faults"][0]}
     for text, one in faults.items():
@@ -199,13 +191,13 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         )
     left.axhspan(-100 * NEAR, 100 * NEAR, color="tab:green", alpha=0.1)
     left.set_ylim(-2, 2)
-    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     for axis, title, label in (
         (left, f"{PEERS} peers, each seed against {REFERENCE}; goal shaded", "steps of each peer"),
-        (right, f"loss by time, {which}", "seconds of training"),
+        (right, "median of the seeds, band from fastest to slowest", "seconds of training"),
     ):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
+    right.set_xscale("log")
     left.set_ylabel("difference of the validation loss, %")
     right.set_ylabel("validation loss of peer 0, nats per byte")
     names = right.get_legend_handles_labels()

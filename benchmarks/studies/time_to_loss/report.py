@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.report import by_time, fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result, one_budget
 from lossycoll.lab.profiles import PROFILES as LABORATORIES
 
@@ -224,13 +224,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     goal = None
     for axis, (profile, variants) in zip(axes.flat, networks.items(), strict=False):
         for name in (name for name in VARIANTS if name in variants):
-            steps = zip(*variants[name]["curves"], strict=False)  # those that all seeds have had
-            at = [list(zip(*points, strict=True)) for points in steps][1:]
-            losses = [statistics.median(loss) for _, _, loss in at]
-            seconds = [statistics.median(times) for times, _, _ in at]
-            (lines[name],) = axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.4)
-            ends = ([end(times) for times, _, _ in at] for end in (min, max))
-            axis.fill_betweenx(losses, *ends, color=COLOURS[name], alpha=0.2, linewidth=0)
+            later = [curve[1:] for curve in variants[name]["curves"]]  # the axis has no 0 s
+            lines[name] = by_time(axis, later, color=COLOURS[name], linewidth=1.4)
         goals = found["targets"].get(profile, {}).values()
         if goals:
             goal = axis.axhline(statistics.median(goals), color="grey", linestyle=":", linewidth=1)

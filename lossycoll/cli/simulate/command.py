@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -107,17 +108,25 @@ LABELS: Final = {
 
 def draw_moshpit(plt: Any, peers: int, grid: Grid, failure: float, path: Path) -> None:
     """Writes the picture to ``path``, a PNG: the mean variance of ``SEEDS`` runs of each method."""
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 5.4), layout="constrained")
     for name, method in METHODS.items():
         runs = [variances(method, peers, grid, failure, ROUNDS, seed) for seed in range(SEEDS)]
         mean = np.maximum(np.mean(runs, axis=0), LEAST)
         axes.semilogy(mean, marker="o", markersize=3.5, label=LABELS[name])
     for target in (1e-4, 1e-9):
         axes.axhline(target, color="black", linewidth=0.7, linestyle=":")
+        axes.annotate(
+            f"$10^{{{math.log10(target):.0f}}}$, as in the table",
+            (0.8, target),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="top",
+            fontsize=9,
+        )
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
     axes.grid(alpha=0.3)
-    axes.legend(loc="center right")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.report import band, plt, save
 from benchmarks.common.results import Result
 
 from .report import Runs, runs_of
@@ -39,21 +39,17 @@ def write(entries: Sequence[Result], path: Path) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}")
             axis.grid(alpha=0.3, which="both")
-    figure.suptitle(f"Mean of {len(SEEDS)} seeds, and all of them as a band")
+    figure.suptitle(f"Median of {len(SEEDS)} seeds, and a band from the least to the greatest")
     save(figure, path, dpi=90)
 
 
 def draw(axis: Any, runs: Runs, name: str) -> None:
-    """The mean over the seeds, and from the least to the greatest of them."""
+    """The seeds' median, and a band of all."""
     found = list(runs[name].values())
     curves = [one["losses"] for one in found]
     every = found[0]["steps"] / len(curves[0])
     steps = [every * (i + 1) for i in range(len(curves[0]))][FIRST:]
-    points = list(zip(*curves, strict=True))[FIRST:]
-    means = [sum(point) / len(point) for point in points]
-    axis.plot(steps, means, label=name, linewidth=1.3, **style(name))
-    low, high = [min(point) for point in points], [max(point) for point in points]
-    axis.fill_between(steps, low, high, color=style(name)["color"], alpha=0.15, linewidth=0)
+    band(axis, steps, [one[FIRST:] for one in curves], name, linewidth=1.3, **style(name))
 
 
 def style(name: str) -> dict[str, str]:

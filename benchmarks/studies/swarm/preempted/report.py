@@ -219,7 +219,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             below.text(0, place, f" {text}", ha="left", va="center")
         else:
             below.plot([statistics.median(known)], [place], "|", color="black", markersize=18)
-    above.axhline(GOAL, color="grey", linestyle=":", linewidth=1)
+    above.axhline(GOAL, color="grey", linestyle=":", linewidth=1, label=f"a loss of {GOAL:g}")
     above.set_ylim(None, 3.2)
     above.set_title("loss of peer 0: median of the seeds, range shaded", fontsize=11)
     middle.axhline(0, color=COLOURS[REFERENCE], linewidth=1.6)

@@ -24,7 +24,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] native/sim/*.[ch] tests/na
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-frameworks test-torch test-gpu mutate lint lint-types lint-rest format conformance \
         conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions \
-        wheels site release clean
+        wheels site screenshots release clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 5 minutes)"
@@ -51,6 +51,7 @@ help:
 	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
 	@echo "make wheels    sdist and wheels for x86-64 and aarch64 into dist/, each checked"
 	@echo "make site      the documentation as a site, into build/site"
+	@echo "make screenshots  each page of the site in a browser, into build/screenshots (chromium)"
 	@echo "make release   check everything and build what would be uploaded; uploads nothing"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
@@ -152,6 +153,10 @@ wheels: $(VENV)/.built $(VENV)/.release
 # Strictly: what Sphinx warns of is an error. It imports nothing of ours.
 site: $(VENV)/.site
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
+
+# Each page as a browser shows it, wide and narrow, light and dark, and the test's other checks.
+screenshots: $(VENV)/.built $(VENV)/.release
+	SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -n0 -m "" tests/repository/test_site.py -k browser
 
 # Nothing is uploaded: docs/release.md says what to do with dist/. TESTED is a commit on which make
 # test-all has passed; it spares running that here if it is this one.

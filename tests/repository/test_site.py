@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -155,6 +156,7 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 def test_a_browser_shows_pages_and_searches(site: Path) -> None:
     sync = pytest.importorskip("playwright.sync_api", reason="requirements-release.txt")
     errors: list[str] = []
+    pictures = os.environ.get("SCREENSHOTS", "")  # of `make screenshots`
     with served(site) as address, sync.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         backgrounds = {}
@@ -171,6 +173,10 @@ def test_a_browser_shows_pages_and_searches(site: Path) -> None:
                     "[...document.querySelectorAll('td')].filter(c => c.offsetWidth < 90).length"
                 )
                 assert size is WIDE or page.evaluate(narrow) == 0, name
+                if pictures:
+                    kind = "wide" if size is WIDE else "narrow"
+                    file = Path(pictures) / f"{name}-{kind}-{scheme}.png"
+                    page.screenshot(path=file, full_page=True)
             backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             hidden = page.evaluate(
                 "document.querySelector('.sidebar-drawer').getBoundingClientRect().right <= 0"

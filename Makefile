@@ -64,9 +64,11 @@ test: $(VENV)/.built benchmarks/build/raw_udp
 test-all: $(VENV)/.built $(VENV)/.long $(VENV)/.release benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
-# What test-all skips: examples and schemas whose packages take gigabytes.
+# What test-all skips: examples and schemas whose packages take gigabytes. The page says when all
+# have passed, not a part of them.
 test-frameworks: $(VENV)/.built $(VENV)/.long $(VENV)/.frameworks
 	$(BIN)/python -m pytest $(SHARED) -m "" tests/repository/test_examples.py tests/repository/test_trainjob.py $(ARGS)
+	test -n "$(ARGS)" || $(BIN)/python -m tools.frameworks_table
 
 # The extension is of the stable ABI and knows no torch, so both environments share the one built.
 test-torch:

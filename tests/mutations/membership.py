@@ -179,4 +179,18 @@ MEMBERSHIP = (
         "tests/runtime/world/test_metrics.py"
         "::test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free",
     ),
+    mutation(
+        "split groups are counted whoever is in them",
+        "lossycoll/backend/process_group.py",
+        "        self._splits[tuple(chosen)] += 1\n        number = self._splits[tuple(chosen)]\n",
+        "        self._splits[()] += 1\n        number = self._splits[()]\n",
+        "tests/backend/test_twenty_groups.py::test_twenty_groups_after_the_members_have_changed",
+    ),
+    mutation(
+        "split groups are counted for ever, though a newcomer has no count",
+        "lossycoll/backend/process_group.py",
+        "        self._splits: Counter[tuple[int, ...]] = Counter()\n",
+        '        self._splits = getattr(self, "_splits", Counter())\n',
+        "tests/backend/test_twenty_groups.py::test_twenty_groups_after_the_members_have_changed",
+    ),
 )

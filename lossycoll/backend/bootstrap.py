@@ -154,7 +154,8 @@ class Group:
         enter(builder, self.endpoint)
         world = builder.founded or builder.world
         assert world is not None
-        self.as_parent = Parent(world, dict(zip(spec.global_ranks, builder.members, strict=True)))
+        numbers = dict(zip(spec.global_ranks, builder.members, strict=True))
+        self.as_parent = Parent(world, numbers, builder.session)
         tell_ready(health, builder)
 
     def _make_endpoint(

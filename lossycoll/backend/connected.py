@@ -11,7 +11,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from lossycoll.errors import LossyError, OptionError, RendezvousError
@@ -23,7 +22,7 @@ from lossycoll.runtime.world.messages import View
 from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options
 from .meeting import HealthListener
-from .worlds import WORLDS, Parent, World
+from .worlds import Parent, World
 
 
 @contextlib.contextmanager
@@ -47,7 +46,7 @@ def connected(builder: GroupBuilder, pg_options: object) -> Iterator[bool]:
 def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
     spec, undo, world = builder.spec, builder.undo, parent.world
     members = tuple(parent.numbers[rank] for rank in spec.global_ranks)
-    session = _session(world, spec.name)
+    session = parent.next_session(spec.name)
     try:
         if builder.unusable is not None:
             raise builder.unusable
@@ -69,12 +68,6 @@ def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
     builder.world, builder.plane, builder.members = world, world.plane, members
     builder.shares = True
     return True
-
-
-def _session(world: World, name: str) -> str:
-    """The number of this rank's next group of that name: 16 hex digits, the same on all ranks."""
-    text = f"{world.session}/{WORLDS.use(world, name)}/{name}"
-    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _own_host(options: Options, pg_options: object, world: World) -> dict[str, Any]:

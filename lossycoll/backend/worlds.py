@@ -14,7 +14,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 from lossycoll.errors import OptionError
@@ -71,12 +72,23 @@ class World:
         self.plane.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parent:
     """The group that all ranks of a new one belong to: torch's default group, or a split one."""
 
     world: World  # The parent's, on all of its ranks
     numbers: Mapping[int, int]  # Its ranks as ranks of the world, by torch's global rank
+    session: str  # The parent's, of 16 hex digits; members that change get another one
+    _names: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_session(self, name: str) -> str:
+        """The number of this rank's next group of that name: 16 hex digits. The same on all ranks
+        of the group, as torch has them make groups in the same order."""
+        with self._lock:
+            text = f"{self.session}/{self._names[name]}/{name}"
+            self._names[name] += 1
+        return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Worlds:
@@ -85,23 +97,12 @@ class Worlds:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worlds: list[World] = []
-        self._uses: Counter[tuple[str, str]] = Counter()
 
     def add(self, world: World) -> None:
         """Offers ``world`` to groups that are made later, for as long as its plane lasts."""
         with self._lock:
             self._worlds = [one for one in self._worlds if one.plane.is_sound and one.host.is_open]
             self._worlds.append(world)
-            known = {one.session for one in self._worlds}
-            self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
-
-    def use(self, world: World, name: str) -> int:
-        """Number of groups of this name that the world has had here before, without this one. The
-        same on all ranks of the group, as torch has them make groups in the same order."""
-        with self._lock:
-            key = (world.session, name)
-            self._uses[key] += 1
-            return self._uses[key] - 1
 
     @contextlib.contextmanager
     def holding(self, global_ranks: Sequence[int]) -> Iterator[list[World]]:

@@ -39,9 +39,9 @@ MEMBERSHIP = (
     ),
     mutation(
         "two groups of one name have one number",
-        "lossycoll/backend/connected.py",
-        'f"{world.session}/{WORLDS.use(world, name)}/{name}"',
-        'f"{world.session}/{name}"',
+        "lossycoll/backend/worlds.py",
+        'f"{self.session}/{self._names[name]}/{name}"',
+        'f"{self.session}/{name}"',
         "tests/backend/test_connected.py"
         "::test_groups_are_made_without_the_store_in_any_number_order_and_time",
     ),

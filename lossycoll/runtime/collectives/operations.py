@@ -1,13 +1,19 @@
-"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed.
+
+Long because the life of an operation is told in one place.
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -34,17 +40,37 @@ POLL_SECONDS: Final = 0.005
 """Period at which a caller looks whether the view change is over."""
 
 
+class InterruptSafeLock(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
+    """A lock that Ctrl-C can't leave held, for a ``with`` statement.
+
+    Until Python 3.13 a plain lock is one: nothing comes between taking it and the statement's body.
+    From 3.14 on, Ctrl-C may come there. The base class knows its owner, so that only who has it
+    gives it back then. Its own ``__exit__`` is in C: nothing interrupts it before it is done.
+    """
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        try:
+            return self.acquire()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # interrupted as it waited, before it had it
+                self.release()
+            raise
+
+
+INTERRUPT_SAFE: Final = threading.Lock if sys.version_info < (3, 14) else InterruptSafeLock
+
+
 class Sequencer:
     """Numbers the operations: whoever holds ``lock`` may submit operation ``next``.
 
-    ``lock`` is a plain lock, to be used in a ``with`` statement: only there can't Ctrl-C come
-    between taking it and what gives it back. ``check`` is called while callers wait for
-    a view change, and may raise. Other threads may call ``stop`` and ``resume``.
+    ``lock`` is to be used in a ``with`` statement, where Ctrl-C can't leave it held. ``check`` is
+    called while callers wait for a view change, and may raise. Other threads may call ``stop`` and
+    ``resume``.
     """
 
     def __init__(self, rank: int, world: int, check: Callable[[], None]) -> None:
         self.next = 0
-        self.lock: Final = threading.Lock()
+        self.lock: Final = INTERRUPT_SAFE()
         self._rank = rank
         self._world = world
         self._check = check
@@ -200,7 +226,7 @@ class Operations:
         self.any_ended = False
         self.first_failed: int | None = None
 
-    def submitting(self) -> threading.Lock:
+    def submitting(self) -> AbstractContextManager[bool]:
         """To be entered. First finishes operations that nobody waits for: not inside, since their
         futures' callbacks may submit operations."""
         if len(self.unfinished) >= REAP_FROM:

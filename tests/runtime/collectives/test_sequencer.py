@@ -7,25 +7,30 @@ import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import TypeAlias
 
 import pytest
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.collectives import operations
 from lossycoll.runtime.collectives.group_context import Members
-from lossycoll.runtime.collectives.operations import Sequencer
+from lossycoll.runtime.collectives.operations import InterruptSafeLock, Sequencer
 from lossycoll.runtime.world.messages import View
 
+Lock: TypeAlias = "threading.Lock | InterruptSafeLock"
 
-def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> None:
+
+def interrupt_when_taken(lock: Lock, submit: Callable[[], None]) -> None:
     """Runs ``submit`` with Ctrl-C at the moment at which it gets ``lock``.
 
     Another thread gives the lock away and sends the signal, and lets nobody run in between. So the
     waiter takes the lock first, and then hears of the signal.
     """
-    begun = threading.Event()
+    held, begun = threading.Event(), threading.Event()
 
     def hand_over() -> None:
+        lock.acquire()
+        held.set()
         begun.wait()
         lock.release()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -34,8 +39,8 @@ def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> No
     before = sys.getswitchinterval()
     # Another test of this process may have left torchelastic's handler, which raises its own error.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    lock.acquire()
     other.start()
+    held.wait()
     sys.setswitchinterval(60)
     try:
         begun.set()  # the other thread runs once this one waits for the lock
@@ -47,14 +52,27 @@ def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> No
         signal.signal(signal.SIGINT, handler)
 
 
-def is_free(lock: threading.Lock) -> bool:
-    if not lock.acquire(blocking=False):
-        return False
-    lock.release()
-    return True
+def is_free(lock: Lock) -> bool:
+    """Asked by another thread: the lock may be one that its owner can take again."""
+    free: list[bool] = []
+
+    def ask() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[0]:
+            lock.release()
+
+    other = threading.Thread(target=ask)
+    other.start()
+    other.join()
+    return free[0]
 
 
-def test_an_interrupt_that_comes_as_the_lock_is_taken_gives_it_back() -> None:
+@pytest.mark.parametrize("kind", [operations.INTERRUPT_SAFE, InterruptSafeLock])
+def test_an_interrupt_that_comes_as_the_lock_is_taken_gives_it_back(
+    kind: Callable[[], Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the lock that newer Pythons need; older ones can have it."""
+    monkeypatch.setattr(operations, "INTERRUPT_SAFE", kind)
     mine = Sequencer(0, 2, lambda: None)
 
     def submit() -> None:

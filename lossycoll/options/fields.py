@@ -384,7 +384,8 @@ class Options:
         text("empty, as in `:9400` or `10.0.0.1:9400`, or a path", texts.check_metrics),
         "Address or file at which Prometheus finds the figures of a machine's ranks: a port, or a "
         "file for node_exporter, written every 10 s. A path that ends in `.jsonl` gets lines for "
-        "`lossycoll report`. Needs `lossycoll[metrics]` and `status` (operate.md).",
+        "`lossycoll report`. Needs `status` (monitor.md), and `lossycoll[metrics]` unless the path "
+        "ends in `.jsonl`.",
         enters=Enters.PYTHON,
     )
     replace: str = option(

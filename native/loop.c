@@ -125,8 +125,44 @@ static void let_go(lc_host *h, lc_group *g) {
     pthread_mutex_unlock(&h->lock);
 }
 
+static int may_start(const lc_group *g) {
+    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
+           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
+}
+
+/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
+static void start_queued(lc_host *h) {
+    int started = 0;
+    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
+        while (may_start(g)) {
+            lc_op *op = g->queue_first;
+            g->queue_first = op->next;
+            if (!g->queue_first)
+                g->queue_last = NULL;
+            h->queued--;
+            lc_op_start(op);
+            started = 1;
+        }
+    }
+    if (started && h->config.eager_bytes)
+        lc_tell_before_data(h);
+}
+
+/* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
+ * others say that it has gone before this thread has its next turn. */
+static void take_last_words(lc_host *h) {
+    for (const lc_group *g = h->groups; g; g = g->next)
+        if (atomic_load(&g->departures)) {
+            start_queued(h);
+            lc_receive_all(h);
+            settle_turn(h);
+            return;
+        }
+}
+
 static void look_at_groups(lc_host *h) {
     static const lc_failure closed = {.code = LC_E_CLOSED, .peer = -1};
+    take_last_words(h);
     for (lc_group *g = h->groups; g; g = g->next) {
         obey_abort(g);
         note_departures(g);
@@ -166,29 +202,6 @@ static void attend(lc_host *h) {
         look_at_groups(h);
     else if (h->failing)
         settle_turn(h);
-}
-
-static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
-           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
-}
-
-/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
-static void start_queued(lc_host *h) {
-    int started = 0;
-    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
-        while (may_start(g)) {
-            lc_op *op = g->queue_first;
-            g->queue_first = op->next;
-            if (!g->queue_first)
-                g->queue_last = NULL;
-            h->queued--;
-            lc_op_start(op);
-            started = 1;
-        }
-    }
-    if (started && h->config.eager_bytes)
-        lc_tell_before_data(h);
 }
 
 /* ---- figures ---- */

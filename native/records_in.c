@@ -415,6 +415,15 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
         lc_pace_start(&p->pace);
 }
 
+/* How many packets more a peer has taken, as far as that can be: an acknowledgement that was
+ * overtaken, or packets that were, make it differ from what moved by no more than is in flight. */
+static int32_t believed(uint32_t taken, uint32_t moved) {
+    int32_t n = (int32_t)taken;
+    if (n < -LC_UNITS)
+        return -LC_UNITS;
+    return n > (int32_t)moved + LC_UNITS ? (int32_t)moved + LC_UNITS : n;
+}
+
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
     lc_note_reached(h, p, r->slot);
@@ -449,9 +458,9 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
         }
     }
     if (lc_shares_port(p))
-        tell_port(p, &ack, (int32_t)taken);
+        tell_port(p, &ack, believed(taken, moved));
     else
-        tell_path(p, &ack, (int32_t)taken);
+        tell_path(p, &ack, believed(taken, moved));
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

@@ -23,6 +23,7 @@ static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: othe
 /* and aren't tried again before, nor before so many times as long as it took: a yield to a busy
  * thread may cost a whole time slice, and that who sleeps afterwards isn't woken at once */
 static const uint64_t CROWD_STAYS_NS = 2000000, CROWD_STAYS_TIMES = 128;
+static const uint64_t CROWD_MOST_NS = 1000000000; /* a stopped process comes back from a long one */
 static const uint64_t STAND_BY_NS = 2000000; /* how often the thread looks whether callers drive */
 
 /* ---- what callers have left ---- */
@@ -112,6 +113,17 @@ static void settle_turn(lc_host *h) {
     lc_execute_failures(h);
 }
 
+/* Whether a caller has submitted an operation of the group that the loop hasn't taken up. None can
+ * from now on: that is looked at under the lock, too. Takes the lock. */
+static int has_new(lc_host *h, const lc_group *g) {
+    pthread_mutex_lock(&h->lock);
+    const lc_op *op = h->inbox;
+    while (op && op->group != g)
+        op = op->next;
+    pthread_mutex_unlock(&h->lock);
+    return op != NULL;
+}
+
 /* Nothing of the group is left in the loop afterwards: its closer frees it. Takes the lock. */
 static void let_go(lc_host *h, lc_group *g) {
     for (uint16_t i = 0; i < g->config.size; i++)
@@ -176,7 +188,7 @@ static void look_at_groups(lc_host *h) {
         next = g->next;
         if (!atomic_load(&g->closing))
             continue;
-        if (g->broken.code)
+        if (g->broken.code && !has_new(h, g))
             let_go(h, g);
         else
             h->closing = 1;
@@ -349,8 +361,10 @@ static int yield(lc_host *h) {
     uint64_t begin = lc_clock_now(h->clock);
     sched_yield();
     uint64_t end = lc_clock_now(h->clock);
-    if (end - begin > CROWDED_NS)
-        h->crowded_until_ns = end + lc_later(CROWD_STAYS_NS, CROWD_STAYS_TIMES * (end - begin));
+    if (end - begin > CROWDED_NS) {
+        uint64_t stays = lc_later(CROWD_STAYS_NS, CROWD_STAYS_TIMES * (end - begin));
+        h->crowded_until_ns = end + (stays < CROWD_MOST_NS ? stays : CROWD_MOST_NS);
+    }
     return 1;
 }
 

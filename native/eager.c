@@ -9,6 +9,8 @@ static int must_wait(const lc_group *g, uint16_t peer, const lc_header *header) 
     const lc_op *op = lc_find_op(g, header->op);
     if (op)
         return !op->peers[peer].agreed;
+    if (g->broken.code) /* no operation of it begins any more */
+        return 0;
     return !lc_op_posted(g, header->op) && header->op - g->next_op < LC_OPS;
 }
 

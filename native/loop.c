@@ -23,6 +23,7 @@ static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: othe
 /* and aren't tried again before, nor before so many times as long as it took: a yield to a busy
  * thread may cost a whole time slice, and that who sleeps afterwards isn't woken at once */
 static const uint64_t CROWD_STAYS_NS = 2000000, CROWD_STAYS_TIMES = 128;
+static const uint64_t CROWD_MOST_NS = 1000000000; /* a stopped process comes back from a long one */
 static const uint64_t STAND_BY_NS = 2000000; /* how often the thread looks whether callers drive */
 
 /* ---- what callers have left ---- */
@@ -112,6 +113,17 @@ static void settle_turn(lc_host *h) {
     lc_execute_failures(h);
 }
 
+/* Whether a caller has submitted an operation of the group that the loop hasn't taken up. None can
+ * from now on: that is looked at under the lock, too. Takes the lock. */
+static int has_new(lc_host *h, const lc_group *g) {
+    pthread_mutex_lock(&h->lock);
+    const lc_op *op = h->inbox;
+    while (op && op->group != g)
+        op = op->next;
+    pthread_mutex_unlock(&h->lock);
+    return op != NULL;
+}
+
 /* Nothing of the group is left in the loop afterwards: its closer frees it. Takes the lock. */
 static void let_go(lc_host *h, lc_group *g) {
     for (uint16_t i = 0; i < g->config.size; i++)
@@ -125,8 +137,44 @@ static void let_go(lc_host *h, lc_group *g) {
     pthread_mutex_unlock(&h->lock);
 }
 
+static int may_start(const lc_group *g) {
+    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
+           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
+}
+
+/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
+static void start_queued(lc_host *h) {
+    int started = 0;
+    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
+        while (may_start(g)) {
+            lc_op *op = g->queue_first;
+            g->queue_first = op->next;
+            if (!g->queue_first)
+                g->queue_last = NULL;
+            h->queued--;
+            lc_op_start(op);
+            started = 1;
+        }
+    }
+    if (started && h->config.eager_bytes)
+        lc_tell_before_data(h);
+}
+
+/* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
+ * others say that it has gone before this thread has its next turn. */
+static void take_last_words(lc_host *h) {
+    for (const lc_group *g = h->groups; g; g = g->next)
+        if (atomic_load(&g->departures)) {
+            start_queued(h);
+            lc_receive_all(h);
+            settle_turn(h);
+            return;
+        }
+}
+
 static void look_at_groups(lc_host *h) {
     static const lc_failure closed = {.code = LC_E_CLOSED, .peer = -1};
+    take_last_words(h);
     for (lc_group *g = h->groups; g; g = g->next) {
         obey_abort(g);
         note_departures(g);
@@ -140,7 +188,7 @@ static void look_at_groups(lc_host *h) {
         next = g->next;
         if (!atomic_load(&g->closing))
             continue;
-        if (g->broken.code)
+        if (g->broken.code && !has_new(h, g))
             let_go(h, g);
         else
             h->closing = 1;
@@ -166,29 +214,6 @@ static void attend(lc_host *h) {
         look_at_groups(h);
     else if (h->failing)
         settle_turn(h);
-}
-
-static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
-           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
-}
-
-/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
-static void start_queued(lc_host *h) {
-    int started = 0;
-    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
-        while (may_start(g)) {
-            lc_op *op = g->queue_first;
-            g->queue_first = op->next;
-            if (!g->queue_first)
-                g->queue_last = NULL;
-            h->queued--;
-            lc_op_start(op);
-            started = 1;
-        }
-    }
-    if (started && h->config.eager_bytes)
-        lc_tell_before_data(h);
 }
 
 /* ---- figures ---- */
@@ -336,8 +361,10 @@ static int yield(lc_host *h) {
     uint64_t begin = lc_clock_now(h->clock);
     sched_yield();
     uint64_t end = lc_clock_now(h->clock);
-    if (end - begin > CROWDED_NS)
-        h->crowded_until_ns = end + lc_later(CROWD_STAYS_NS, CROWD_STAYS_TIMES * (end - begin));
+    if (end - begin > CROWDED_NS) {
+        uint64_t stays = lc_later(CROWD_STAYS_NS, CROWD_STAYS_TIMES * (end - begin));
+        h->crowded_until_ns = end + (stays < CROWD_MOST_NS ? stays : CROWD_MOST_NS);
+    }
     return 1;
 }
 

@@ -382,6 +382,9 @@ static void execute_failure(lc_group *g) {
     g->queue_last = NULL;
     for (lc_op *op; (op = lc_message_take_out(g));)
         fail_op(op, &why);
+    for (uint16_t i = 0; i < g->config.size; i++) /* other groups have the same cells */
+        if (g->members[i].path)
+            lc_drop_waiting(g, i);
 }
 
 void lc_execute_failures(lc_host *h) {

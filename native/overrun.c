@@ -10,6 +10,7 @@ static const double MOST = 4;        /* times as many packets, where chance may 
 static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
 static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
 static const uint32_t AGAIN = 8;     /* after so many windows, and then twice as many */
+static const uint32_t RESTS = 8;     /* for each of which a test begins anew */
 static const double HALF = 0.5;
 static const double FADES = 0.25; /* share of the way to a lower loss that a window goes */
 
@@ -27,8 +28,22 @@ void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uin
     o->share = share < LOST_MOST ? share : LOST_MOST;
     o->less = less;
     o->testing = 1;
-    o->clean = o->over = 0;
+    o->clean = o->over = o->rests = 0;
     lc_overrun_begin(o, now + rtt_ns + rtt_ns / 4); /* what left before has been heard of by then */
+}
+
+/* A policer lets more pass after a rest, whatever is sent. But a window that never ends tells
+ * nothing at all: where calls are short, what the test is compared with had rests in it, too. */
+void lc_overrun_rested(lc_overrun *o, uint64_t now) {
+    if (!o->testing || o->rests >= RESTS)
+        return;
+    o->rests++;
+    lc_overrun_begin(o, now);
+}
+
+/* After a change of who leads a host's ranks none is known. */
+static uint32_t patience(const lc_overrun *o) {
+    return o->patience ? o->patience : AGAIN;
 }
 
 /* By how much the share falls when less is sent, if all beyond the usual is the sender's doing. */
@@ -48,7 +63,7 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
         return LC_OVERRUN_OWN;
     }
     o->lost = share < LOST_MOST ? share : LOST_MOST;
-    o->patience = again ? 2 * o->patience : AGAIN;
+    o->patience = again ? 2 * patience(o) : AGAIN;
     return LC_OVERRUN_RANDOM;
 }
 
@@ -88,7 +103,7 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     o->clean++;
     if (share < o->lost)
         o->lost += FADES * (share - o->lost);
-    if (o->lost > DOUBTED && o->clean >= o->patience) { /* the way may have been another then */
+    if (o->lost > DOUBTED && o->clean >= patience(o)) { /* the way may have been another then */
         lc_overrun_test(o, now, o->lost, LC_OVERRUN_LESS, rtt_ns);
         o->again = 1;
         return LC_OVERRUN_TEST;

@@ -28,6 +28,7 @@ typedef struct {
     uint32_t patience; /* clean windows before that */
     uint32_t over;     /* windows in a row with a loss beyond the usual */
     uint32_t clean;    /* windows in a row without a loss beyond the usual */
+    uint32_t rests;    /* in which nothing was sent, during the test */
     /* state */
     uint64_t from_ns;    /* the window's begin; packets before it left at another rate */
     double moved, taken; /* in the window */
@@ -40,6 +41,8 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
 void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uint64_t rtt_ns);
 /* By how much a share of so many packets may differ by chance. */
 double lc_overrun_noise(double share, double packets);
+/* Nothing was sent for a while. */
+void lc_overrun_rested(lc_overrun *o, uint64_t now);
 /* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns);
 

@@ -7,7 +7,8 @@
 
 enum {
     TORN = 16, /* packets of which pieces may come in turn; one that lacks some by then is lost */
-    MOST = 64  /* pieces of one, as many as a word has bits */
+    MOST = 64, /* pieces of one, as many as a word has bits */
+    LATE = 1 << 16 /* numbers by which a piece may have been overtaken */
 };
 
 typedef struct {
@@ -56,8 +57,10 @@ const uint8_t *lc_pieces_take(lc_pieces *pieces, const lc_header *header, const 
     uint8_t *whole = pieces->bytes + (size_t)at * pieces->room;
     int is_other =
         t->link_seq != header->link_seq || t->count != header->count || t->total != header->op;
-    if (t->count && is_other && (int32_t)(header->link_seq - t->link_seq) < 0)
-        return NULL; /* of one that was given up for a later one */
+    /* Of one that was given up for a later one. What is further back isn't: the numbers have come
+     * round since this place was used. */
+    if (t->count && is_other && t->link_seq - header->link_seq - 1 < LATE)
+        return NULL;
     if (!t->count || is_other)
         *t = (torn){0, header->link_seq, header->op, header->count};
     uint64_t bit = 1ull << header->slot;

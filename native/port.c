@@ -378,8 +378,8 @@ static uint64_t epoch_of(const lc_port *port) {
 }
 
 /* Between packets that acknowledgements tell of lies as much only if nothing was sent. */
-static uint64_t pause_of(const lc_port *port) {
-    uint64_t wait = port->rtt_ns / 2 < ACK_MAX_NS ? port->rtt_ns / 2 : ACK_MAX_NS;
+static uint64_t pause_of(const lc_port *port, uint64_t rtt_ns) {
+    uint64_t wait = rtt_ns / 2 < ACK_MAX_NS ? rtt_ns / 2 : ACK_MAX_NS;
     uint64_t least = (uint64_t)(1e9 * EPOCH_BYTES / port->allowed) / 2;
     return wait + LATE_NS > least ? wait + LATE_NS : least;
 }
@@ -408,15 +408,14 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     }
     uint64_t epoch = epoch_of(port);
     uint64_t last = port->heard_ns;
-    if (rest_of(port, ack) > pause_of(port)) { /* what comes now left before it */
+    if (rest_of(port, ack) > pause_of(port, port->rtt_ns)) { /* what comes now left before it */
         if (port->moved >= EPOCH_BYTES && last - port->epoch_ns >= epoch / 2)
             end_epoch(port, last, port->low_ns);
         port->low_ns = 0;
         port->low_at_ns = ack->now;
         begin_epoch(port, ack->now);
         port->began = 1;
-        if (port->overrun.testing)
-            lc_overrun_begin(&port->overrun, ack->now);
+        lc_overrun_rested(&port->overrun, ack->now);
         return;
     }
     port->moved += ack->moved;
@@ -468,8 +467,8 @@ int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     if (rate <= 0)
         return 0;
     port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;
-    if (port->overrun.testing && pause > ack->rtt_ns)
-        lc_overrun_begin(&port->overrun, ack->now);
+    if (port->overrun.testing && pause > ack->rtt_ns && pause > pause_of(port, ack->rtt_ns))
+        lc_overrun_rested(&port->overrun, ack->now);
     int first = port->overrun.testing && !port->overrun.again;
     lc_overrun_verdict verdict =
         lc_overrun_add(&port->overrun, ack->now, ack->moved, ack->taken, ack->packet, ack->rtt_ns);

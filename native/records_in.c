@@ -352,6 +352,7 @@ static void jump(lc_path *p, const lc_record *r) {
     if (p->units_at)
         p->units_at[(r->a - 1) % LC_UNITS] = p->tx_units;
     p->tx_received = (uint32_t)r->d;
+    p->tx_lacks = 0;
     p->tx_runs = (uint32_t)(r->d >> 32);
     p->aggregates.is_open = 0;
     p->probe_ns = 0;
@@ -377,7 +378,7 @@ static uint64_t port_rtt_ns(const lc_path *p) {
 }
 
 /* taken: packets that came, with late ones. */
-static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     double bytes = p->pace.packet_bytes;
     return (lc_port_ack){.now = ack->now,
                          .sent_ns = ack->now - ack->elapsed_ns,
@@ -389,7 +390,7 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, int32_t 
 }
 
 /* Its own law leaves the queue that all paths meet to the port's. */
-static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+static void tell_port(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     lc_uplink *uplink = &p->interface->uplink;
     uint32_t renewed = lc_uplink_renewed(uplink);
     if (p->pace.renewed != renewed) {
@@ -402,7 +403,7 @@ static void tell_port(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
 }
 
 /* By itself, or beside others that know nothing of it but what all of them deliver. */
-static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
+static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     lc_interface *via = p->interface;
     if (!p->pace.same_host)
         lc_shared_rate_add(&via->rate, ack->now, ack->taken, p->pace.measure.rtt_ns,
@@ -413,6 +414,18 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, int32_t taken) {
     lc_port_ack told = of_port(p, ack, taken);
     if (lc_uplink_bound(&via->uplink, &told, lc_pace_rate(&p->pace)))
         lc_pace_start(&p->pace);
+}
+
+/* How many packets more a peer has taken, as far as that can be: of those that it has seen since,
+ * and of those that it lacked before. A liar would make the port faster for all. */
+static uint32_t believed(lc_path *p, uint32_t taken, uint32_t moved) {
+    uint32_t most = moved + p->tx_lacks;
+    if ((int32_t)taken < 0) /* it was told before what is known already */
+        taken = 0;
+    if (taken > most)
+        taken = most;
+    p->tx_lacks = most - taken < LC_UNITS ? most - taken : LC_UNITS;
+    return taken;
 }
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
@@ -431,6 +444,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;
     p->tx_received = (uint32_t)r->d;
     p->tx_seen = r->a;
+    taken = believed(p, taken, moved);
     if (moved)
         p->probe_ns = 0;
     p->tx_acked = r->a;
@@ -449,9 +463,9 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
         }
     }
     if (lc_shares_port(p))
-        tell_port(p, &ack, (int32_t)taken);
+        tell_port(p, &ack, taken);
     else
-        tell_path(p, &ack, (int32_t)taken);
+        tell_path(p, &ack, taken);
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

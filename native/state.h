@@ -114,6 +114,7 @@ typedef struct {
     uint32_t tx_received; /* packets that the peer says it has taken */
     uint32_t tx_runs;     /* runs of lost ones that it has counted */
     uint32_t tx_seen;     /* tx_acked when tx_received was told */
+    uint32_t tx_lacks;    /* packets that it had seen later ones of then, and not taken */
     uint64_t probe_ns;    /* when to ask, if the window stays full */
     uint32_t tx_eager;    /* packets of operations for which the peer is not ready */
     lc_out *outs;         /* streams with something to send, the oldest operation first */

@@ -455,6 +455,8 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
 static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payload) {
     lc_op *op = in->slot->op;
     note_arrival(in);
+    if (in->nack_ns && in->state == LC_IN_OPEN && header->round == in->round)
+        in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace); /* it was heard */
     op->report.bytes_received += lc_datagram_bytes(lc_path_from(in), header->length);
     take(in, header, payload);
     if (!in->decoder || !in->decoder->code || in->state == LC_IN_SETTLED)

@@ -3,7 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_MIN = 4 * 1500.0;
+static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_PACKETS = 4;
+static const uint32_t PACKET_BYTES = 1500; /* until one has gone */
 static const double START_BURST = 16 * 1500.0;
 static const uint64_t COUNT_NS = 100000u;     /* ranks are counted so often */
 static const uint64_t BUSY_NS = 1000000u;     /* who had something to send is taken to have more */
@@ -207,12 +208,19 @@ static void set_gate(lc_uplink *u, uint64_t now) {
         lc_rate_init(&u->gate, 0, now);
         return;
     }
-    double burst = rate * RUN_S;
-    lc_rate_set(&u->gate, rate, burst > BURST_MIN ? burst : BURST_MIN, now);
+    double burst = rate * RUN_S, least = BURST_PACKETS * u->packet_bytes;
+    lc_rate_set(&u->gate, rate, burst > least ? burst : least, now);
+}
+
+/* A gate that holds less than a packet would never open. */
+static void make_room_for(lc_uplink *u, uint32_t packet_bytes) {
+    u->packet_bytes = packet_bytes;
+    if (u->gate.burst_bytes < BURST_PACKETS * packet_bytes)
+        u->gate.burst_bytes = BURST_PACKETS * packet_bytes;
 }
 
 void lc_uplink_init(lc_uplink *u, uint64_t now) {
-    *u = (lc_uplink){.busy = 1};
+    *u = (lc_uplink){.busy = 1, .packet_bytes = PACKET_BYTES};
     lc_port_init(&u->law, now);
     lc_rate_init(&u->gate, u->law.allowed, now);
     u->gate.tokens = u->gate.burst_bytes = START_BURST;
@@ -239,6 +247,8 @@ static void note_queue(lc_uplink *u, const lc_port_ack *ack) {
     u->low_at_ns = ack->now;
     if (ack->queue_ns >= 0 && ack->queue_ns < u->low_ns)
         u->low_ns = ack->queue_ns;
+    if (led < 0) /* told by a thread that has read its clock later */
+        led = 0;
     if (led < u->low_ns)
         u->low_ns = led;
 }
@@ -295,6 +305,8 @@ uint32_t lc_uplink_room(lc_uplink *u, uint64_t now, uint32_t want, uint32_t pack
                         uint32_t n_paths) {
     if (u->gate.bytes_per_s <= 0)
         return want;
+    if (u->packet_bytes < packet_bytes)
+        make_room_for(u, packet_bytes);
     if (u->own)
         be_busy(u, now, packet_bytes);
     double run = u->gate.bytes_per_s * RUN_S / (packet_bytes * (n_paths ? n_paths : 1));
@@ -310,6 +322,9 @@ uint32_t lc_uplink_room(lc_uplink *u, uint64_t now, uint32_t want, uint32_t pack
 
 void lc_uplink_spend(lc_uplink *u, uint64_t now, double bytes) {
     lc_rate_spend(&u->gate, now, 1, (uint32_t)bytes);
+    /* Control goes ahead of its turn, and data must not wait for ever for what it has spent. */
+    if (u->gate.tokens < -u->gate.burst_bytes)
+        u->gate.tokens = -u->gate.burst_bytes;
     u->spent += bytes;
 }
 

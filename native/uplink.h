@@ -43,9 +43,9 @@ typedef struct {
     uint64_t known_ns;   /* then */
     int64_t low_ns;      /* the least queue of the latest packets, of whatever rank */
     uint64_t low_at_ns;
-    uint32_t busy;       /* ranks that have something to send, this one among them, */
-    uint64_t counted_ns; /* as of then */
-    uint32_t packet_bytes;
+    uint32_t busy;             /* ranks that have something to send, this one among them, */
+    uint64_t counted_ns;       /* as of then */
+    uint32_t packet_bytes;     /* of the largest that has gone */
     double moved, taken, sent; /* told, ever */
     double spent;              /* bytes that left since, */
     int held;                  /* and whether packets waited */

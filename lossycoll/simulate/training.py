@@ -27,8 +27,8 @@ FORWARD: Final = 1 / 3
 """Share of a micro-batch's time: a backward pass takes twice as long."""
 FIRST_BUCKET: Final = 1 << 20
 """DDP's first bucket; the next have 25 MiB, so the last layers' gradients go first."""
-PERIOD: Final = 64
-"""Slices of the parameters that DriftBound sends, one after each step."""
+PERIOD: Final = 16
+"""Slices of the parameters that DriftBound sends, one after each step: its own default."""
 
 
 class Part(NamedTuple):

@@ -102,6 +102,14 @@ static void took_too_much(world *w, lc_record *r) {
     r->d = 2 * (uint64_t)r->a;
 }
 
+static void took_millions(world *w, lc_record *r) {
+    r->d += (uint64_t)(uint32_t)(w->lies << 20);
+}
+
+static void gave_back_millions(world *w, lc_record *r) {
+    r->d -= (uint64_t)(uint32_t)(w->lies << 20);
+}
+
 static void echoes_nothing(world *w, lc_record *r) {
     (void)w;
     r->c = 0;
@@ -203,6 +211,8 @@ static const lie lies[] = {
     {"says that all is lost", .ack = took_none, .most_ms = 3000},
     {"says that half is lost", .ack = took_half, .most_ms = 1000},
     {"says that more came", .ack = took_too_much, .most_ms = 500},
+    {"says that millions came", .ack = took_millions, .most_ms = 500},
+    {"says that millions didn't come", .ack = gave_back_millions, .most_ms = 3000},
     {"echoes no time", .ack = echoes_nothing, .most_ms = 500},
     {"echoes the time of half a minute ago", .ack = echoes_old_times},
     {"echoes the time of the future", .ack = echoes_the_future, .most_ms = 500},
@@ -390,6 +400,12 @@ static void test_lie(const lie *lie, int paces_port, int reliable) {
         make_call(&w, &c, data, reliable);
         if (!check_call(&w, &c, data, paces_port))
             break;
+    }
+    for (uint16_t i = 0; i < LIAR; i++) {
+        const lc_port *law = &w.v.host[i]->interfaces[0].uplink.law;
+        CHECK_AT(law->rate >= 0 && law->rate < 4 * PORT_BYTES_S && law->allowed >= 0,
+                 "%s, port %d: rank %u takes its port for one of %.3g bytes/s", lie->name,
+                 paces_port, i, law->rate);
     }
     int lies = lie->ack || lie->header || lie->stamp || lie->late_ns;
     CHECK_AT(lies ? w.lies >= 100 : w.lies == 0, "%s: told %u times", lie->name, w.lies);

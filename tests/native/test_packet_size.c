@@ -1,6 +1,9 @@
 /* Packets that a path doesn't carry: what it carries is found out, follows when it changes, and
  * costs little. What would mislead it does bounded harm. In virtual time. */
+#include <stdlib.h>
+
 #include "check.h"
+#include "pieces.h"
 #include "slow_links.h"
 #include "state.h"
 
@@ -502,6 +505,32 @@ static void test_without(void) {
     close_run(r);
 }
 
+/* Numbers of packets wrap; a piece that is left from before they did is given up like any other. */
+static void test_pieces_after_half_of_all_numbers(void) {
+    enum { TOTAL = LC_HEADER_BYTES + 1000, HALF = TOTAL / 2 };
+    static const uint8_t payload[HALF];
+    const uint32_t later[] = {16, 1u << 20, 1u << 31, 0xC0000000u};
+    for (int i = 0; i < 4; i++) {
+        lc_pieces *pieces = lc_pieces_make(TOTAL);
+        lc_header h = {.op = TOTAL, .count = 2, .length = HALF, .link_seq = 5};
+        uint32_t n = 0;
+        if (!CHECK(pieces))
+            return;
+        CHECK(!lc_pieces_take(pieces, &h, payload, &n));
+        h.link_seq += later[i];
+        CHECK(!lc_pieces_take(pieces, &h, payload, &n));
+        lc_header late = h;
+        late.link_seq -= 16;
+        late.slot = 1;
+        late.packet = HALF;
+        CHECK(!lc_pieces_take(pieces, &late, payload, &n)); /* of one that was given up */
+        h.slot = 1;
+        h.packet = HALF;
+        CHECK_AT(lc_pieces_take(pieces, &h, payload, &n) && n == TOTAL, "%u later", later[i]);
+        free(pieces);
+    }
+}
+
 /* -sample: some of it. */
 int main(int argc, char **argv) {
     int sample = check_samples(argc, argv);
@@ -523,5 +552,6 @@ int main(int argc, char **argv) {
     test_a_dead_link(sample);
     test_a_path_that_is_silent_at_first();
     test_without();
+    test_pieces_after_half_of_all_numbers();
     return check_result("test_packet_size");
 }

@@ -158,6 +158,25 @@ static void test_calls(void) {
     CHECK_AT(u.port.law.rate > 0.9 * right, "%.2f of the rate", u.port.law.rate / right);
 }
 
+/* A short outage doesn't cost calls that are shorter than any test their rate for ever. */
+static void test_an_outage_between_short_calls(void) {
+    uplink u = begin(100);
+    pass(&u, 2);
+    u.on_ns = 25 * STEP_NS;
+    u.off_ns = 75 * STEP_NS;
+    pass(&u, 3);
+    pass(&u, 5);
+    double before = u.taken;
+    u.loss = 0.7;
+    pass(&u, 0.5);
+    CHECK(u.moved > 2 * u.taken);
+    u.loss = 0;
+    pass(&u, 10);
+    pass(&u, 5);
+    CHECK_AT(!u.port.law.overrun.testing || u.port.law.overrun.again, "it still tests");
+    CHECK_AT(u.taken > 0.9 * before, "%.2f of before", u.taken / before);
+}
+
 /* Paths that hold themselves back leave the port's rate as it is: when they no longer do, it sends
  * no more than before. */
 static void test_slow_paths(void) {
@@ -263,10 +282,27 @@ static void test_two_windows(void) {
     CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
 }
 
+/* Loss that is known, be it from another rank, is tested again seldom, and ever more so. */
+static void test_patience(void) {
+    lc_overrun o = {.lost = 0.1};
+    uint64_t now = 1000000000u;
+    int tests = 0, last = -1;
+    for (int i = 0; i < 400; i++) {
+        if (window(&o, &now, 2000, 0.1) != LC_OVERRUN_TEST)
+            continue;
+        CHECK_AT(i - last >= 8, "%d windows", i - last);
+        last = i;
+        tests++;
+        now += 25000000;
+        CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_RANDOM);
+    }
+    CHECK_AT(tests >= 3 && tests < 10, "%d tests", tests);
+}
+
 /* A path that has the port for itself sends at 1.5 times what the network lets through, unless it
  * is bounded. Returns its rate after some seconds, as a share of that. */
-static double alone(double carries, double lost) {
-    uint64_t now = 1000000000u, rtt = (uint64_t)RTT_STEPS * STEP_NS;
+static double alone(double carries, double lost, uint64_t rtt) {
+    uint64_t now = 1000000000u;
     double law = 15e6, rate = law;
     lc_uplink p;
     lc_uplink_init(&p, now);
@@ -288,10 +324,14 @@ static double alone(double carries, double lost) {
 }
 
 static void test_alone(void) {
-    double policed = alone(10e6, 0), random = alone(15e6, 0.05), clean = alone(15e6, 0);
-    CHECK_AT(policed > 0.88 && policed < 1.12, "%.2f", policed);
-    CHECK_AT(random > 0.99, "%.2f", random);
-    CHECK_AT(clean > 0.99, "%.2f", clean);
+    /* One of them lies below the time between two acknowledgements. */
+    for (uint64_t rtt = (uint64_t)RTT_STEPS * STEP_NS; rtt > 100000; rtt /= 8) {
+        double policed = alone(10e6, 0, rtt), random = alone(15e6, 0.05, rtt);
+        double clean = alone(15e6, 0, rtt);
+        CHECK_AT(policed > 0.88 && policed < 1.12, "%.2f", policed);
+        CHECK_AT(random > 0.99, "%.2f", random);
+        CHECK_AT(clean > 0.99, "%.2f", clean);
+    }
 }
 
 int main(void) {
@@ -307,5 +347,7 @@ int main(void) {
     test_delays_that_wander();
     test_random_loss_that_ends();
     test_two_windows();
+    test_an_outage_between_short_calls();
+    test_patience();
     return check_result("test_port");
 }

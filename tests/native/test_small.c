@@ -131,13 +131,10 @@ static uint64_t take_turns(job *j, uint16_t rank) {
     return virtual_wakes(&j->v, rank);
 }
 
-/* Two groups of the same processes send calls that bear the same numbers, ahead of their
- * receiver's: what waits there is told apart by its group. */
-static void test_ahead_of_two_groups(void) {
-    static job of[2];
+static void open_two(job of[2]) {
     const kind how = {.ranks = 2, .what = COPIES};
     lc_failure failure;
-    lc_report report;
+    memset(of, 0, 2 * sizeof *of);
     of[0].how = of[1].how = how;
     open_job(&of[0]);
     of[1].v = of[0].v;
@@ -149,6 +146,21 @@ static void test_ahead_of_two_groups(void) {
     for (int i = 0; i < 4; i++) /* after one call, ranks know how much may go ahead */
         submit(&of[i & 1], i < 2);
     virtual_go_on(&of[0].v, MS);
+}
+
+static void close_two(job of[2]) {
+    for (uint16_t rank = 0; rank < 2; rank++)
+        lc_group_close(of[1].v.group[rank]);
+    virtual_close(&of[0].v);
+}
+
+/* Two groups of the same processes send calls that bear the same numbers, ahead of their
+ * receiver's: what waits there is told apart by its group. */
+static void test_ahead_of_two_groups(void) {
+    static job of[2];
+    lc_failure failure;
+    lc_report report;
+    open_two(of);
     for (int i = 0; i < 2; i++)
         submit(&of[i], 0);
     virtual_go_on(&of[0].v, MS);
@@ -163,9 +175,24 @@ static void test_ahead_of_two_groups(void) {
         CHECK(lc_group_result(of[i].v.group[1], of[i].ticket[1], &report, &failure) == LC_OK);
         check_value(&of[i], 1, &report);
     }
-    for (uint16_t rank = 0; rank < how.ranks; rank++)
-        lc_group_close(of[1].v.group[rank]);
-    virtual_close(&of[0].v);
+    close_two(of);
+}
+
+/* A group that has failed, and isn't closed yet, keeps nothing that others have room for. */
+static void test_failed_group(void) {
+    static job of[2];
+    open_two(of);
+    const lc_path *path = of[0].v.group[1]->members[0].path;
+    submit(&of[0], 0);
+    virtual_go_on(&of[0].v, MS);
+    CHECK(path->waiting.n == 1);
+    lc_group_abort(of[0].v.group[1], LC_E_ABORTED, -1);
+    virtual_go_on(&of[0].v, MS);
+    CHECK(path->waiting.n == 0);
+    submit(&of[0], 0); /* the sender doesn't know of it */
+    virtual_go_on(&of[0].v, MS);
+    CHECK(path->waiting.n == 0);
+    close_two(of);
 }
 
 static int all_ended(const job *j) {
@@ -340,6 +367,7 @@ static void test_memory(void) {
 int main(void) {
     test_memory();
     test_ahead_of_two_groups();
+    test_failed_group();
     for (enum what what = COPIES; what <= ROOT; what++)
         test_flipped_bits((kind){RANKS, what, what == SEGMENTS, 0});
     test_stopped_peer(0);

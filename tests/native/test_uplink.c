@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "lossycoll.h"
 #include "uplink.h"
 
 enum { RANKS = 4, PACKET = 1452, STEP_NS = 1000000, RTT_STEPS = 20, MOST = 10000 };
@@ -232,6 +233,45 @@ static void test_nonsense(void) {
     }
 }
 
+/* However large a packet is, and however little the ranks of a host may send, all of them go on. */
+static void test_large_packets(void) {
+    static const uint32_t packets[] = {PACKET, 8960, 24000, LC_SHARED_PAYLOAD};
+    for (size_t i = 0; i < sizeof packets / sizeof *packets; i++) {
+        begin(&h, RANKS);
+        double sent[RANKS] = {0};
+        for (int ms = 0; ms < 20000; ms++, h.now += STEP_NS)
+            for (int k = 0; k < RANKS; k++) {
+                lc_uplink *u = &h.ranks[k].uplink;
+                const lc_port_ack ack = {.now = h.now,
+                                         .sent_ns = h.now - 300 * STEP_NS,
+                                         .rtt_ns = 300 * STEP_NS,
+                                         .moved = ms % 300 ? 0 : packets[i],
+                                         .taken = ms % 300 ? 0 : packets[i],
+                                         .packet = packets[i]};
+                if (ms % 10 == 0)
+                    lc_uplink_acked(u, &ack);
+                if (!lc_uplink_room(u, h.now, 1, packets[i], 2))
+                    continue;
+                lc_uplink_spend(u, h.now, packets[i]);
+                sent[k] += packets[i];
+            }
+        for (int k = 0; k < RANKS; k++)
+            CHECK_AT(sent[k] >= 10.0 * packets[i], "rank %d sent %.0f packets of %u", k,
+                     sent[k] / packets[i], packets[i]);
+    }
+}
+
+/* What goes ahead of its turn holds data up, but not for longer than a burst takes. */
+static void test_debts(void) {
+    begin(&h, 2);
+    pass(&h, 2);
+    lc_uplink *u = &h.ranks[0].uplink;
+    for (int i = 0; i < MOST; i++)
+        lc_uplink_spend(u, h.now, PACKET);
+    uint64_t wait = lc_uplink_delay(u, h.now, PACKET);
+    CHECK_AT(wait > 0 && wait < 50 * STEP_NS, "%.3f s", (double)wait * 1e-9);
+}
+
 /* ---- ranks as threads ---- */
 
 static atomic_int goes_on;
@@ -278,6 +318,8 @@ int main(void) {
     test_dead_leader();
     test_others();
     test_nonsense();
+    test_large_packets();
+    test_debts();
     test_threads();
     return check_result("test_uplink");
 }

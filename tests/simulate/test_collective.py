@@ -55,6 +55,15 @@ def test_two_hosts_lose_nothing_and_take_no_less_than_their_ports_do() -> None:
     assert "200 Mbit/s" in found.bound
 
 
+def test_large_packets_leave_a_port_that_may_send_little() -> None:
+    """A rate's burst is one of packets, however large they are."""
+    far = replace(with_link(delay_ms=100), mtu=9000)
+    found = simulate_collective(far, 2 * MIB, hosts=3, ranks_per_host=8, calls=3)
+    assert not found.failed
+    assert found.missing == 0
+    assert max(call.seconds for call in found.calls) < 5
+
+
 def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
     lossy = with_link(loss=0.05)
     first, again = (simulate_collective(lossy, MIB, hosts=3) for _ in range(2))

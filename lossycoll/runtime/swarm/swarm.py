@@ -24,7 +24,7 @@ from lossycoll.runtime.net.interfaces import choose
 
 from .directory import FIRST_GRACE
 from .directory_list import LOOPBACK, Begin
-from .member import SwarmMember
+from .member import ASK_SECONDS, SwarmMember
 from .server import DirectoryServer, Ports, bound_to
 from .service import Owner
 from .valkey_relay import ValkeyRelay
@@ -278,7 +278,8 @@ class Swarm:
             self.member.wait_for(peers, timeout)
             return
         end = time.monotonic() + timeout
-        while len(found := self.peers(max(POLL_SECONDS, end - time.monotonic()))) < peers:
+        # A directory that is busy isn't one that doesn't answer.
+        while len(found := self.peers(max(ASK_SECONDS, end - time.monotonic()))) < peers:
             if time.monotonic() >= end:
                 raise RendezvousError(
                     f"peer {self.name!r}: {len(found)} peers after {timeout:g} s, wanted {peers}: "

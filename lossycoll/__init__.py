@@ -1,11 +1,13 @@
 """Collectives for PyTorch that lose packets on purpose and stay correct.
 
 ``torch.distributed.init_process_group(backend="lossy")`` needs no import of this package; what is
-here is for scopes, options and figures. Nothing heavy is imported until it is used.
+here is for scopes, options and figures. Nothing heavy is imported until it is used. An import after
+torch's registers the backend where torch doesn't load its entry point.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -260,3 +262,18 @@ def debug_handlers() -> list[Any]:
             f"jinja2, tabulate, and aiohttp or requests"
         ) from None
     return handlers()
+
+
+def _make_known() -> None:
+    """Registers the backend if torch was imported without it. While torch imports this package, it
+    is about to call the entry point."""
+    torch = sys.modules.get("torch")
+    spec = getattr(torch, "__spec__", None)
+    if spec is None or getattr(spec, "_initializing", False):
+        return
+    from ._autoload import make_known
+
+    make_known()
+
+
+_make_known()

@@ -32,6 +32,12 @@ def _create(backend_options: Any, pg_options: object) -> Any:
 
 
 def register() -> None:
+    """Entry point of torch's import: makes the name known, and replaces gloo if it is to."""
+    make_known()
+    _replace()
+
+
+def make_known() -> None:
     """Makes the name known to torch.distributed; the backend is imported when a group is made."""
     try:
         import torch.distributed as dist
@@ -41,10 +47,7 @@ def register() -> None:
                 "lossy", _create, extended_api=True, devices=["cpu", "cuda"]
             )
     except Exception as error:
-        import warnings
-
-        warnings.warn(f"lossycoll: the backend is not registered: {error!r}", stacklevel=2)
-    _replace()
+        _warn(f"lossycoll: the backend is not registered: {error!r}")
 
 
 def _replace() -> None:
@@ -61,6 +64,16 @@ def _replace() -> None:
 
         start()
     except Exception as error:
-        import warnings
+        _warn(f"lossycoll: LOSSYCOLL_REPLACE replaces nothing: {error}")
 
-        warnings.warn(f"lossycoll: LOSSYCOLL_REPLACE replaces nothing: {error}", stacklevel=3)
+
+def _warn(text: str) -> None:
+    import contextlib
+    import sys
+    import warnings
+
+    try:
+        warnings.warn(text, stacklevel=4)
+    except Exception:  # warnings are errors here (-W error), which torch's import wouldn't survive
+        with contextlib.suppress(Exception):
+            print(text, file=sys.stderr)

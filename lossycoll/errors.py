@@ -148,6 +148,26 @@ def no_udp_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> 
     )
 
 
+def no_listener(
+    rank: int, world: int, address: str, ports: tuple[int, int], cause: OSError
+) -> EngineError:
+    """The error for a process that can't listen at ``address``, for another reason than that all
+    of its ``ports`` (first, last; 0: any) are taken."""
+    where = f"rank {rank}/{world}: can't listen for TCP at {address}"
+    if ports[0]:
+        where += f" in {_range(ports)}"
+    number = cause.errno or 0
+    if number == errno.EADDRNOTAVAIL:
+        remedy = "see `ip address`, or set LOSSYCOLL_INTERFACE to an address that this host has"
+    elif number == errno.EADDRINUSE:
+        remedy = "widen sysctl net.ipv4.ip_local_port_range, or set LOSSYCOLL_PORT_RANGE"
+    elif number == errno.EACCES and ports[0]:
+        remedy = "ports from 1024 on need no rights: raise LOSSYCOLL_PORT_RANGE"
+    else:
+        remedy = "see `ip address` and what this process may do (seccomp, SELinux, ulimit -a)"
+    return EngineError(f"{where}: {cause.strerror or cause}; {remedy}", errno=number)
+
+
 class LabError(LossyError):
     """The laboratory of bad networks can't be made, or broke."""
 

@@ -22,7 +22,7 @@ from lossycoll.runtime.world.messages import View
 from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options
 from .meeting import HealthListener
-from .worlds import Parent, World
+from .worlds import Parent, World, written_in
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _own_host(options: Options, pg_options: object, world: World) -> dict[str, A
     What is written for this group counts also where it is the world's already: on other ranks,
     whose environments differ, it may not be.
     """
-    written: Any = pg_options.given if isinstance(pg_options, Options) else pg_options or ()
+    written = written_in(pg_options)
     return {
         name: getattr(options, name)
         for name, of_world in zip(HOST_OPTIONS, world.host.options, strict=True)

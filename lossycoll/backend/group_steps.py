@@ -85,7 +85,7 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
 def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
     """The options of a group whose ranks may meet in one of ``worlds``. ``sealed``: what it sends
     will be."""
-    options = with_liveness_of(Options.resolve(pg_options), worlds)
+    options = with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
     check_links(options, spec.size)
     logfmt.show(options)
     return options

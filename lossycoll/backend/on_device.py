@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import DeviceError, Lane, Layer
-from lossycoll.devices.registry import Device, abandon, device_of
+from lossycoll.devices.registry import CALL_PIECES, Device, abandon, device_of
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -24,7 +24,8 @@ from .tensors import address
 from .work import EngineWork, ManyWork
 
 PIECE_BYTES: Final = 8 << 20
-"""Bytes of a piece of a divided call: enough for the network to be busy meanwhile."""
+"""Bytes of a piece of a divided call: enough for the network to be busy meanwhile. Pieces are a
+multiple of it where there would be more than ``CALL_PIECES``."""
 RANK_BYTES: Final = 1 << 18
 """A rank's share of a piece at least: in streams of few packets more is lost that parity can't
 bring back."""
@@ -76,11 +77,12 @@ class OnDevice:
         except EngineError as error:
             raise DeviceError(str(error), errno=error.errno) from error
         lane = self._lanes.on(device, "calls")
-        device.retirement.wait_for_room(lane)
+        cuts = _cuts(staged.target, endpoint.world) if divides else ()
+        device.retirement.wait_for_room(lane, len(cuts) + 1)
         bounce = self._bounce = Bounce(
             *(device.layer, lane, device.pool, staged.source, staged.target),
             wakers=wakers,
-            cuts=_cuts(staged.target, endpoint.world) if divides else (),
+            cuts=cuts,
             keeps=keeps,
             fills=self._fills(),
             returns_source=self._kind.writes_source,
@@ -188,8 +190,9 @@ class _Settled:
 
 def _cuts(tensor: Tensor, world: int) -> Sequence[int]:
     """Ends of a call's pieces, in elements; alike on all ranks."""
-    each = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
+    least = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
     elements = tensor.numel()
+    each = least * max(1, -(-elements // (least * CALL_PIECES)))
     return range(each, elements - each // 2, each)
 
 

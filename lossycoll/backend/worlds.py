@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -120,15 +120,23 @@ class Worlds:
                 world.release()
 
 
-def with_liveness_of(options: Options, worlds: Sequence[World]) -> Options:
+def written_in(pg_options: object) -> Collection[str]:
+    """Names of the options that are written for this group; the environment's are for all."""
+    if isinstance(pg_options, Options):
+        return pg_options.given
+    return list(pg_options) if isinstance(pg_options, Mapping) else ()
+
+
+def with_liveness_of(options: Options, pg_options: object, worlds: Sequence[World]) -> Options:
     """``options`` of a group whose process belongs to ``worlds`` already. The liveness is the
-    process's: it was read when the world was made."""
+    process's: it was read when the world was made. ``pg_options``: what is written for the
+    group, which mustn't be another one."""
     if not worlds:
         return options
     liveness = worlds[0].plane.liveness
     if options.liveness == liveness:
         return options
-    if options.is_given("liveness") and options.liveness != Options.from_env().liveness:
+    if "liveness" in written_in(pg_options):
         raise OptionError(
             f"option liveness is {options.liveness:g}, but it is the process's, which was made "
             f"with {liveness:g}; leave it out for this group, or set it for the first one"

@@ -29,6 +29,8 @@ SWEEP_SECONDS: Final = 0.002
 LANE_PIECES: Final = 100
 """Pieces of calls of a lane that may be under way: a stream that is given more waits in the driver.
 """
+CALL_PIECES: Final = LANE_PIECES // 2
+"""Pieces of a call, at most, so that a second large one is copied while the first is on its way."""
 
 Entry = tuple[Bounce, Sequence[Operation]]
 
@@ -47,9 +49,10 @@ class Retirement:
         self._stopped = False
         """The interpreter is about to end: nothing is given back any more."""
 
-    def wait_for_room(self, lane: Lane) -> None:
-        """Returns when the lane may be given another call; others have the GIL meanwhile."""
-        while self._under_way[id(lane)] >= LANE_PIECES and not self._stopped:
+    def wait_for_room(self, lane: Lane, pieces: int) -> None:
+        """Returns when the lane may be given a call of so many ``pieces``, ``CALL_PIECES`` at most.
+        Others have the GIL meanwhile."""
+        while self._under_way[id(lane)] + pieces > LANE_PIECES and not self._stopped:
             time.sleep(SWEEP_SECONDS)
 
     def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
@@ -85,7 +88,8 @@ class Retirement:
         for bounce, operations in pending:
             lane = id(bounce.lane)
             if (not bounce.ahead or lane not in stopped) and _ended(bounce, operations):
-                self._under_way[lane] -= len(bounce.pieces)
+                with self._lock:  # callers add to it
+                    self._under_way[lane] -= len(bounce.pieces)
                 continue
             rest.append((bounce, operations))
             if bounce.ahead:

@@ -50,6 +50,10 @@ LEAST_PARITY: Final = 0.002
 LEAST_MISSING: Final = 0.0001
 MOST_PARITY, MOST_TO_MEET = 16, 64
 """Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
+GIVEN: Final = "given"
+"""Key of :meth:`Options.shared` under which a rank says which of these it was given."""
+COUNT_AS_GIVEN: Final = ("delivery", "repair", "fec", "max_missing", "deterministic")
+"""Options of which it counts for calls whether they were set, besides their values."""
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
 
 
@@ -576,5 +580,12 @@ class Options:
         return tuple(name for name in self.disable.split(",") if name)
 
     def shared(self) -> dict[str, Any]:
-        """Return the options that all ranks of a group must agree on, by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if row(entry).agree}
+        """Return what all ranks of a group must agree on.
+
+        Returns:
+            The values of these options by name, and under ``given`` the names of those that were
+            set, as far as calls depend on that.
+        """
+        same = {entry.name: getattr(self, entry.name) for entry in fields(self) if row(entry).agree}
+        same[GIVEN] = " ".join(filter(self.is_given, COUNT_AS_GIVEN))
+        return same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TypeGuard
 
 
@@ -18,4 +19,6 @@ def is_whole(value: object, low: int, high: float = math.inf) -> TypeGuard[int]:
 
 def is_real(value: object, low: float, high: float) -> TypeGuard[float]:
     """Return whether ``value`` is a finite number from ``low`` to ``high``, both included."""
-    return is_number(value) and math.isfinite(value) and low <= value <= high
+    # By comparison alone: an int may be larger than any float.
+    most = sys.float_info.max
+    return is_number(value) and max(low, -most) <= value <= min(high, most)

@@ -186,7 +186,10 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) else value
+    try:
+        return float(value) if isinstance(value, Real) else value
+    except OverflowError:
+        raise ValueError from None  # larger than any float
 
 
 def share(least: float, word: str) -> Values:
@@ -241,7 +244,14 @@ def check(entry: Field[Any], value: Any, what: str) -> Any:
     except (ValueError, TypeError) as error:
         reason = f" ({error})" if str(error) else ""
         allowed = values.wanted.replace("`", "")
-        raise refused(f"{what} is {value!r}, wanted {allowed}{reason}") from None
+        raise refused(f"{what} is {_shown(value)}, wanted {allowed}{reason}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value in an error. Python refuses to write very long numbers out."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def unknown(what: str, name: str, known: list[str]) -> OptionError:

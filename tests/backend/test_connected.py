@@ -113,6 +113,11 @@ DIFFERENT: dict[str, tuple[Callable[[int], tuple[Any, Any]], tuple[str, ...], li
         ("option lossy_min_bytes is ", "20 on rank 1", "16384 on rank ", "set LOSSYCOLL_LOSSY_"),
         ["RendezvousError"] * 3,
     ),
+    "a default that is set": (
+        lambda rank: (None, {"repair": 0} if rank == 1 else None),
+        ("option repair is ", "0 on rank 1", "not set on rank ", "set LOSSYCOLL_REPAIR or pg_opt"),
+        ["RendezvousError"] * 3,
+    ),
     "members": (
         lambda rank: ([0, 1] if rank == 0 else [0, 1, 2], None),
         ("the group is of ranks 0, 1, 2 on rank ", " but of ranks 0, 1 on rank 0 (of the job)"),

@@ -418,6 +418,7 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "variable": ({"LOSSYCOLL_INJCET": "x"}, "OptionError", "did you mean LOSSYCOLL_INJECT?"),
     "differs": ({"repair": 2}, "RendezvousError", "option repair is 2 on rank 1 but 0 on rank 0"),
+    "set": ({"repair": 0}, "RendezvousError", "option repair is 0 on rank 1 but not set on rank 0"),
     "version": (
         {"version": 1},
         "RendezvousError",

@@ -459,6 +459,31 @@ def test_the_collector_does_not_walk_torch_while_the_backend_is_imported() -> No
     assert done.stdout.split("\n")[:2] == ["True [] False", "True"]
 
 
+@pytest.mark.parametrize("first", ["torch", "lossycoll"])
+def test_an_import_after_torchs_makes_the_backend_known(first: str) -> None:
+    """Where torch loads no entry points. The option ``replace`` is torch's import's."""
+    code = (
+        f"import {first}, sys\n"
+        "import torch.distributed as d\n"
+        "names = [list(d.Backend._plugins)]\n"
+        "import lossycoll\n"
+        "names.append(list(d.Backend._plugins))\n"
+        "helper = d.distributed_c10d._new_process_group_helper\n"
+        "print(names, hasattr(helper, '__wrapped__'), 'lossycoll.backend' in sys.modules)\n"
+    )
+    env = {
+        **os.environ,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "LOSSYCOLL_REPLACE": "gloo",
+        "PYTHONWARNINGS": "error:lossycoll",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    known = ["LOSSY"] if first == "torch" else []
+    assert done.stdout.strip() == f"[[], {known}] False False", done.stderr
+
+
 def test_the_package_imports_neither_torch_nor_the_engine() -> None:
     code = (
         "import sys, lossycoll\n"

@@ -155,3 +155,9 @@ def test_it_is_off_by_default_and_a_wrong_value_is_told() -> None:
     wrong = _imported(LOSSYCOLL_REPLACE="nccl")
     assert "False" in wrong
     assert "LOSSYCOLL_REPLACE replaces nothing: 'nccl', wanted gloo" in wrong
+
+
+def test_torch_can_be_imported_where_warnings_are_errors() -> None:
+    wrong = _imported(LOSSYCOLL_REPLACE="nccl", PYTHONWARNINGS="error:lossycoll")
+    assert "False" in wrong
+    assert "LOSSYCOLL_REPLACE replaces nothing: 'nccl', wanted gloo" in wrong

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -258,9 +259,20 @@ def test_only_worlds_that_hold_all_members_are_offered_and_held() -> None:
 def test_liveness_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSSYCOLL_LIVENESS", "5")
     first = [world(Plane(25.0), 0, 1)]
-    assert with_liveness_of(Options.resolve(None), []).liveness == 5.0
-    assert with_liveness_of(Options.resolve(None), first).liveness == 25.0
-    assert with_liveness_of(Options.resolve({"repair": 1}), first).repair == 1
-    assert with_liveness_of(Options.resolve({"liveness": 25.0}), first).liveness == 25.0
-    with pytest.raises(OptionError, match="liveness is 7, but it is the process's"):
-        with_liveness_of(Options.resolve({"liveness": 7.0}), first)
+
+    def found(pg_options: object, worlds: Sequence[World] = first) -> Options:
+        return with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
+
+    assert found(None, []).liveness == 5.0
+    assert found(None).liveness == 25.0
+    assert found({"repair": 1}).repair == 1
+    assert found({"liveness": 25.0}).liveness == 25.0
+    # Also where it is the environment's, or, below, the default.
+    for asked in ({"liveness": 7.0}, {"liveness": 5.0}, Options(liveness=5.0)):
+        with pytest.raises(OptionError, match=r"liveness is [57], but it is the process's"):
+            found(asked)
+    monkeypatch.delenv("LOSSYCOLL_LIVENESS")
+    assert found(Options(repair=1)).liveness == 25.0
+    for asked in ({"liveness": 10.0}, Options(liveness=10.0)):
+        with pytest.raises(OptionError, match="liveness is 10, but it is the process's"):
+            found(asked)

@@ -6,10 +6,12 @@ import ctypes
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
 
+from lossycoll.backend import on_device
 from lossycoll.devices import registry
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import DeviceError, HostMemory
@@ -209,6 +211,63 @@ def test_a_retired_call_is_released_without_anybody_waiting() -> None:
         device.retirement.add(way, ())
         until(lambda way=way: way.is_released, "the memory is given back")
     assert device.pool.pieces == 1
+
+
+def test_a_large_call_leaves_room_for_another_in_its_lane() -> None:
+    for mib, world, pieces in [
+        (12, 2, 1),
+        (13, 2, 2),
+        (400, 2, 50),
+        (401, 2, 25),
+        (1024, 2, 43),
+        (1024, 64, 32),
+        (1 << 20, 2, 50),
+    ]:
+        tensor = torch.empty(mib << 18, device="meta")
+        cuts = on_device._cuts(tensor, world)
+        assert len(cuts) + 1 == pieces, (mib, world)
+        assert pieces <= registry.CALL_PIECES <= registry.LANE_PIECES / 2
+    for elements in range(1, 5000, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(on_device, "PIECE_BYTES", 64)
+            patch.setattr(on_device, "RANK_BYTES", 4)
+            cuts = on_device._cuts(torch.empty(elements, device="meta"), 3)
+        assert len(cuts) < registry.CALL_PIECES
+        assert list(cuts) == sorted(set(cuts))
+        assert all(0 < cut < elements for cut in cuts)
+
+
+def test_a_call_waits_until_all_of_its_pieces_have_room() -> None:
+    retirement, lane = registry.Retirement(), FakeLayer(waits_by_stream=False).new_lane()
+    retirement._under_way[id(lane)] = registry.LANE_PIECES - 10
+    retirement.wait_for_room(lane, 10)
+    waiting = threading.Thread(target=retirement.wait_for_room, args=(lane, 11))
+    waiting.start()
+    time.sleep(0.05)
+    assert waiting.is_alive()
+    retirement._under_way[id(lane)] -= 1
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_what_is_under_way_is_counted_under_the_lock() -> None:
+    """Threads that make calls count up, the device's thread counts down."""
+    device = Device(FakeLayer(waits_by_stream=False))
+    retirement, held = device.retirement, []
+
+    class Watched(Counter[int]):
+        def __setitem__(self, key: int, value: int) -> None:
+            held.append(retirement._lock.locked())
+            super().__setitem__(key, value)
+
+    retirement._under_way = Watched()
+    tensor = torch.ones(3)
+    way = Bounce(device.layer, device.take_lane(), device.pool, tensor, tensor)
+    way.fill()
+    retirement.add(way, ())
+    until(lambda: len(held) == 2, "the call is over")
+    assert held == [True, True]
+    assert list(retirement._under_way.values()) == [0]
 
 
 def test_lanes_are_used_again_by_other_groups() -> None:

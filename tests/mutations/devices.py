@@ -87,6 +87,13 @@ DEVICES = (
         f"{BOUNCE}::test_lanes_are_used_again_by_other_groups",
     ),
     mutation(
+        "a call with more pieces than its lane takes",
+        "lossycoll/backend/on_device.py",
+        "least * max(1, -(-elements // (least * CALL_PIECES)))",
+        "least",
+        f"{BOUNCE}::test_a_large_call_leaves_room_for_another_in_its_lane",
+    ),
+    mutation(
         "tensors of another backend's device",
         "lossycoll/backend/devices.py",
         'if of == device and backend not in ("", "lossy"):',

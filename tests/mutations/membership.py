@@ -14,6 +14,13 @@ MEMBERSHIP = (
         "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
     ),
     mutation(
+        "an option that is set on one rank alone",
+        "lossycoll/options/fields.py",
+        "filter(self.is_given, COUNT_AS_GIVEN)",
+        'filter(self.is_given, ("delivery",))',
+        "tests/runtime/world/test_compared.py::test_definitions_differ_by_what_is_set",
+    ),
+    mutation(
         "a rank that can't make its group keeps silent",
         "lossycoll/backend/group_steps.py",
         "    undo.push(tell)",

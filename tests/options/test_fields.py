@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,15 @@ def test_a_value_comes_from_the_environment_or_from_the_user(
 def test_a_share_may_be_percent(name: str, text: str, value: float) -> None:
     assert getattr(Options.from_env({variable(name): text}), name) == value
     assert getattr(Options(**{name: text}), name) == value
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000), Fraction(10**400), 1e400], ids=type)
+def test_a_number_that_no_float_can_be_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match=r"option pace is .*, wanted 0 to 1e\+12 bytes/s"):
+        Options(pace=value)
+    for name in ("max_missing", "repair"):
+        with pytest.raises(OptionError, match=f"option {name} is "):
+            Options(**{name: value})
 
 
 @pytest.mark.parametrize("text", ["%", "1%%", "101%", "-1%", "nan%"])

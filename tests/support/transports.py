@@ -25,7 +25,6 @@ Frame: TypeAlias = tuple[int, bytes]
 def listening(keys: Keys | None = None, **rest: object) -> tuple[Transport, Address]:
     made = Transport(keys, **rest)  # type: ignore[arg-type]
     end = listener(HERE, (0, 0), 64)
-    assert end is not None
     place = HERE, int(end.getsockname()[1])
     made.listen(end)
     return made, place

@@ -151,7 +151,7 @@ def entry_point() -> list[Finding]:
         return [Finding("entry point", Severity.FAIL, "none in group torch.backends", advice)]
     advice = "torch did not load the entry point"
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll in the script"
+        advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll after torch"
     known = dist.is_available() and dist.is_backend_available("lossy")
     found = f"{installed[0]}; backend lossy is {'known' if known else 'unknown'} to torch"
     return [good_if(known, "entry point", found, Severity.FAIL, advice)]

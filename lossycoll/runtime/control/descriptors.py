@@ -25,11 +25,12 @@ Ends: TypeAlias = tuple[Any, Any]
 """The addresses of both ends of a connection, this one's first."""
 
 
-def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socket | None:
-    """A TCP socket that listens; None: no port is free. ``ports``: the first and the last that may
-    be taken; 0: any. ``backlog``: connections that may wait to be taken."""
+def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socket:
+    """A TCP socket that listens. ``ports``: the first and the last that may be taken; 0: any.
+    ``backlog``: connections that may wait to be taken. OSError: why the last port can't be had."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     first, last = ports
+    failure = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     for port in range(first, last + 1):
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -37,12 +38,13 @@ def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socke
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             made.bind((address, port))
             made.listen(backlog)
-        except OSError:
+        except OSError as error:
             made.close()
+            failure = error
             continue
         made.setblocking(False)
         return made
-    return None
+    raise failure
 
 
 def _looked_at(fd: int) -> socket.socket:

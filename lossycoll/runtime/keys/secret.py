@@ -68,7 +68,8 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
     set."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
-        return _checked(environ[VARIABLE].encode(errors="surrogateescape"), VARIABLE)
+        # Its bytes, as a file's: in another locale they would be another text.
+        return _checked(os.fsencode(environ[VARIABLE]), VARIABLE)
     if FILE_VARIABLE in environ:
         path = environ[FILE_VARIABLE]
         return _checked(_read(path), f"{FILE_VARIABLE} ({path})")

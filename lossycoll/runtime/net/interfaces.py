@@ -6,6 +6,7 @@ import array
 import contextlib
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ NO_LIMIT: Final = 2**31 - 1
 IFREQ: Final = struct.Struct("16s16s8x")
 """struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
 MAX_ADDRESSES: Final = 1024
+IPV6_ADDRESSES: Final = Path("/proc/net/if_inet6")
 IFF_UP, IFF_RUNNING = 0x1, 0x40
 
 
@@ -53,7 +55,7 @@ class Interface:
 
 def mtu_of(name: str) -> int:
     """MTU of the interface ``name`` in bytes; InterfaceError when there is none of that name."""
-    request = bytearray(IFREQ.pack(name.encode(), b""))
+    request = bytearray(IFREQ.pack(os.fsencode(name), b""))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             fcntl.ioctl(probe, SIOCGIFMTU, request)
@@ -65,9 +67,12 @@ def mtu_of(name: str) -> int:
 def interfaces() -> list[Interface]:
     """All addresses of all interfaces that are up, IPv4 first; link-local IPv6 is left out."""
     found: list[Interface] = []
-    for name, address in [*_ipv4(), *_ipv6()]:
-        with contextlib.suppress(InterfaceError):  # gone since it was listed
-            found.append(Interface(name, address, mtu_of(name)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name, address in [*_ipv4(), *_ipv6()]:
+            # The kernel lists the addresses of those that are down as well.
+            if (_flags(probe, name) or 0) & IFF_UP:
+                with contextlib.suppress(InterfaceError):  # gone since it was listed
+                    found.append(Interface(name, address, mtu_of(name)))
     return found
 
 
@@ -81,22 +86,22 @@ def _ipv4() -> list[tuple[str, str]]:
     out = []
     for name, sockaddr in IFREQ.iter_unpack(room.tobytes()[:used]):
         # An address beside an interface's first may be listed under an alias such as eth0:1.
-        plain = name.rstrip(b"\0").decode().partition(":")[0]
-        out.append((plain, socket.inet_ntoa(sockaddr[4:8])))
+        plain = name.rstrip(b"\0").partition(b":")[0]
+        out.append((os.fsdecode(plain), socket.inet_ntoa(sockaddr[4:8])))
     return out
 
 
 def _ipv6() -> list[tuple[str, str]]:
     try:
-        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+        lines = IPV6_ADDRESSES.read_bytes().splitlines()
     except OSError:  # a kernel without IPv6
         return []
     out = []
     for line in lines:
         digits, _, _, _, _, name = line.split()
-        address = ipaddress.IPv6Address(bytes.fromhex(digits))
+        address = ipaddress.IPv6Address(bytes.fromhex(digits.decode()))
         if not address.is_link_local:
-            out.append((name, str(address)))
+            out.append((os.fsdecode(name), str(address)))
     return out
 
 
@@ -114,7 +119,8 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
     """
     have = interfaces()
     if wanted != "auto":
-        found = [one for one in have if wanted in (one.name, one.address)]
+        address = _plain(wanted)
+        found = [one for one in have if wanted == one.name or address == one.address]
         if not found:
             raise InterfaceError(
                 f"option interface is {wanted!r}, which is neither an interface that is up nor an "
@@ -152,6 +158,14 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
             f"no interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
     return _one_of_each(usable)
+
+
+def _plain(address: str) -> str:
+    """The usual spelling of a numeric address; what is none stays as it is."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address
 
 
 def _one_of_each(found: list[Interface]) -> list[Interface]:
@@ -234,7 +248,7 @@ def why_cut_off(device: str, own: str, far: str) -> str:
 
 def _flags(probe: socket.socket, device: str) -> int | None:
     """What the kernel says of an interface; None: there is none of that name."""
-    request = bytearray(IFREQ.pack(device.encode(), b""))
+    request = bytearray(IFREQ.pack(os.fsencode(device), b""))
     try:
         fcntl.ioctl(probe, SIOCGIFFLAGS, request)
     except OSError:

@@ -12,6 +12,7 @@ thread, but for ``open`` and ``wake``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import socket
 import time
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from lossycoll.errors import no_port
+from lossycoll.errors import no_listener, no_port
 from lossycoll.runtime.control import events as transport_events
 from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.descriptors import listener
@@ -152,10 +153,16 @@ class Connections:
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
         """Listens on a port of ``ports`` (first, last; 0: any), and returns it. RendezvousError:
-        none can be had."""
-        self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
-        if self._listener is None:
-            raise no_port(self._rank, self._world, address, ports)
+        all are taken. EngineError: none can be had for another reason."""
+        where = self._rank, self._world, address, ports
+        try:
+            self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and ports[0]:
+                raise no_port(*where) from error
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise no_listener(*where, error) from error
         return int(self._listener.getsockname()[1])
 
     def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:

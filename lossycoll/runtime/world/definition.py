@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from lossycoll.errors import RendezvousError
+from lossycoll.options.fields import GIVEN
 from lossycoll.runtime.core.logfmt import named
 
 
@@ -25,7 +26,7 @@ class Definition:
     members: tuple[int, ...]
     """torch's global rank of each rank of the group."""
     options: Mapping[str, Any]
-    """Those that all ranks must agree on."""
+    """Those that all ranks must agree on: :meth:`Options.shared`."""
     digest: int = field(init=False)
     """64 bits, equal on ranks whose members and options are."""
 
@@ -51,14 +52,24 @@ def difference(one: Definition, other: Definition) -> str:
 def differing_option(
     rank: int, wanted: Mapping[str, Any], other: int, found: Mapping[str, Any]
 ) -> str:
-    """The first option of two ranks that differs, with both values and what to do; "": none."""
+    """The first option of two ranks that differs, with both values and what to do; "": none. Of
+    two equal values one may be set, and the other not."""
     for name, value in wanted.items():
-        if found.get(name) != value:
-            return (
-                f"option {name} is {found.get(name)!r} on rank {other} but {value!r} on rank "
-                f"{rank}; set LOSSYCOLL_{name.upper()} or pg_options alike on all ranks"
-            )
+        if name != GIVEN and found.get(name) != value:
+            return _differs(name, repr(found.get(name)), other, repr(value), rank)
+    set_here, set_there = (str(of.get(GIVEN, "")).split() for of in (wanted, found))
+    for name in sorted(set(set_here).symmetric_difference(set_there)):
+        value = repr(wanted.get(name))
+        here, there = (value if name in names else "not set" for names in (set_here, set_there))
+        return _differs(name, there, other, here, rank)
     return ""
+
+
+def _differs(name: str, found: str, other: int, wanted: str, rank: int) -> str:
+    return (
+        f"option {name} is {found} on rank {other} but {wanted} on rank {rank}; set "
+        f"LOSSYCOLL_{name.upper()} or pg_options alike on all ranks"
+    )
 
 
 def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:

@@ -190,8 +190,9 @@ def test_a_wake_ends_a_wait_and_a_watched_descriptor_is_told() -> None:
 
 
 def test_ipv6() -> None:
-    end = listener("::1", (0, 0), 1)
-    if end is None:
+    try:
+        end = listener("::1", (0, 0), 1)
+    except OSError:
         pytest.skip("no IPv6 here")
     place = "::1", int(end.getsockname()[1])
     with contextlib.closing(Transport()) as server, contextlib.closing(Transport()) as client:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,32 @@ def test_the_variable_goes_before_the_file_and_without_both_there_is_none(tmp_pa
 def test_the_process_s_own_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOSSYCOLL_SECRET", TEXT)
     assert find_secret() == Secret.of(TEXT.encode())
+
+
+def test_a_secret_is_the_same_bytes_in_every_locale(tmp_path: Path) -> None:
+    secret = "a secret of Zürich".encode()
+    made = subprocess.run(
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "latin"],
+        capture_output=True,
+        check=False,
+    ) if shutil.which("localedef") else None  # fmt: skip
+    if made is None or made.returncode:
+        pytest.skip("this system makes no locale")
+    code = (
+        "import sys; from lossycoll.runtime.keys.secret import find_secret;"
+        "print(sys.getfilesystemencoding(), find_secret().root.hex())"
+    )
+    for locale, encoding in (("C.UTF-8", "utf-8"), ("latin", "iso8859-1")):
+        env = os.environb | {
+            b"LOSSYCOLL_SECRET": secret,
+            b"LOCPATH": os.fsencode(tmp_path),
+            b"LC_ALL": locale.encode(),
+            b"PYTHONUTF8": b"0",
+        }
+        there = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert there.stdout.split() == [encoding, Secret.of(secret).root.hex()]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o777])

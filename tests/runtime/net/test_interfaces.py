@@ -9,6 +9,7 @@ import pytest
 
 from lossycoll.errors import InterfaceError
 from lossycoll.runtime.net import interfaces
+from tests.support.new_network import run_in_a_new_network
 
 
 def test_the_interfaces_of_this_machine() -> None:
@@ -64,6 +65,19 @@ def test_an_address_without_a_route_is_no_unknown_name(monkeypatch: pytest.Monke
     monkeypatch.setattr(interfaces, "_routes", lambda host: {})
     with pytest.raises(InterfaceError, match=r"no route to '192\.0\.2\.9'; check the address"):
         interfaces.choose("auto", "192.0.2.9")
+
+
+def test_an_address_may_be_spelled_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [interfaces.Interface("e0", address, 1500) for address in ("10.9.0.1", "fd12::1")]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: both)
+    for wanted in ("fd12::1", "FD12::1", "fd12:0:0:0:0:0:0:1", "fd12::0001"):
+        assert interfaces.choose(wanted, None).address == "fd12::1"
+    with pytest.raises(InterfaceError, match="fd12::2"):
+        interfaces.choose("fd12::2", None)
+
+
+def test_interfaces_that_are_down_or_oddly_named() -> None:
+    run_in_a_new_network("tests.support.odd_interfaces")
 
 
 def test_a_name_stands_for_the_address_of_the_masters_family(

@@ -319,7 +319,6 @@ def test_a_stranger_that_claims_to_be_a_directory(secret: bytes | None, stack: E
     stranger = Transport(swarm_keys(other))
     stack.callback(stranger.close)
     listens = listener("127.0.0.1", (0, 0), 64)
-    assert listens is not None
     where = listens.getsockname()[:2]
     stranger.listen(listens)
     session = parts.old[0].session

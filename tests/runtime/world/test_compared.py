@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.options.fields import Options
+from lossycoll.options.fields import COUNT_AS_GIVEN, GIVEN, Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.world.definition import compare_options, compare_versions
+from lossycoll.runtime.world.definition import (
+    Definition,
+    compare_options,
+    compare_versions,
+    difference,
+)
 from tools.options_table import table
 
 NOT_SHARED = {
@@ -59,6 +64,7 @@ OTHERS: dict[str, Any] = {
     "on_peer_loss": "continue",
 }
 """Values that aren't the defaults."""
+SET = Options(repair=0)
 
 
 def test_versions_whose_packets_differ_refuse_each_other() -> None:
@@ -76,7 +82,8 @@ def test_the_options_that_ranks_compare_are_those_that_the_table_marks() -> None
     names = {entry.name for entry in fields(Options)}
     rows = [row.split(" | ") for row in table().splitlines()[2:]]
     marked = {row[0].strip("| `") for row in rows if row[-2].strip() == "yes"}
-    assert set(Options().shared()) == marked == names - NOT_SHARED == set(OTHERS)
+    assert set(Options().shared()) - {GIVEN} == marked == names - NOT_SHARED == set(OTHERS)
+    assert set(COUNT_AS_GIVEN) < marked
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -90,3 +97,34 @@ def test_a_rank_that_differs_is_refused_by_the_name_of_the_option(name: str) -> 
         assert f"rank {rank}/3: option {name} is {OTHERS[name]!r} on rank 2" in str(caught.value)
         assert f"{usual[name]!r} on rank 0" in str(caught.value)
         assert variable(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", COUNT_AS_GIVEN)
+def test_a_default_that_is_set_on_one_rank_alone_is_refused(name: str) -> None:
+    """Plans depend on it: without ``repair``, ``max_missing`` chooses the rounds."""
+    given = Options.from_env({variable(name): str(getattr(Options(), name))})
+    value = getattr(given, name)
+    compare_options(0, [given.shared(), Options(**{name: value}).shared()])
+    for ranks, said in (
+        ([Options(), given], f"{value!r} on rank 1 but not set on rank 0"),
+        ([given, Options()], f"not set on rank 1 but {value!r} on rank 0"),
+    ):
+        for rank in range(2):
+            with pytest.raises(RendezvousError) as caught:
+                compare_options(rank, [one.shared() for one in ranks])
+            assert f"rank {rank}/2: option {name} is {said}; set {variable(name)} or " in str(
+                caught.value
+            )
+
+
+def test_a_value_that_differs_goes_before_one_that_is_set() -> None:
+    ranks = [Options(repair=0, seed=1).shared(), Options(fec=0, seed=2).shared()]
+    with pytest.raises(RendezvousError, match="option seed is 2 on rank 1 but 1 on rank 0"):
+        compare_options(0, ranks)
+
+
+def test_definitions_differ_by_what_is_set() -> None:
+    one, other = (Definition(r, (4, 7), o.shared()) for r, o in enumerate((Options(), SET)))
+    assert one.digest != other.digest
+    assert difference(one, other) == difference(other, one)
+    assert difference(one, other).startswith("option repair is 0 on rank 1 but not set on rank 0;")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import threading
 import time
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lossycoll.errors import RendezvousError
+from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.runtime.control.events import Closed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
@@ -290,6 +292,38 @@ def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
     text = str(caught.value)
     assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
     assert "each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many" in text
+
+
+@pytest.mark.parametrize(
+    ("address", "ports", "code", "said"),
+    [
+        ("198.51.100.7", (0, 0), errno.EADDRNOTAVAIL, "198.51.100.7: Cannot assign requested"),
+        ("198.51.100.7", (4000, 4003), errno.EADDRNOTAVAIL, " in 4000-4003 (4 ports): Cannot"),
+        ("127.0.0.1", (0, 0), errno.EADDRINUSE, "widen sysctl net.ipv4.ip_local_port_range"),
+        ("127.0.0.1", (700, 701), errno.EACCES, "ports from 1024 on need no rights"),
+        ("127.0.0.1", (0, 0), errno.EPERM, "127.0.0.1: Operation not permitted; see `ip address`"),
+    ],
+)
+def test_a_rank_that_cant_listen_says_why(
+    address: str,
+    ports: tuple[int, int],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bind(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    sockets = Connections(1, 2)
+    try:
+        if code != errno.EADDRNOTAVAIL:  # which is real
+            monkeypatch.setattr(socket.socket, "bind", bind)
+        with pytest.raises(EngineError, match=r"rank 1/2: can't listen for TCP at") as caught:
+            sockets.open(address, ports)
+    finally:
+        sockets.close(0.0)
+    assert said in str(caught.value)
+    assert caught.value.errno == code
 
 
 # ---- sealed ----

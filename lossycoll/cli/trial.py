@@ -262,7 +262,7 @@ def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
         )
     if any(lossless(one) for one in trials):
         out.append(
-            "no packet was dropped, so the table shows nothing of loss: are all gradients smaller "
-            "than lossy_min_bytes, or sent in reliable()?"
+            "no packet was dropped, so the table shows nothing of loss: does the script send so few "
+            "packets, or its gradients by another group?"
         )
     return out

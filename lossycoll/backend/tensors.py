@@ -31,7 +31,7 @@ ENCODED_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 """Dtypes that packets may carry in another form (``wire``); complex64 is two float32. Those of
 :data:`WIDER` may too, as what they widen to, where packets carry few bits."""
 
-_NOTHING: Final = torch.zeros(8)
+_NOTHING: Final = torch.zeros(8, device="cpu")
 
 
 def address(tensor: Tensor) -> int:

@@ -110,7 +110,7 @@ def _places(packets: int) -> torch.Tensor:
     Packets that are d apart are sent the fractional part of 0.618 d of all apart: of all ratios the
     golden one keeps small d farthest apart. ``packets`` is prime, so each place is taken once.
     """
-    return torch.arange(packets) * max(1, round(GOLDEN * packets)) % packets
+    return torch.arange(packets, device="cpu") * max(1, round(GOLDEN * packets)) % packets
 
 
 def _prime_from(least: float) -> int:

@@ -94,6 +94,13 @@ class DelegateBackends:
     def made(self, backend: str) -> Any:
         return self._made.get(backend)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of their calls, also of backends that are made later."""
+        with self._lock:
+            self._timeout = timeout
+            for backend in self._made.values():
+                backend._set_default_timeout(timeout)
+
     def of(self, backend: str, configured: str) -> Any:
         """A backend, which all ranks make at the same call."""
         with self._lock:

@@ -15,9 +15,14 @@ from lossycoll.devices.registry import is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .tensors import nbytes, overlaps_itself
+from .tensors import PLAIN, has_memory, nbytes, overlaps_itself, waits_for_its_result
 
 T = TypeVar("T")
+
+
+class Unawaited(UnsupportedError):
+    """A tensor stands for a result that nobody has waited for. Who makes the call by a method of
+    torch's never sees this: it is made again with the result."""
 
 
 def refusal(where: Where, name: str, what: str) -> UnsupportedError:
@@ -41,6 +46,23 @@ def check_readable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
                 f"with .to_dense() or .dequantize() (all_reduce alone takes torch.sparse_coo as "
                 f"well)"
             )
+        if not has_memory(tensor):
+            raise _without_memory(where, name, tensor)
+
+
+def _without_memory(where: Where, name: str, tensor: Tensor) -> UnsupportedError:
+    kind, error = type(tensor).__name__, UnsupportedError
+    if waits_for_its_result(tensor):
+        error, remedy = Unawaited, "pass what its .wait() returns"
+    elif hasattr(tensor, "to_local"):
+        remedy = "pass its .to_local(), or its .full_tensor() on all ranks of its mesh"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        remedy = "call it outside of vmap, grad and other transforms of torch.func"
+    elif type(tensor) in PLAIN:
+        remedy = "its storage was freed, so make it as large as the tensor before the call"
+    else:
+        remedy = "pass the tensors that it wraps; in FakeTensorMode there is nothing to send"
+    return error(f"{where}: {name} got a {kind} that has no memory of its own; {remedy}")
 
 
 def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:

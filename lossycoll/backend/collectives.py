@@ -92,7 +92,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     splits = s.description.splits
     assert splits is not None
     health, world = s.health, len(splits.send)
-    sent = torch.tensor(splits.send)
+    sent = torch.tensor(splits.send, device="cpu")
     table = sent.new_empty((world, world))
 
     def compare() -> None:

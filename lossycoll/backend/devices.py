@@ -34,6 +34,9 @@ from lossycoll.devices.registry import is_served
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
+from .checks import Unawaited
+from .tensors import awaited, has_memory
+
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
 DELEGATED: Final = (
@@ -94,6 +97,13 @@ class DelegateBackends:
     def made(self, backend: str) -> Any:
         return self._made.get(backend)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of their calls, also of backends that are made later."""
+        with self._lock:
+            self._timeout = timeout
+            for backend in self._made.values():
+                backend._set_default_timeout(timeout)
+
     def of(self, backend: str, configured: str) -> Any:
         """A backend, which all ranks make at the same call."""
         with self._lock:
@@ -137,7 +147,8 @@ class DelegateBackends:
 
 
 def delegating(kind: type) -> None:
-    """Has methods of a process group's class hand calls on that raise :class:`Delegated`."""
+    """Has methods of a process group's class hand calls on that raise :class:`Delegated`, and make
+    those again that raise :class:`Unawaited`, with what their tensors wait for."""
     for name in (*DELEGATED, *NEWER):
         method = getattr(kind, name, None)
         if method is not None:
@@ -149,10 +160,15 @@ def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def served(group: Any, *arguments: Any, **rest: Any) -> Any:
         try:
             return method(group, *arguments, **rest)
+        except Unawaited:
+            call = None
         except Delegated as found:
             call = getattr(found.backend, name, None)
             if call is None:
                 raise
+        if call is None:
+            named = {key: awaited(value) for key, value in rest.items()}
+            return served(group, *awaited(arguments), **named)
         return group._coalescing.add(call(*arguments, **rest))
 
     return served
@@ -204,6 +220,7 @@ class ServedDevices:
             and tensor.layout is torch.strided
             and not tensor.is_quantized
             and tensor.is_contiguous()
+            and has_memory(tensor)
         )
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:

@@ -278,7 +278,7 @@ def _poster(
     their tags are smaller."""
     named = Collective(call.name, torch.uint8, 1)
     named.seq = call.seq
-    token = torch.zeros(1, dtype=torch.uint8)
+    token = torch.zeros(1, dtype=torch.uint8, device="cpu")
 
     def post(by: Callable[..., Transfer], peer: int) -> Transfer:
         room, tag = token.clone(), MOST_TAG + 1 + call.seq

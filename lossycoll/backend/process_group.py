@@ -117,7 +117,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._where = self._health.where
         self._topology = group.topology
         self._rekey = group.rekey
-        self._others = DelegateBackends(self._where, spec.store, spec.timeout)
+        # The group's: that of spec is for the meeting, which reconfigure may give another one.
+        self._others = DelegateBackends(self._where, spec.store, bounded(self._timeout))
         served = ServedDevices(self._where, self._configured, self._others)
         self._dispatcher = Dispatcher(self._endpoint, served)
         self._again = self._dispatcher.run_again
@@ -433,6 +434,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Set the timeout of calls for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
+        self._others.set_timeout(bounded(timeout))
 
     def shutdown(self) -> None:
         """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""

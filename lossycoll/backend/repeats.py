@@ -152,8 +152,13 @@ class Repeats:
 
 def _is_plain(tensor: Tensor) -> bool:
     """True if nothing is special: of the tensor, or of where the call is made."""
+    try:  # as has_memory() does, without its call
+        address = tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
     return (
-        tensor.is_cpu
+        address != 0
+        and tensor.is_cpu
         and "cpu" not in factories
         and tensor.layout is torch.strided
         and tensor.is_contiguous()

@@ -91,8 +91,9 @@ def _stage(call: Description, reduction: Reduction | None, keep: bool) -> Staged
 def _submit(s: Submission) -> Operation:
     """Exchanges the numbers of entries, and submits the exchange of the entries."""
     call: SparseSum = s.description.argument
-    counts = torch.empty(s.health.where.world, dtype=torch.int64)
-    gathered = _gather(s, torch.tensor([nbytes(s.source) // call.entry_bytes]), counts)
+    counts = torch.empty(s.health.where.world, dtype=torch.int64, device="cpu")
+    entries = nbytes(s.source) // call.entry_bytes
+    gathered = _gather(s, torch.tensor([entries], device="cpu"), counts)
     if s.call_options.options.continues:
         _all_or_none(s, gathered)
     else:
@@ -121,8 +122,9 @@ def _all_or_none(s: Submission, counted: Operation) -> None:
     itself reaches some at most, and only with the word that it lacks none.
     """
     where = s.health.where
-    lacked = torch.zeros(where.world, dtype=torch.int64)
-    _lacks(s, _gather(s, torch.tensor([_lacks(s, counted) + 1]), lacked))
+    lacked = torch.zeros(where.world, dtype=torch.int64, device="cpu")
+    own = torch.tensor([_lacks(s, counted) + 1], device="cpu")
+    _lacks(s, _gather(s, own, lacked))
     lost = int(lacked.max()) - 1
     if lost >= 0:
         raise PeerLostError(
@@ -174,6 +176,7 @@ def _store(found: Sequence[tuple[Tensor, Tensor]], reduction: Reduction, tensor:
         torch.cat([places for places, _ in found], dim=1),
         torch.cat([entries for _, entries in found]).to(wide),
         tensor.shape,
+        device="cpu",  # what came over the network
         check_invariants=True,
     ).coalesce()
     if reduction.mean:

@@ -17,7 +17,7 @@ from .description import Description, Staged
 from .reduction import Reduction
 from .tensors import WIDER, apart, as_real, contiguous, copy_back, flat, room, scaled, spread
 
-NOTHING: Final = torch.empty(0)
+NOTHING: Final = torch.empty(0, device="cpu")
 """The buffer of those who neither read nor write."""
 
 

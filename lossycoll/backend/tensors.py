@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -31,12 +32,43 @@ ENCODED_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 """Dtypes that packets may carry in another form (``wire``); complex64 is two float32. Those of
 :data:`WIDER` may too, as what they widen to, where packets carry few bits."""
 
-_NOTHING: Final = torch.zeros(8)
+_NOTHING: Final = torch.zeros(8, device="cpu")
+
+PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
+"""Classes that wrap no other tensors."""
 
 
 def address(tensor: Tensor) -> int:
     """Address of the elements; any valid one for an empty tensor, of which nothing is touched."""
-    return tensor.data_ptr() or _NOTHING.data_ptr()
+    return tensor.data_ptr() if tensor.numel() else _NOTHING.data_ptr()
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """False for a tensor that stands for others (a subclass's, or one within ``vmap``), or whose
+    storage was freed. It may have an address all the same: that of its offset."""
+    try:
+        return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # NotImplementedError, too: torch refuses to say
+        return False
+
+
+def waits_for_its_result(tensor: object) -> bool:
+    """True for the result of a functional collective, which its first use waits for."""
+    if type(tensor) in PLAIN:
+        return False
+    # Whoever has one has imported this; others needn't.
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
+
+
+def awaited(arguments: Any) -> Any:
+    """The arguments of a call, with results of functional collectives in place of the tensors that
+    stand for them. Writing to a result is writing to what stood for it."""
+    if isinstance(arguments, list | tuple):
+        return [awaited(one) for one in arguments]
+    if isinstance(arguments, Tensor) and waits_for_its_result(arguments):
+        return arguments.trigger_wait()  # type: ignore[attr-defined]
+    return arguments
 
 
 def nbytes(tensor: Tensor) -> int:

@@ -316,7 +316,7 @@ class CudaLayer:
     def memory(self, nbytes: int) -> Tensor:
         """Pinned memory."""
         try:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             raise DeviceError(
                 f"{self.name}: {nbytes} bytes of pinned memory can't be had: {error}; raise "
@@ -363,7 +363,7 @@ class CudaLayer:
 def _try(low_bits: LowBits, device: torch.device) -> None:
     """Raises DeviceError if the kernels make other bits than the engine does."""
     how, n = LowBit(4, 32), 200
-    values = torch.linspace(-3, 5, n)
+    values = torch.linspace(-3, 5, n, dtype=torch.float32, device="cpu")
     want, back = np.empty(how.wire_bytes(n), np.uint8), np.empty(n, np.float32)
     codecs.encode(how, values.numpy(), want)
     codecs.decode(how, want, back)

@@ -63,7 +63,7 @@ class Options:
 
     When a group is made, fields that you set (:attr:`given`) keep their values, and the
     environment's values replace the others. ``dataclasses.replace`` adds its changes to the fields
-    that you set.
+    that you set. Options are equal if they have the same values and the same fields set.
 
     Raises:
         OptionError: A name is unknown, or a value isn't allowed. The text names the nearest option,
@@ -435,6 +435,14 @@ class Options:
                 f"{self.deadline_min:g} s"
             )
 
+    def __eq__(self, other: object) -> bool:
+        """Equal values, and the same of them set: what isn't set may be chosen by others."""
+        if not isinstance(other, Options):
+            return NotImplemented
+        return self.given == other.given and all(
+            getattr(self, entry.name) == getattr(other, entry.name) for entry in fields(self)
+        )
+
     def __hash__(self) -> int:
         return self._key
 
@@ -443,7 +451,7 @@ class Options:
         """Equal for equal options, and in every process, unlike the hash of a text: pickles take it
         along. Kept, since every call looks something up by its options."""
         values = [getattr(self, entry.name) for entry in fields(self)]
-        return zlib.crc32(repr(values).encode())
+        return zlib.crc32(repr((values, sorted(self.given))).encode())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:

@@ -58,12 +58,11 @@ def scope() -> Scope | None:
 
 def within(options: Options, scope: Scope | None) -> Options:
     """The options of a group as ``scope`` changes them."""
-    return options if scope is None else _changed(options, options.given, scope)
+    return options if scope is None else _changed(options, scope)
 
 
 @lru_cache(maxsize=256)
-def _changed(options: Options, given: frozenset[str], scope: Scope) -> Options:
-    del given  # equal options may differ in it, and so do their changed ones
+def _changed(options: Options, scope: Scope) -> Options:
     return replace(options, **dict(scope.changes))
 
 

@@ -110,7 +110,7 @@ def _places(packets: int) -> torch.Tensor:
     Packets that are d apart are sent the fractional part of 0.618 d of all apart: of all ratios the
     golden one keeps small d farthest apart. ``packets`` is prime, so each place is taken once.
     """
-    return torch.arange(packets) * max(1, round(GOLDEN * packets)) % packets
+    return torch.arange(packets, device="cpu") * max(1, round(GOLDEN * packets)) % packets
 
 
 def _prime_from(least: float) -> int:
@@ -129,7 +129,8 @@ class WireFeedbackState:
     """Arguments of :func:`wire_feedback_hook`, and the rounding error of each parameter's gradient.
 
     It takes a float32 tensor for each parameter. The rounding error is this rank's own, and not
-    part of a checkpoint or a copy: after a restart, a few steps are rounded as without feedback. It
+    part of a checkpoint or a copy: after a restart, a few steps are rounded as without feedback.
+    Nor is the group: a copy averages over the default group unless you set its ``group``. The error
     is in the gradients' unit: when a GradScaler changes its scale, the next step's feedback is
     wrong by that factor. It is dropped for a parameter that no rank uses in a step
     (``find_unused_parameters``).
@@ -176,7 +177,8 @@ class WireFeedbackState:
         self._calls = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lost": {}}  # by parameters, which are others in a copy
+        # The errors are by parameters, which are others in a copy.
+        return self.__dict__ | {"_lost": {}, "group": None}
 
     def _rounded(self, x: Tensor, rank: int) -> Tensor:
         """This rank's gradient, float32 (n,), as others decode it; draws depend on the rank."""

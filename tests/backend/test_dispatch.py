@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lossycoll.backend import collectives as table
 from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
 from lossycoll.backend.description import CollectiveKind, Description, Splits
-from lossycoll.backend.dispatch import choose, is_gathered, reliable_version
+from lossycoll.backend.dispatch import choose, determined, is_gathered, reliable_version
 from lossycoll.backend.reduction import resolve
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, within
@@ -152,3 +152,11 @@ def test_the_signature_of_block_collectives_holds_no_class_name() -> None:
     assert (Blocks.meaning, Contributions.meaning) == ("Blocks", "Contributions")
     renamed = type("Renamed", (Blocks,), {})
     assert renamed.meaning == "Blocks"
+
+
+@pytest.mark.parametrize("change", [determined, reliable_version])
+def test_changed_options_keep_what_was_set_for_their_own_group(change: Any) -> None:
+    """Groups may have equal values of which others are set."""
+    change.cache_clear()
+    for options in (LOSSY, replace(LOSSY, repair=0), replace(LOSSY, fec=0), LOSSY):
+        assert change(options).given - {"deterministic", "delivery"} == options.given

@@ -10,7 +10,7 @@ import pytest
 import lossycoll
 from lossycoll.runtime.collectives.operations import REAP_FROM
 from tests.support.failure_cases import CALM, SLACK, Caught, catch
-from tests.support.harness import init, run_good, run_ranks
+from tests.support.harness import EXACT, init, run_good, run_ranks
 
 
 def rank_mismatch(rank: int, world: int) -> list[tuple[str, str, str, float]]:
@@ -206,3 +206,27 @@ def rank_plain_mismatch(rank: int, world: int) -> str:
     with pytest.raises(lossycoll.MismatchError) as caught:
         dist.all_reduce(torch.ones(10 + rank))
     return str(caught.value)
+
+
+def rank_remembers(rank: int, world: int) -> list[float]:
+    """Ranks 0 and 1 have made a call of equal values before, of which others are set."""
+    import torch
+    import torch.distributed as dist
+
+    init()
+    pair, sums = dist.new_group([0, 1]), []
+    first, second = {"max_missing": 0.01}, {"max_missing": 0.01, "repair": 0}
+    for one, other in ((first, second), (second, first), (first, {**first, "fec": 0})):
+        if rank < 2:
+            with lossycoll.lossy(**one):
+                dist.all_reduce(torch.ones(20_000), group=pair)
+        with lossycoll.lossy(**other):
+            tensor = torch.ones(20_000)
+            dist.all_reduce(tensor)
+        sums.append(float(tensor[-1]))
+    dist.destroy_process_group()
+    return sums
+
+
+def test_what_a_rank_has_called_before_is_no_mismatch() -> None:
+    assert run_good(rank_remembers, 3, {**CALM, **EXACT}) == [[3.0] * 3] * 3

@@ -25,7 +25,7 @@ import lossycoll
 from lossycoll.backend.devices import HAS_BACKENDS
 from lossycoll.backend.reconfiguration import parsed
 from tests.support.harness import Ranks, await_ranks, init, kill_self, note, run_good
-from tests.support.members import Member, job_store
+from tests.support.members import SECONDS, Member, job_store
 from tests.support.waiting import until
 
 WORLD = 3
@@ -271,6 +271,29 @@ def twenty_groups(member: Member) -> Any:
     return True
 
 
+def another_backends_timeout(member: Member) -> Any:
+    """That of the calls is the group's, however long the members had to meet."""
+    store = PrefixStore("other", member.store)
+    other = Member(store, member.first_rank, WORLD, configured="cpu:gloo,cuda:lossy")
+
+    def timeout() -> float:
+        gloo = other.group._get_backend(torch.device("cpu"))
+        assert type(gloo).__name__ == "ProcessGroupGloo"
+        return float(gloo.options._timeout.total_seconds())
+
+    handles, found = other.handles("other"), []
+    other.meet(1, handles, SECONDS + 1.0)
+    assert other.total() == ALL
+    found.append(timeout())
+    other.group.set_timeout(timedelta(seconds=77))
+    found.append(timeout())
+    other.meet(2, handles, SECONDS + 2.0)
+    assert other.total() == ALL
+    found.append(timeout())
+    other.group.shutdown()
+    return found == [SECONDS, 77, 77]
+
+
 def other_lists(member: Member) -> Any:
     """The ranks hear who was given another list, when nobody has come in time."""
     handles, rank = member.handles("early"), member.first_rank
@@ -341,6 +364,7 @@ SITUATIONS: tuple[Callable[[Member], Any], ...] = (
     twice_at_once,
     one_goes_twice,
     twenty_groups,
+    another_backends_timeout,
     other_lists,
     bad_handles,
     options_that_differ_later,

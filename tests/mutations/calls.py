@@ -5,6 +5,21 @@ from __future__ import annotations
 from .model import ENGINE, mutation
 
 CALLS = (
+    # ---- tensors without memory ----
+    mutation(
+        "a tensor that stands for another is given to the engine",
+        "lossycoll/backend/checks.py",
+        "        if not has_memory(tensor):\n",
+        "        if False:\n",
+        "tests/backend/test_wrapped_tensors.py::test_what_has_no_memory_is_refused_on_that_rank_alone",
+    ),
+    mutation(
+        "a freed tensor is served like one before",
+        "lossycoll/backend/repeats.py",
+        "        address != 0\n        and tensor.is_cpu\n",
+        "        tensor.is_cpu\n",
+        "tests/backend/test_wrapped_tensors.py::test_what_has_no_memory_is_refused_on_that_rank_alone",
+    ),
     # ---- callers that wait ----
     mutation(
         "a caller that waits never sleeps",

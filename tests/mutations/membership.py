@@ -6,6 +6,13 @@ from .model import PROTOCOL, mutation
 
 MEMBERSHIP = (
     mutation(
+        "options are equal though others of them are set",
+        "lossycoll/options/fields.py",
+        "self.given == other.given and all(",
+        "all(",
+        "tests/options/test_fields.py::test_what_was_given_is_distinguished_from_what_is_in_effect",
+    ),
+    mutation(
         "an option that ranks don't compare",
         "lossycoll/options/fields.py",
         "if row(entry).agree}",

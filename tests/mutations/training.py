@@ -27,6 +27,14 @@ TRAINING = (
         "tests/train/compress/test_error_memory.py::test_nothing_is_forgotten",
     ),
     mutation(
+        "a refused pass with compression counts as one that is to be stepped",
+        "lossycoll/train/sharded/gradient_reducer.py",
+        "self._compression is not None and self._status.bad:",
+        "self._compression is not None and not self._status:",
+        "tests/train/sharded/test_compression.py"
+        "::test_the_next_pass_may_begin_when_a_step_was_refused",
+    ),
+    mutation(
         "what was changed between two steps is overwritten",
         "lossycoll/train/drift/bound.py",
         "wanted = finite & same",

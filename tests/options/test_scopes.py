@@ -49,7 +49,7 @@ def test_scopes_change_options_and_nest() -> None:
     base = Options(repair=1)
     assert scope() is None
     with lossycoll.reliable():
-        assert within(base, scope()) == Options(repair=1, delivery="reliable")
+        assert within(base, scope()) == Options(repair=1, delivery="reliable", wire="same")
         with lossycoll.lossy(repair=4, on_missing="keep"):
             inner = within(base, scope())
             assert (inner.delivery, inner.repair, inner.on_missing) == ("lossy", 4, "keep")
@@ -67,7 +67,7 @@ def test_a_scope_adds_its_changes_to_what_was_given() -> None:
     with lossycoll.reliable():
         inside = {"delivery", "wire"}
         assert within(Options(seed=1), scope()).given == {"seed", *inside}
-        # Equal options, of which others are given.
+        # Equal values, of which others are given.
         assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", *inside}
         assert within(Options(repair=1), scope()).given == {"repair", *inside}
 

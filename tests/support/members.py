@@ -31,9 +31,17 @@ class Member:
         rank: This process's, until the first group.
         world: How many there are.
         options: The groups'.
+        configured: The backends of each device's tensors.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, options: Any = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+        options: Any = None,
+        configured: str = "cpu:lossy",
+    ) -> None:
         self.store, self.first_rank, self.world = store, rank, world
         self.group = LossyProcessGroup(
             SimpleNamespace(
@@ -44,7 +52,7 @@ class Member:
                 group_id="0",
                 global_ranks_in_group=[],
                 enable_reconfigure=True,
-                configured="cpu:lossy",
+                configured=configured,
             ),
             options,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import pickle
 from typing import Any
@@ -150,10 +152,10 @@ def rank_complex(rank: int, world: int) -> float:
         ddp(inputs[rank]).abs().sum().backward()
         wanted = []
         for x in inputs:
-            copy = nn.Linear(6, 5, dtype=torch.complex64)
-            copy.load_state_dict(layer.state_dict())
-            copy(x).abs().sum().backward()
-            wanted.append(copy.weight.grad)
+            plain = nn.Linear(6, 5, dtype=torch.complex64)
+            plain.load_state_dict(layer.state_dict())
+            plain(x).abs().sum().backward()
+            wanted.append(plain.weight.grad)
         off = max(off, float((layer.weight.grad - sum(wanted) / world).abs().max()))
     copied = pickle.loads(pickle.dumps(state))
     assert state._lost
@@ -165,6 +167,40 @@ def rank_complex(rank: int, world: int) -> float:
 def test_complex_parameters_are_pairs() -> None:
     for off in run_good(rank_complex, WORLD, RELIABLE):
         assert 1e-4 < off < 0.3
+
+
+def rank_copies(rank: int, world: int) -> None:
+    """States of hooks over a group of their own, which can't be pickled."""
+    init()
+    group = dist.new_group()
+    states: dict[Any, Any] = {
+        lossycoll.wire_feedback_hook: lossycoll.WireFeedbackState("int4/int8", group=group),
+        lossycoll.arc_topk_hook: lossycoll.ARCTopKState(group, start_iter=1),
+    }
+    for hook, state in states.items():
+        ddp = DistributedDataParallel(Given(torch.float32), process_group=group)
+        ddp.register_comm_hook(state, hook)
+        means(ddp, gradients(rank, 0))
+        saved = io.BytesIO()
+        torch.save(state, saved)
+        saved.seek(0)
+        for copied in (
+            copy.deepcopy(state),
+            pickle.loads(pickle.dumps(state)),
+            torch.load(saved, weights_only=False),
+        ):
+            for name in ("group", "process_group"):
+                if hasattr(state, name):
+                    assert getattr(state, name) is group
+                    assert getattr(copied, name) is None
+            other = DistributedDataParallel(Given(torch.float32))
+            other.register_comm_hook(copied, hook)
+            assert bool(means(other, gradients(rank, 1)).isfinite().all())
+    dist.destroy_process_group()
+
+
+def test_states_of_hooks_are_copied_and_saved_without_their_group() -> None:
+    run_good(rank_copies, WORLD, RELIABLE)
 
 
 KEPT: list[Any] = []

@@ -36,7 +36,7 @@ OnSize = Callable[[int, int], None]
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 2000
 WARM_UP_ROUNDS = 2
-MATRIX = torch.ones(256, 256)
+MATRIX = torch.ones(256, 256, device="cpu")
 
 
 def in_turns(
@@ -58,7 +58,8 @@ def in_turns(
     for number in range(WARM_UP_ROUNDS):
         one_round(number)
     a_round = (time.perf_counter() - started) / WARM_UP_ROUNDS
-    rounds = torch.tensor(min(MOST_ROUNDS, max(LEAST_ROUNDS, int(seconds / a_round))))
+    wanted = min(MOST_ROUNDS, max(LEAST_ROUNDS, int(seconds / a_round)))
+    rounds = torch.tensor(wanted, device="cpu")
     dist.broadcast(rounds, src=0)
     for times in taken.values():
         times.clear()
@@ -76,7 +77,7 @@ def measure_steps(
 ) -> dict[str, list[float]]:
     """Seconds of every step, by backend: forward, backward with DDP's all-reduces, optimizer."""
     random = torch.Generator().manual_seed(dist.get_rank())
-    text = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=random)
+    text = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=random, device="cpu")
     replicas, optimizers = {}, {}
     for name, group in groups.items():
         torch.manual_seed(1)
@@ -101,7 +102,7 @@ def measure_steps(
 
 def contribution(elements: int, dtype: torch.dtype, rank: int) -> Tensor:
     """Small whole numbers, so that every dtype holds the sum over the ranks exactly."""
-    return ((torch.arange(elements) * 7 + rank) % 4).to(dtype)
+    return ((torch.arange(elements, device="cpu") * 7 + rank) % 4).to(dtype)
 
 
 def synchronize(device: torch.device) -> None:
@@ -133,7 +134,7 @@ def measure_size(
     dtype = getattr(torch, config["dtype"])
     source = contribution(elements, dtype, dist.get_rank()).to(device)
     tensor = source.clone()
-    wanted = torch.zeros(elements, dtype=torch.float64)
+    wanted = torch.zeros(elements, dtype=torch.float64, device="cpu")
     for rank in range(dist.get_world_size()):
         wanted += contribution(elements, torch.float64, rank)
     reduce = {name: reducer(tensor, group) for name, group in groups.items()}

@@ -67,6 +67,6 @@ def draw(
     text: Tensor, batch: int, context: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """``batch`` windows of the text, and the same windows one byte further on."""
-    starts = torch.randint(len(text) - context, (batch, 1), generator=generator)
-    windows = text[starts + torch.arange(context + 1)].long()
+    starts = torch.randint(len(text) - context, (batch, 1), generator=generator, device="cpu")
+    windows = text[starts + torch.arange(context + 1, device="cpu")].long()
     return windows[:, :-1], windows[:, 1:]

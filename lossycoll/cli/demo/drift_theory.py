@@ -59,7 +59,7 @@ class OwnersTrail:
         values = _padded(self._values, MAX_AGE + 1)
         moved = torch.stack([(values[0] - old).square().sum() for old in values])
         figures = self._optimizer.stats()
-        counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64)
+        counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64, device="cpu")
         with lossycoll.reliable():
             dist.all_reduce(moved)
             dist.all_reduce(counted)
@@ -111,7 +111,7 @@ class OwnSteps:
 def _row(optimizer: Optimizer) -> Tensor:
     """All that it steps at this rank, one after another, in double precision."""
     held = [p.detach().flatten() for entry in optimizer.param_groups for p in entry["params"]]
-    return torch.cat(held).double() if held else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(held).double() if held else torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 def _padded(kept: Sequence[Tensor], length: int) -> list[Tensor]:

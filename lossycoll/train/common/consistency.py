@@ -97,7 +97,7 @@ def _first_difference(agreement: Agreement) -> tuple[int, str, str] | None:
     own = "\n".join(agreement.lines).encode()
     length = torch.tensor([len(own)], device=agreement.device)
     agreement.collectives.all_reduce(length, dist.ReduceOp.MAX).wait()
-    rows = torch.zeros(world, 1 + int(length.item()), dtype=torch.uint8)
+    rows = torch.zeros(world, 1 + int(length.item()), dtype=torch.uint8, device="cpu")
     rows[rank, : 1 + len(own)] = torch.frombuffer(bytearray(b"\1" + own), dtype=torch.uint8)
     rows = rows.to(agreement.device)
     agreement.collectives.all_reduce(rows, dist.ReduceOp.MAX).wait()

@@ -83,7 +83,8 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
     relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones.
     """
     # torch draws normal numbers 16 at a time, and draws the last 16 again for any other length.
-    v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
+    shape = -(-columns // 16) * 16, sketch_dim
+    v = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")
     scaled = v[:columns].t().mul(1.0 / math.sqrt(sketch_dim))
     return scaled.contiguous().to(like.device, like.dtype)
 
@@ -138,4 +139,4 @@ def best(scores: Tensor, k: int) -> Tensor:
 
 
 def random_rows(rows: int, k: int, draw: torch.Generator) -> Tensor:
-    return torch.randperm(rows, generator=draw)[:k].sort().values
+    return torch.randperm(rows, generator=draw, device="cpu")[:k].sort().values

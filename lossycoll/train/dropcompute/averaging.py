@@ -33,7 +33,7 @@ from lossycoll.train.sharded.optimizer import ShardedOptimizer
 Submit: TypeAlias = Callable[[], "Work | None"]
 """Submits a collective that travels beside the gradients; None if there are no other ranks."""
 
-NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64)
+NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 def device_of(parameters: Sequence[Parameter]) -> torch.device:
@@ -41,7 +41,8 @@ def device_of(parameters: Sequence[Parameter]) -> torch.device:
 
 
 def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
-    return torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
+    found = [p.grad is not None for p in parameters]
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 @torch.no_grad()

@@ -65,7 +65,8 @@ class StepSums:
     unfinished: float  # ranks that have more batches
 
     def pack(self, grad_flags: Tensor) -> Tensor:
-        return torch.cat([torch.tensor(astuple(self), dtype=torch.float64), grad_flags])
+        sums = torch.tensor(astuple(self), dtype=torch.float64, device="cpu")
+        return torch.cat([sums, grad_flags])
 
     @classmethod
     def unpack(cls, packed: Tensor, share: float) -> StepSums:

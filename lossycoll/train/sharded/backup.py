@@ -159,7 +159,7 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     labels = torch.full((2, 4), FAILED if failure else NOTHING, device="cpu")
     for at, one in enumerate(mine):
-        labels[at] = torch.tensor(one.label)
+        labels[at] = torch.tensor(one.label, device="cpu")
     with reliable():
         table = [torch.zeros_like(labels) for _ in range(world)]
         dist.all_gather(table, labels, group=group)

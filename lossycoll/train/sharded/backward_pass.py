@@ -43,7 +43,7 @@ class PassStatus:
     """State of a backward pass at all ranks, once :attr:`flags` have been reduced by MAX."""
 
     def __init__(self, world: int, count: int) -> None:
-        self.flags = torch.zeros(world + count + 1, dtype=torch.uint8)
+        self.flags = torch.zeros(world + count + 1, dtype=torch.uint8, device="cpu")
         """uint8 (world + count + 1,): ranks with a bad gradient, parameters with a gradient, and
         whether somebody has written to parameters."""
         self._world = world
@@ -157,7 +157,7 @@ def order_of(group: dist.ProcessGroup) -> ReducerOrder:
 
 
 def _flags(values: Iterable[bool]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.uint8)
+    return torch.tensor(list(values), dtype=torch.uint8, device="cpu")
 
 
 _orders: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, ReducerOrder]] = (

@@ -97,7 +97,7 @@ def _flat(member: BucketMember, value: Any) -> Any:
     """State in a parameter's shape in the order of the parameter's memory, (n,); else itself."""
     if not isinstance(value, Tensor) or value.shape != member.shape or not member.shape:
         return value
-    whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
+    whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
     return whole.copy_(value).as_strided((member.end - member.begin,), (1,))
 
 
@@ -113,7 +113,9 @@ def joined(
                 out.setdefault(key, value)
                 continue
             if key not in out:
-                out[key] = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
+                out[key] = torch.empty_strided(
+                    member.shape, member.stride, dtype=value.dtype, device="cpu"
+                )
             out[key].as_strided((length,), (1,))[each.begin : each.end] = value
     assert sum(each.end - each.begin for each in states) == length, (member, states)
     return out
@@ -131,7 +133,7 @@ def part_of(
         if not (isinstance(value, Tensor) and key in elementwise):
             out[key] = value.clone() if isinstance(value, Tensor) else value
             continue
-        whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
+        whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
         flat = whole.copy_(value).as_strided((member.end - member.begin,), (1,))
         if fragment.whole:
             out[key] = whole.to(device=device)
@@ -311,7 +313,7 @@ def consolidate_residuals(
             collectives.all_reduce(mean, dist.ReduceOp.SUM).wait()
         mean = mean.div_(collectives.world).cpu()
         for member in shard.bucket.members if collectives.rank == to else ():
-            whole = torch.empty_strided(member.shape, member.stride, dtype=mean.dtype)
+            whole = torch.empty_strided(member.shape, member.stride, dtype=mean.dtype, device="cpu")
             whole.as_strided((member.end - member.begin,), (1,)).copy_(
                 mean[member.begin : member.end]
             )

@@ -256,10 +256,10 @@ def _inputs() -> tuple[Tensor, list[Tensor]]:
     """A matrix and its gradients; rows of different size, so that norms of rows would show. In
     doubles, in which a small step of a large value isn't lost."""
     draws = torch.Generator().manual_seed(20)
-    rows = torch.logspace(-1, 1, SHAPE[0], dtype=torch.float64).unsqueeze(1)
+    rows = torch.logspace(-1, 1, SHAPE[0], dtype=torch.float64, device="cpu").unsqueeze(1)
 
     def drawn() -> Tensor:
-        return torch.randn(SHAPE, generator=draws, dtype=torch.float64) * rows
+        return torch.randn(SHAPE, generator=draws, dtype=torch.float64, device="cpu") * rows
 
     values = drawn()
     return values, [drawn() * scale for scale in SCALES]

@@ -68,9 +68,9 @@ class Compressor:
         """
         if self._reduced:
             raise TrainingError(
-                f"{self._collectives}: a second backward pass was sent before step() or "
-                f"zero_grad(), with compression; put all but the last one into "
-                f"`with optimizer.no_sync():`"
+                f"{self._collectives}: a second backward pass was sent before optimizer.step() or "
+                f"optimizer.zero_grad(), with compression; put all but the last one into "
+                f"`with optimizer.no_sync():` (model.zero_grad() doesn't take back what was sent)"
             )
 
     def end(self) -> None:
@@ -314,6 +314,9 @@ class GradientReducer:
                     wait_all(self._works())  # before anything else is sent, on all ranks
                     self._compression.end()
                 self._combine_status()
+                if self._compression is not None and self._status.bad:
+                    # All ranks refuse the step, and a GradScaler doesn't even ask for it.
+                    self._compression.forget()
         finally:
             self._open, self._armed = False, None
         finished = self._finished()

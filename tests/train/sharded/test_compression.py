@@ -96,3 +96,53 @@ def test_it_learns_where_packets_are_lost_and_replicas_are_equal() -> None:
         assert traffic["lost"] > 100
         assert 0 < traffic["rows"] < traffic["whole"] * 10
         assert sum(losses[-10:]) < 0.5 * 10 * losses[0], losses
+
+
+RELIABLE = {**ENV, "LOSSYCOLL_DELIVERY": "reliable", "LOSSYCOLL_INJECT": ""}
+
+
+def refused(rank: int, world: int) -> dict[str, Any]:
+    """Training by model.zero_grad(), in which rank 1 has a gradient that isn't finite once."""
+    harness.init()
+    found: dict[str, Any] = {}
+    for on_nonfinite in ("skip", "raise", "scaler"):
+        model, state = network(37), compressed()
+        optimizer = sharded(
+            model.parameters(), torch.optim.SGD, lr=0.1, max_age=0, compression=state,
+            on_nonfinite="skip" if on_nonfinite == "skip" else "raise",
+        )  # fmt: skip
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=on_nonfinite == "scaler")
+        losses, told = [], []
+        for step in range(8):
+            model.zero_grad()
+            loss = loss_of(model, batch(step % 2, rank))
+            losses.append(loss.item())
+            scaler.scale(loss * (float("inf") if (rank, step) == (1, 3) else 1.0)).backward()
+            try:
+                scaler.step(optimizer)
+            except lossycoll.NonFiniteError:
+                told.append(step)
+            scaler.update()
+        rows = replicas(model)
+        assert bool((rows == rows[0]).all()), on_nonfinite
+        found[on_nonfinite] = losses, told, optimizer.stats().steps, scaler.get_scale(), state.iter
+    # One that could have been taken must be, or taken back by the optimizer itself.
+    loss_of(model, batch(0, rank)).backward()
+    model.zero_grad()
+    with pytest.raises(lossycoll.TrainingError, match=r"optimizer\.zero_grad.*model\.zero_grad"):
+        loss_of(model, batch(0, rank)).backward()
+    optimizer.zero_grad()
+    loss_of(model, batch(0, rank)).backward()
+    optimizer.step()
+    dist.destroy_process_group()
+    return found
+
+
+def test_the_next_pass_may_begin_when_a_step_was_refused() -> None:
+    for found in run_good(refused, WORLD, RELIABLE):
+        for how, (losses, told, steps, scale, passes) in found.items():
+            assert steps == 7, how
+            assert passes == 8, how
+            assert losses[6] < losses[0], how  # of one batch
+            assert told == ([3] if how == "raise" else []), how
+            assert scale == (32.0 if how == "scaler" else 1.0), how

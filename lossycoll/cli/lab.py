@@ -32,7 +32,7 @@ from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
 from .argtypes import real
-from .launcher import Interrupted, must_be_writable
+from .launcher import Interrupted, exit_status, must_be_writable, save
 
 NUMBERS: Final = {
     "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
@@ -145,8 +145,8 @@ def _run(chosen: argparse.Namespace) -> int:
         "took": [asdict(row) for row in report.rows(counters)],
         "tcp": report.tcp_data(took[0]) if took else None,
     }
-    if chosen.counters:
-        Path(chosen.counters).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    counters_file = Path(chosen.counters) if chosen.counters else None
+    unsaved = save(counters_file, json.dumps(data, indent=1))
     if chosen.json:
         print(json.dumps(data))
     _say(_traffic(counters) if network.shape.has_levels else ())
@@ -158,7 +158,7 @@ def _run(chosen: argparse.Namespace) -> int:
         )
         _say([f"{unasked} {text}"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    return max(one.status for one in ended)
+    return exit_status("lab", max(one.status for one in ended), unsaved)
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:
@@ -196,7 +196,7 @@ def _traffic(counters: Counters) -> list[str]:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the laboratory as Ctrl-C does: in order."""
+    """SIGTERM and SIGHUP end the laboratory as Ctrl-C does, in order; not if nohup ignores it."""
 
     def stop(number: int, _: object) -> None:
         raise Interrupted(f"stopped by {signal.Signals(number).name}; all ranks have been ended")
@@ -204,7 +204,9 @@ def _stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {which: signal.signal(which, stop) for which in (signal.SIGTERM, signal.SIGHUP)}
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ending = (signal.SIGTERM, *([signal.SIGHUP] if hangs_up else []))
+    before = {which: signal.signal(which, stop) for which in ending}
     # Shells have what they start in the background ignore it.
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -230,10 +232,10 @@ def _verify(chosen: argparse.Namespace) -> int:
     complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
     if chosen.json:
         data: dict[str, Any] = {
-            "links": [{**asdict(row), "complaints": row.complaints} for row in rows],
+            "links": [row.as_json() for row in rows],
             "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
         }
-        print(json.dumps({"backend": backend, **data, "ok": not complaints}))
+        print(json.dumps({"backend": backend, **data, "ok": not complaints}, allow_nan=False))
     else:
         console = Console(width=max(WIDTH, Console().width))
         console.print(f"backend {backend}, {_described(network)}, MTU {network.mtu}")
@@ -259,7 +261,7 @@ def _add(table: Table, row: verify.LinkCheck) -> None:
             f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
             f"{one.burst:.2f}" if one.lost else "-",
             f"{row.round_trip_asked:.2f}",
-            f"{row.round_trip:.2f}",
+            f"{row.round_trip:.2f}" if math.isfinite(row.round_trip) else "-",
             f"{one.mbit:.0f}",
             "ok" if not row.complaints else "not as asked",
         )

@@ -51,6 +51,26 @@ def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
         raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
 
 
+def save(file: Path | None, text: str) -> Unwritable | None:
+    """Writes results. Returns why that failed, for :func:`exit_status`: they are printed first."""
+    try:
+        if file is not None:
+            file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        return Unwritable(f"{file} can't be written: {error.strerror}")
+    return None
+
+
+def exit_status(command: str, status: int, unsaved: Unwritable | None) -> int:
+    """Status of a command that has printed its results. Raises ``unsaved``, but only says so where
+    ``status`` has a failure of the command itself to tell."""
+    if unsaved is not None and not status:
+        raise unsaved
+    if unsaved is not None:
+        print(f"lossycoll {command}: {unsaved}", file=sys.stderr)
+    return status
+
+
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
@@ -112,13 +132,13 @@ def run_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logs = folder / "logs"
+    logs, run = folder / "logs", uuid.uuid4().hex
     logs.mkdir(exist_ok=True)
     settings = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
+        run_id=run,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         # A host whose own name does not resolve must still be able to talk to itself.
@@ -131,7 +151,9 @@ def run_ranks(
         try:
             elastic_launch(settings, command[0])(*command[1:])
         except ChildFailedError as error:
-            raise LaunchError(_explain(error.failures, logs)) from error
+            # torchrun names the folder of a run after it; earlier runs have left theirs.
+            own = next(logs.glob(f"{run}*"), logs)
+            raise LaunchError(_explain(error.failures, own)) from error
         except (SignalException, KeyboardInterrupt) as error:
             raise Interrupted("stopped; all ranks have been ended") from error
 

@@ -23,7 +23,15 @@ from rich.table import Table
 from lossycoll.options.fields import Options
 
 from .argtypes import inject_text, real, shares, whole
-from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, scratch
+from .launcher import (
+    EXIT_FAILED,
+    LaunchError,
+    exit_status,
+    must_be_writable,
+    run_ranks,
+    save,
+    scratch,
+)
 
 DEFAULT_LOSSES: Final = "0,0.01,0.05"
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
@@ -102,8 +110,7 @@ def run(chosen: argparse.Namespace) -> int:
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
     text = json.dumps({"metric": chosen.metric, "trials": [data(one) for one in trials]})
-    if chosen.out:
-        chosen.out.write_text(text + "\n", encoding="utf-8")
+    unsaved = save(chosen.out, text)
     if chosen.json:
         print(text)
     else:
@@ -111,7 +118,7 @@ def run(chosen: argparse.Namespace) -> int:
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
     bad = any(one.failure or one.value is None or lossless(one) for one in trials)
-    return EXIT_FAILED if bad else 0
+    return exit_status("try", EXIT_FAILED if bad else 0, unsaved)
 
 
 def data(one: Trial) -> dict[str, Any]:

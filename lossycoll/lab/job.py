@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ..errors import LabError
 from ..options.ranges import is_whole
 from .network import Shape, wrong
 
@@ -80,8 +81,9 @@ def run_ranks(
 
     Ranks are ended by SIGTERM, and 5 s later by SIGKILL, when another has failed and ``grace``
     seconds are over, after ``timeout`` seconds, and when this process is interrupted. The first
-    ``ranks`` take part; None: all. ``on_line`` is given (rank, line) as lines are written; without
-    it output is kept and returned. ``at`` has what to call when, in seconds from the start of all.
+    ``ranks`` take part; None: all. ``on_line`` is given (rank, line) as lines are written, and ends
+    the job by an exception; without it output is kept and returned. ``at`` has what to call when,
+    in seconds from the start of all.
     """
     shape = lab.network.shape
     world = shape.world if ranks is None else ranks
@@ -90,6 +92,7 @@ def run_ranks(
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
+    failed: list[Exception] = []
 
     def keep(rank: int, line: str) -> None:
         kept[rank].append(line)
@@ -109,22 +112,35 @@ def run_ranks(
                 errors="replace",
             )
             processes.append(process)
-            readers.append(_reader(process, rank, on_line or keep))
-        _await(processes, timeout, grace, at)
+            readers.append(_reader(process, rank, on_line or keep, failed))
+        _await(processes, timeout, grace, at, failed)
     finally:
         end(processes)
         for reader in readers:
             reader.join(1.0)
+    if failed:  # by the last lines
+        raise failed[0]
     return [Ended(n, process.returncode, "".join(kept[n])) for n, process in enumerate(processes)]
 
 
 def _reader(
-    process: subprocess.Popen[Any], rank: int, sink: Callable[[int, str], None]
+    process: subprocess.Popen[Any],
+    rank: int,
+    sink: Callable[[int, str], None],
+    failed: list[Exception],
 ) -> threading.Thread:
+    """Thread that hands a rank's lines to ``sink``, until any sink has failed. It reads on then:
+    a rank whose pipe is full would wait for ever, and could not end."""
+
     def follow() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            sink(rank, line)
+            if failed:
+                continue
+            try:
+                sink(rank, line)
+            except Exception as error:
+                failed.append(error)
 
     # A rank's child may hold the pipe open for longer.
     reader = threading.Thread(target=follow, daemon=True)
@@ -137,14 +153,18 @@ def _await(
     timeout: float | None,
     grace: float,
     at: Sequence[tuple[float, Callable[[], None]]],
+    unread: Sequence[Exception],
 ) -> None:
-    """Returns when all have ended, or one failed and the others had their time, or at timeout."""
+    """Returns when all have ended, or one failed and the others had their time, or at timeout.
+    ``unread``: why lines could not be handed on, which is raised."""
     start = time.monotonic()
     end_at = None if timeout is None else start + timeout
     failed = False
     upcoming = sorted(at, key=lambda one: one[0])
     while True:
         codes = [process.poll() for process in processes]
+        if unread:
+            raise unread[0]
         if None not in codes:
             return
         now = time.monotonic()
@@ -171,5 +191,13 @@ def end(processes: Sequence[subprocess.Popen[Any]], grace: float = 5.0) -> None:
 
 
 def prefixed(rank: int, line: str) -> None:
-    sys.stdout.write(f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n")
-    sys.stdout.flush()
+    """Prints a rank's line. BrokenPipeError: nobody reads; LabError: it can't be written."""
+    text = f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n"
+    encoding = sys.stdout.encoding or "utf-8"  # in which a terminal may lack what a rank prints
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise LabError(f"the ranks' output can't be written: {error.strerror}") from error

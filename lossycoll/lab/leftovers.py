@@ -1,7 +1,8 @@
 """Processes of laboratories whose maker is gone.
 
 Everything that a laboratory starts carries the laboratory's name in its environment, and the name
-holds the number of the process that made it. A laboratory cleans up behind itself even when its
+holds the number of the process that made it, and the namespace in which it has that number: in a
+container, processes are counted anew. A laboratory cleans up behind itself even when its
 maker is killed, unless the switch is killed with it: what is found here is from such a case.
 Nothing else is left: namespaces and devices have no names, and vanish with the processes in them.
 """
@@ -34,7 +35,7 @@ class Process:
 
 def new_name() -> str:
     pid = os.getpid()
-    return f"{secrets.token_hex(4)}-{pid}-{_started(pid)}"
+    return f"{secrets.token_hex(4)}-{pid}-{_started(pid)}-{_space()}"
 
 
 def find() -> list[Process]:
@@ -76,16 +77,27 @@ def clean() -> list[Process]:
 
 
 def is_alive(name: str) -> bool:
-    """True if the maker of a laboratory still runs: a process of that number and that start."""
+    """True if the maker of a laboratory still runs: a process of that number and that start. The
+    maker of another namespace, such as a container's, can't be looked up and counts as alive."""
     try:
-        _, pid, started = name.split("-")
-        maker, start = int(pid), int(started)
+        _, pid, started, counted_in = name.split("-")
+        maker, start, space = int(pid), int(started), int(counted_in)
     except ValueError:
         return True  # of another version, so not ours to judge
+    if not space or space != _space():
+        return True
     try:
         return _started(maker) == start
     except OSError:
         return False
+
+
+def _space() -> int:
+    """The namespace in which this process counts processes; 0: unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _started(pid: int) -> int:

@@ -21,6 +21,8 @@ LINKS: Final = "links"
 """The ifb device of a host."""
 LIMIT: Final = 1_000_000
 """Packets in a queue without a rate: what the delay holds."""
+NO_RATE: Final = "0bit"
+"""A queue that is changed keeps a rate that isn't named."""
 FIRST_CLASS: Final = 16
 
 
@@ -46,9 +48,8 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
         out += ["duplicate", _percent(link.duplicate)]
     if link.reorder:
         out += ["reorder", _percent(link.reorder)]
-    if link.rate_mbit is not None:
-        out += ["rate", f"{link.rate_mbit * 1e6:.0f}bit"]
-    return out
+    rate = NO_RATE if link.rate_mbit is None else f"{link.rate_mbit * 1e6:.0f}bit"
+    return [*out, "rate", rate]
 
 
 def refusal(network: Network) -> str:
@@ -70,7 +71,7 @@ def _lacks(part: Link | Port) -> str:
 def rate_arguments(mbit: float | None, port: Port, mtu: int) -> list[str]:
     """Arguments of netem for one direction of a port."""
     if mbit is None:
-        return ["limit", str(LIMIT)]
+        return ["limit", str(LIMIT), "rate", NO_RATE]
     bytes_ = queue_bytes(mbit, port, mtu)
     return ["limit", str(max(2, round(bytes_ / (mtu + ETHERNET_BYTES)))), "rate", f"{mbit:g}mbit"]
 

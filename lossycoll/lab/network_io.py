@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ def load(path: str | Path) -> Network:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(f"can't read the network {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        at = f"byte {error.start}"
+        raise OptionError(f"the network {path} isn't text in UTF-8 ({at}): save it so") from None
     try:
         data = _toml(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
@@ -129,7 +133,7 @@ def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
 
 def quantity(name: str, field: str, text: str) -> float | int | None:
     """A value of a field of links or ports, whose unit may stand behind it: ``1%``, ``20ms``.
-    ``name``: what the error calls it. OptionError for what isn't a number."""
+    ``name``: what the error calls it. OptionError for what isn't a number, or isn't finite."""
     if text == "none":
         return None
     end = field.rpartition("_")[2]
@@ -144,6 +148,8 @@ def quantity(name: str, field: str, text: str) -> float | int | None:
     except ValueError:
         known = ", ".join(units)
         raise wrong(name, text, f"a number, and one of {known} or nothing behind it") from None
+    if not math.isfinite(found):
+        raise wrong(name, text, "a finite number")
     return int(found) if field == "queue_packets" and found.is_integer() else found
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from .counters import HostCounts, SiteCounts
 from .laboratory import Lab
@@ -181,6 +181,11 @@ class LinkCheck:
         if self.round_trip < least:
             out.append(f"a round trip took {self.round_trip:.2f} ms, wanted {least:.2f} at least")
         return out
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: a round trip of which nothing came back is None."""
+        trip = self.round_trip if math.isfinite(self.round_trip) else None
+        return {**asdict(self), "round_trip": trip, "complaints": self.complaints}
 
 
 def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, float]:

@@ -48,6 +48,7 @@ class Counts:
     bytes: int  # of those, everything below the engine included
     dropped_up: int  # packets that found the queue before their sender's port full
     dropped_down: int  # the same before their receiver's
+    dropped_link: int  # the same before a link's own rate
     policed: int  # packets that were above a policer's rate
     lost: int  # by the links' own loss
     overflow: int  # packets that found a receive buffer full
@@ -278,11 +279,14 @@ class Hosts:
         lib.lc_sim_close(self._sim)
 
     def change(self, network: Network) -> None:
-        """Changes the network from now on; it has as many hosts as before, and no gateways."""
+        """Changes the network from now on; it has as many hosts as before, no gateways, and no
+        policers of links."""
         if network.gateway != Port():
             raise OptionError("a simulation has no gateways: give the hosts' ports their rates")
+        if any(link.policer_ms is not None for link in network.all_links):
+            raise OptionError("a simulation has policers at ports alone: give policer_ms to a port")
         known = network.total_hosts
-        usual = _link(network.link)
+        usual = _link(network.link, network.mtu)
         for host in range(self._hosts):
             port = network.port_of(host) if host < known else network.port
             for up in (0, 1):
@@ -290,7 +294,7 @@ class Hosts:
                 lib.lc_sim_set_port(self._sim, host, up, _port(port, rate, network.mtu))
             for other in range(self.topology.n_hosts):
                 both = max(host, other) < known and host != other
-                link = _link(network.link_of(host, other)) if both else usual
+                link = _link(network.link_of(host, other), network.mtu) if both else usual
                 lib.lc_sim_set_path(self._sim, host, other, link)
 
     @property
@@ -312,9 +316,9 @@ class Hosts:
     def kill(self, rank: int) -> None:
         lib.lc_sim_stop(self._sim, rank)
 
-    def give_up(self, dead: int, survivors: Sequence[int]) -> None:
-        """The control plane says to all that a rank is lost, and they continue without it."""
-        following = max([self.ranks[rank].endpoint.lose(dead) for rank in survivors])
+    def give_up(self, dead: Sequence[int], survivors: Sequence[int]) -> None:
+        """The control plane says to all that ranks are lost, and they continue without these."""
+        following = max(self.ranks[rank].endpoint.lose(one) for rank in survivors for one in dead)
         everyone = View(0, tuple(range(self.topology.world)))
         for rank in survivors:
             self.ranks[rank].endpoint.go_on((everyone, View(following, tuple(survivors))), True)
@@ -339,11 +343,13 @@ class Hosts:
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
         ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]
+        at_ports = sum(one.dropped + one.policed for both in ports for one in both)
         return Counts(
             packets=all_.sent,
             bytes=sum(up.bytes for _, up in ports),
             dropped_up=sum(up.dropped for _, up in ports),
             dropped_down=sum(down.dropped for down, _ in ports),
+            dropped_link=all_.dropped - at_ports,
             policed=sum(one.policed for both in ports for one in both),
             lost=all_.lost,
             overflow=all_.overflow,
@@ -400,7 +406,7 @@ def _port(port: Port, mbit: float | None, mtu: int) -> Any:
     return out
 
 
-def _link(link: Link) -> Any:
+def _link(link: Link, mtu: int) -> Any:
     out = ffi.new("lc_sim_path *")
     out.delay_ns = _ns(link.delay_ms - link.jitter_ms)
     out.ordered = link.jitter_ms > 0
@@ -409,5 +415,5 @@ def _link(link: Link) -> Any:
     out.loss, out.burst, out.twice = link.loss, link.burst, link.duplicate
     if link.rate_mbit:
         out.bytes_per_s = _bytes_per_s(link.rate_mbit)
-        out.queue_ns = round(queue_bytes(link.rate_mbit, link, 1500) / out.bytes_per_s * 1e9)
+        out.queue_ns = round(queue_bytes(link.rate_mbit, link, mtu) / out.bytes_per_s * 1e9)
     return out

@@ -110,8 +110,8 @@ def simulate_training(
     ``times`` are seconds of micro-batches, by step, rank and micro-batch. ``buckets`` are bytes of
     gradients in float32, submitted as the last micro-batch's backward pass goes on. With a
     ``threshold`` a rank that has computed for so long begins no further micro-batch, and gradients
-    are submitted when it has ended, since no rank knows before which one is its last. The last rank
-    dies as step ``death`` begins, and its host with it: nobody hears that its process has ended.
+    are submitted when it has ended, since no rank knows before which one is its last. The last host
+    dies as step ``death`` begins, with all its ranks: nobody hears that their processes have ended.
     """
     topology = topology_of(network, hosts, ranks_per_host, None)
     steps, ranks, _ = times.shape
@@ -127,17 +127,19 @@ def simulate_training(
             f"steps that count, and {4 * topology.world} bytes or more in each bucket"
         )
     options = options or Options()
-    if death is not None and not (options.continues and ranks > 2 and 0 <= death < steps):
+    left = ranks - ranks_per_host
+    if death is not None and not (options.continues and left > 1 and 0 <= death < steps):
         raise OptionError(
-            f"a rank dies in step {death} of {steps}, of {ranks} ranks, with on_peer_loss "
-            f"{options.on_peer_loss!r}; wanted a step that there is, 3 ranks or more, 'continue'"
+            f"a host dies in step {death} of {steps}, which leaves {left} of {ranks} ranks, with "
+            f"on_peer_loss {options.on_peer_loss!r}; wanted a step that there is, 2 ranks or more "
+            f"that are left, 'continue'"
         )
     done: list[Step] = []
     with Hosts(network, topology, options, capacity=CAPACITY, grain=grain_of(network)) as world:
         begun = [world.now] * ranks
         last = world.now
         for number, of_all in enumerate(times):
-            of_step = of_all if death is None or number < death else of_all[:-1]
+            of_step = of_all if death is None or number < death else of_all[:left]
             computed = [_computed(mine, threshold) for mine in of_step]
             parts = [
                 [*_parts(method, buckets, mine[:count], threshold is not None)]
@@ -184,9 +186,10 @@ def _run(
     *,
     dies: bool,
 ) -> tuple[Step, list[float]]:
-    """One step; and when each rank has ended it. ``dies``: the rank behind those of ``parts``."""
-    if dies:
-        world.kill(len(parts))
+    """One step; and when each rank has ended it. ``dies``: the ranks behind those of ``parts``."""
+    dead = range(len(parts), len(world.ranks)) if dies else range(0)
+    for rank in dead:
+        world.kill(rank)
     given_up = world.now + SILENT_SHARE * options.liveness
     most = max(part.nbytes for part in parts[0])
     room = np.zeros((2, most // 4 + world.topology.world), np.float32)
@@ -209,7 +212,7 @@ def _run(
         tickets.append((rank, world.ranks[rank].group.ticket, part.collective))
     if dies:
         world.run(max(given_up, world.now))
-        world.give_up(len(parts), range(len(parts)))
+        world.give_up(dead, range(len(parts)))
     waiting = world.run(None)
     ends = [world.ended(rank) for rank in range(len(parts))]
     failed = [code for _, code in ends if code]

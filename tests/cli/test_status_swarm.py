@@ -17,6 +17,7 @@ import pytest
 from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.cli.main import main
 from lossycoll.cli.status import swarm_as_text
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.swarm import peer_status
 from lossycoll.runtime.swarm.peer_status import PeerFile, swarms
 from tests.support.waiting import until
@@ -100,6 +101,24 @@ def test_a_peer_that_was_killed_is_dead_and_goes_after_a_while(
     monkeypatch.setattr(peer_status, "KEPT_SECONDS", -1.0)
     assert swarms() == []
     assert not list(own_folder.glob("*.peer"))
+
+
+def test_a_peer_that_can_not_be_looked_up_is_dead_when_it_is_silent_for_long(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that has gone. Between two rounds a peer writes nothing."""
+    file = PeerFile("s", "a")
+    file.averaged(1, 1, REPORT)
+    space = status_page.space()
+    monkeypatch.setattr(status_page, "space", lambda: space + 1)
+    assert swarms()[0]["peers"][0]["state"] == "alive"
+    monkeypatch.setattr(peer_status, "UNSEEN_SECONDS", -1.0)
+    monkeypatch.setattr(peer_status, "SLOW_ROUNDS", -1)
+    assert swarms()[0]["trouble"] == ["peer a is dead"]
+    monkeypatch.setattr(peer_status, "KEPT_SECONDS", -1.0)
+    assert swarms() == []
+    assert not list(own_folder.glob("*.peer"))
+    file.close()
 
 
 def test_what_is_no_peers_file_is_left_out(own_folder: Path) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from lossycoll.cli import main as cli
+from lossycoll.cli import trial
+from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.main import EXIT_USAGE
 from lossycoll.cli.trial import Trial, complaints, mentions, summaries
 from tests.support.harness import warm_python
 
@@ -200,3 +203,19 @@ def test_a_metric_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["try", "--metric", " ", "--", sys.executable])
     assert "the metric needs a name" in capsys.readouterr().err
+
+
+def test_results_are_printed_where_their_file_can_not_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that was full at the end alone. A run that failed goes before."""
+    monkeypatch.setattr(trial, "must_be_writable", lambda file: None)
+    line = ["try", "--loss", "0", "--out", str(tmp_path / "none" / "trials.json"), "--"]
+    line += [sys.executable, "train.py"]
+    for failure, status in (("", EXIT_USAGE), ("it diverged", EXIT_FAILED)):
+        run = Trial(0.0, 1, 2.5, 1, 0, 1.0, failure=failure)
+        monkeypatch.setattr(trial, "trial", lambda *_, run=run: run)
+        assert cli.main(line) == status
+        said = capsys.readouterr()
+        assert "dropped" in said.out
+        assert "trials.json can't be written: No such file or directory" in said.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -40,6 +41,22 @@ def test_ranks_reduce_over_the_lossy_links(tmp_path: Path) -> None:
     counted = json.loads(out.read_text())
     assert counted["network"]["link"]["loss"] == 0.02
     assert all(counted["links"][name]["lost"] > 0 for name in ("0-1", "1-0"))
+
+
+@pytest.mark.parametrize(("ends", "status"), [("", 2), ("; exit 3", 3)])
+def test_counters_that_can_not_be_written_at_the_end_are_said(
+    ends: str, status: int, tmp_path: Path
+) -> None:
+    """And a job's own failure goes before that."""
+    folder = tmp_path / "away"
+    folder.mkdir()
+    script = f"rm -rf {folder}{ends}"
+    line = ("--backend", "switch", "--counters", str(folder / "counters.json"), "--", "sh", "-c")
+    with command(*line, script) as process:
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == status, text
+    assert "counters.json can't be written: No such file or directory" in text
+    assert "Traceback" not in text
 
 
 SCRIPT = """\
@@ -114,6 +131,53 @@ def test_a_signal_ends_the_job_in_order(which: signal.Signals, status: int) -> N
     assert process.returncode == status, text
     assert text.count("told") == 2
     assert eventually(lambda: not made_by(process.pid))
+
+
+def test_a_reader_that_has_enough_ends_the_job() -> None:
+    """As in `lossycoll lab -- CMD | head`."""
+    line = [sys.executable, "-m", "lossycoll.cli", "lab", "--backend", "switch", "--", "yes"]
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline()[3:] == " y\n"
+        process.stdout.close()
+        assert process.wait(60) == 141  # as a shell reports SIGPIPE
+        said = process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    assert "Traceback" not in said
+    assert eventually(lambda: not made_by(process.pid))
+
+
+def test_a_job_under_nohup_goes_on_when_its_terminal_hangs_up(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"echo up; while ! [ -e {go} ]; do sleep 0.05; done"
+    with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            process = stack.enter_context(command("--backend", "switch", "--", "sh", "-c", wait))
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        assert process.stdout is not None
+        lines: list[str] = []
+        while sum("up" in line for line in lines) < 2:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        process.send_signal(signal.SIGHUP)
+        go.touch()
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
 
 
 def test_a_killed_laboratory_leaves_nothing() -> None:

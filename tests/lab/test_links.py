@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,25 @@ def test_order_and_doubles() -> None:
             assert one.late == pytest.approx(0.05 * PACKETS, rel=0.25)
         counts = lab.counters().links[0, 1]
         assert counts.delivered == 2 * PACKETS + counts.doubled
+
+
+NO_NETEM = missing("netem")
+
+
+@pytest.mark.skipif(bool(NO_NETEM), reason=f"no netem here: {NO_NETEM}")
+def test_netem_takes_a_rate_away_again() -> None:
+    """As `--at 5:rate=none` wants: where no rate is named, netem keeps the one that it has."""
+    network = Network(link=Link(rate_mbit=10), port=Port(up_mbit=20, down_mbit=20))
+    with Lab(network, backend="netem") as lab:
+        backend: Any = lab._running()
+        for mbit in (30, None):
+            lab.change(rate_mbit=mbit)
+            lab.change_port(up_mbit=mbit, down_mbit=mbit)
+            queues = [*backend._queues(0, "links").values()]
+            for device in ("up0", "h0"):
+                queues += backend._queues(backend.middle, device).values()
+            rates = ["rate" in one["options"] for one in queues if one["kind"] == "netem"]
+            assert rates == [mbit is not None] * 3
 
 
 @pytest.mark.long

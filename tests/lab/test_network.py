@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +310,10 @@ def test_files_say_the_same_again(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(OptionError, match=complaint):
             network_io.load(path)
+    for coding in ("utf-16", "latin-1"):
+        path.write_bytes('{"congestion": "größe"}'.encode(coding))
+        with pytest.raises(OptionError, match="isn't text in UTF-8"):
+            network_io.load(path)
     with pytest.raises(OptionError, match="No such file"):
         network_io.load(tmp_path / "none.json")
 
@@ -326,15 +332,18 @@ def test_netem_is_given_the_same() -> None:
     def said(link: Link) -> str:
         return " ".join(netem.link_arguments(link, 1500))
 
-    assert said(Link()) == "limit 1000000"
-    assert said(Link(loss=0.01, delay_ms=10, jitter_ms=2)).endswith("delay 10ms 2ms loss random 1%")
-    assert said(Link(loss=0.01, burst=4)).endswith("loss gemodel 0.2525253% 25%")
-    assert said(Link(delay_ms=1, reorder=0.1, duplicate=0.2)).endswith("duplicate 20% reorder 10%")
+    # A rate is always named, or a queue would keep the one that it had.
+    assert said(Link()) == "limit 1000000 rate 0bit"
+    assert "delay 10ms 2ms loss random 1% " in said(Link(loss=0.01, delay_ms=10, jitter_ms=2))
+    assert "loss gemodel 0.2525253% 25% " in said(Link(loss=0.01, burst=4))
+    assert "duplicate 20% reorder 10% " in said(Link(delay_ms=1, reorder=0.1, duplicate=0.2))
+    assert netem.rate_arguments(None, Port(), 1500)[-2:] == ["rate", "0bit"]
+    assert netem.rate_arguments(0.5, Port(), 1500)[-2:] == ["rate", "0.5mbit"]
     # Its limit holds what is delayed, too: 10 ms of 100 Mbit/s is 83 packets.
     assert said(Link(rate_mbit=100, delay_ms=10, queue_packets=5)) == (
         "limit 88 delay 10ms rate 100000000bit"
     )
-    assert said(Link(delay_ms=10, spread_ms=4)) == "limit 1000000 delay 12ms 2ms"
+    assert said(Link(delay_ms=10, spread_ms=4)) == "limit 1000000 delay 12ms 2ms rate 0bit"
     for link, complaint in (
         (Link(reorder=0.1), "only where there is a delay"),
         (Link(delay_ms=5, jitter_ms=1, spread_ms=1), "either a jitter or a spread"),
@@ -342,6 +351,22 @@ def test_netem_is_given_the_same() -> None:
     ):
         with pytest.raises(LabError, match=complaint):
             netem.link_arguments(link, 1500)
+
+
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "infms", "1e400s"])
+def test_a_quantity_is_finite(text: str) -> None:
+    with pytest.raises(OptionError, match="wanted a finite number"):
+        network_io.quantity("delay", "delay_ms", text)
+
+
+def test_a_link_from_which_no_ping_returned_has_no_round_trip_in_json() -> None:
+    """JSON has no infinity, and most readers refuse it."""
+    none = verify.Flow(100, 0, 100, 1, 0, 0, 0, 0.0, 0)
+    row = verify.LinkCheck((0, 1), Link(loss=1), 0.0, 0.0, math.inf, none, none)
+    said = json.loads(json.dumps(row.as_json(), allow_nan=False))
+    assert said["round_trip"] is None
+    assert said["complaints"] == row.complaints == []
+    assert replace(row, round_trip=2.5).as_json()["round_trip"] == 2.5
 
 
 def test_bounds_hold_what_chance_does() -> None:
@@ -386,11 +411,22 @@ def test_an_interpreter_that_this_user_may_not_run_is_a_finding(
 
 def test_a_laboratory_is_alive_as_long_as_its_maker() -> None:
     mine = leftovers.new_name()
-    token, pid, started = mine.split("-")
+    token, pid, started, space = mine.split("-")
     assert leftovers.is_alive(mine)
-    assert not leftovers.is_alive(f"{token}-{pid}-{int(started) + 1}")  # the number was used again
-    assert not leftovers.is_alive(f"{token}-{2**22 + 1}-5")
+    # The number was used again.
+    assert not leftovers.is_alive(f"{token}-{pid}-{int(started) + 1}-{space}")
+    assert not leftovers.is_alive(f"{token}-{2**22 + 1}-5-{space}")
     assert leftovers.is_alive("of another version")
+
+
+def test_a_laboratory_of_another_namespace_of_processes_is_alive() -> None:
+    """As one in a container is to the host, which counts its processes otherwise."""
+    token, _, _, space = leftovers.new_name().split("-")
+    gone = f"{token}-{2**22 + 1}-5"
+    assert not leftovers.is_alive(f"{gone}-{space}")
+    assert leftovers.is_alive(f"{gone}-{int(space) + 1}")
+    assert leftovers.is_alive(f"{gone}-0")
+    assert leftovers.is_alive(gone)  # of a version that didn't tell
 
 
 def test_a_laboratory_must_be_started() -> None:

@@ -13,6 +13,7 @@ from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
 from lossycoll.simulate import collective as module
+from lossycoll.simulate import hosts as hosts_module
 from lossycoll.simulate.collective import (
     COLLECTIVES,
     Change,
@@ -267,3 +268,27 @@ def test_how_many_hosts_stand_for_all() -> None:
     assert usual_whole(64, 8) == 8
     assert usual_whole(100, 1) == 5
     assert usual_whole(101, 1) is None
+
+
+def test_what_a_link_drops_at_its_own_rate_is_counted_by_itself() -> None:
+    slow = Network(link=Link(delay_ms=5, rate_mbit=20, queue_packets=4))
+    found = simulate_collective(slow, MIB, calls=2, settle=0)
+    assert sum(call.counts.dropped_link for call in found.calls) > 0
+    assert dropped(found) == 0
+    ports = replace(QUIET, port=Port(up_mbit=20, down_mbit=20, queue_packets=4))
+    other = simulate_collective(ports, MIB, calls=2, settle=0)
+    assert dropped(other) > 0
+    assert all(call.counts.dropped_link == 0 for call in other.calls)
+
+
+def test_a_link_s_queue_holds_packets_of_the_network_s_size() -> None:
+    """64 of them, where nothing is said: 25 ms of 1 Mbit/s hold two."""
+    for mtu in (1500, 9000):
+        link = hosts_module._link(Link(rate_mbit=1), mtu)
+        assert link.queue_ns == pytest.approx(64 * (mtu + ETHERNET_BYTES) * 8e3, rel=1e-6)
+
+
+def test_a_link_s_policer_is_refused() -> None:
+    network = Network(link=Link(rate_mbit=10, policer_ms=5))
+    with pytest.raises(OptionError, match="policers at ports alone"):
+        simulate_collective(network, MIB)

@@ -71,6 +71,20 @@ def test_a_death_costs_one_step_the_time_in_which_it_is_found() -> None:
     assert seconds[3] < 0.7 * 2.0
 
 
+def test_a_host_that_dies_takes_all_its_ranks_with_it() -> None:
+    options = Options(on_peer_loss="continue", delivery="reliable", liveness=2.0)
+    times = np.full((4, 6, 1), 0.05)
+    times[2:, 4:] = 5.0  # of the last host's ranks, which nobody waits for any more
+    how: dict[str, Any] = {"hosts": 3, "ranks_per_host": 2, "options": options, "death": 2}
+    found = simulate_training(NETWORK, BUCKETS, times, **how)
+    seconds = [step.seconds for step in found.steps]
+    assert 0.7 * 2.0 < seconds[2] < 5
+    assert seconds[3] < 0.7 * 2.0
+    assert [step.computing for step in found.steps] == pytest.approx([0.05] * 4)
+    with pytest.raises(OptionError, match="which leaves 0 of 6 ranks"):
+        simulate_training(NETWORK, BUCKETS, times, **{**how, "hosts": 1, "ranks_per_host": 6})
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [

@@ -45,7 +45,7 @@ def test_sites_have_gateways() -> None:
             shaped = f"qdisc replace dev {end}{site} root handle 1: netem"
             assert f"ip netns exec n2 tc {shaped} limit {packets} rate {rate}mbit" in lines
         link = f"tc qdisc replace dev links parent 1:1{1 - site} handle 1{1 - site}: netem"
-        assert f"ip netns exec n{site} {link} limit 1000000 delay 7ms" in lines
+        assert f"ip netns exec n{site} {link} limit 1000000 delay 7ms rate 0bit" in lines
     text = "\n".join(lines)
     # Each bridge knows both hosts: one at a port of its own, one behind a cable.
     first, other = "02:6c:61:62:00:01", "02:6c:61:62:00:02"

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
+from lossycoll.cli.launcher import EXIT_FAILED, exit_status, launch, must_be_writable, save, scratch
 from lossycoll.cli.plotting import pyplot
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
@@ -107,8 +107,7 @@ def run(options: argparse.Namespace) -> int:
     config, environment = configuration(options), environment_of(options)
     measured = measure(config, options.ranks, environment, console)
     results = summarize(measured, options)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    unsaved = save(options.out, json.dumps(results, indent=1))
     if options.json:
         print(json.dumps(results))
     else:
@@ -124,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    return EXIT_FAILED if wrong else 0
+    return exit_status("bench", EXIT_FAILED if wrong else 0, unsaved)
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -280,7 +279,7 @@ def report(
     }
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows, "loss": loss}
-    (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
+    exit_status("bench", 0, save(folder / "bench.json", json.dumps(whole_results)))
     if (plt := pyplot(errors)) is not None:
         from .plot import draw
 

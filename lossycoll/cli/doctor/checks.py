@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -18,6 +19,7 @@ from typing import Final
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
 WANTED_BUFFER = 4 << 20
+SYSTEM_NET: Final = Path("/sys/class/net")
 SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies"}
 SLOW_CLOCK_NS = 1000
 
@@ -229,16 +231,24 @@ def offloads() -> list[Finding]:
 
 
 def interfaces() -> list[Finding]:
+    from lossycoll.errors import InterfaceError
+    from lossycoll.runtime.net.interfaces import mtu_of
+
     out = []
     for _, name in socket.if_nameindex():
-        folder = Path("/sys/class/net") / name
-        size = int((folder / "mtu").read_text())
-        state = (folder / "operstate").read_text().strip()
+        try:
+            size = mtu_of(name)
+        except InterfaceError:  # gone since it was listed
+            continue
+        said = f"MTU {size}"
+        # A container may have no /sys, or that of another network.
+        with contextlib.suppress(OSError):
+            said += f", {(SYSTEM_NET / name / 'operstate').read_text().strip()}"
         out.append(
             good_if(
                 size >= 1280,
                 f"interface {name}",
-                f"MTU {size}, {state}",
+                said,
                 Severity.WARN,
                 f"small packets cost time: ip link set dev {name} mtu 1500",
             )

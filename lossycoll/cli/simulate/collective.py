@@ -168,7 +168,7 @@ def swept(options: argparse.Namespace) -> list[tuple[Any, argparse.Namespace]]:
     values = [value_of(word) for word in ([first, last] if colon else text.split(","))]
     if colon:
         begin, end = values
-        if not 0 < begin <= end:
+        if None in values or not 0 < begin <= end:  # "none" is a rate's lack
             raise OptionError(f"--sweep {options.sweep!r}: wanted A above 0, and B no less")
         values = [begin]
         while values[-1] * 2 <= end:
@@ -229,6 +229,7 @@ def figures(found: Simulated) -> dict[str, Any]:
         "host_bytes": per_call["local_bytes"],
         "dropped": {
             "own_port": per_call["dropped_up"],
+            "link": per_call["dropped_link"],
             "receivers_port": per_call["dropped_down"],
             "policer": per_call["policed"],
             "network": per_call["lost"],
@@ -325,9 +326,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("--method", choices=METHODS, default="plain", help="(%(default)s)")
     text = "DropCompute: a rank that has computed for so long begins no further micro-batch"
     add("--threshold", type=real(0), metavar="SECONDS", help=text)
-    text = (
-        "in which the last rank's host dies, from 0 (never); wants --option on_peer_loss=continue"
-    )
+    text = "in which the last host dies, from 0 (never); wants --option on_peer_loss=continue"
     add("--death", type=whole(0), metavar="STEP", help=text)
     add("--steps", type=whole(1), default=7, metavar="N", help="in a row (%(default)s)")
     text = "of these, the first that don't count (%(default)s)"

@@ -118,7 +118,8 @@ MOST_BYTES: Final = 1 << 28
 TRIES: Final = 20
 """Looks at a page that is being written. A writer takes microseconds, unless it is stopped then."""
 KEPT_SECONDS: Final = 60.0
-"""Time that a dead process's page is kept after its job's end."""
+"""Time that a dead process's page is kept after its job's end, and after which a process that can't
+be looked up is taken for dead if it writes nothing."""
 MOST_READ: Final = 32
 """Pages of processes that have ended, which making a page reads at most."""
 CLOSED: Final = -1
@@ -210,7 +211,7 @@ def _remove_old(where: Path) -> None:
     for path in ended[:MOST_READ]:
         with contextlib.suppress(OSError, ValueError):
             record = read_page(path)
-            if record.state == DEAD and _is_old(record):
+            if is_gone(record) and _is_old(record):
                 path.unlink()
 
 
@@ -231,7 +232,7 @@ def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
     for path in sorted(where.glob(f"{session:016x}.*" if session is not None else "*.*.*")):
         with contextlib.suppress(OSError, ValueError):
             found.append((path, read_page(path, calls=calls)))
-    alive = {record.session for _, record in found if record.state != DEAD}
+    alive = {record.session for _, record in found if not is_gone(record)}
     kept = []
     for path, record in found:
         if record.session in alive or not _is_old(record):
@@ -240,6 +241,12 @@ def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
         with contextlib.suppress(OSError):
             path.unlink()
     return kept
+
+
+def is_gone(record: Record) -> bool:
+    """True if the process is dead, or can't be looked up (as one in a container) and its engine
+    has written nothing for long: engines that run do, also when nothing is to be done."""
+    return record.state == DEAD or (record.state == ELSEWHERE and record.written > KEPT_SECONDS)
 
 
 def _is_old(record: Record) -> bool:

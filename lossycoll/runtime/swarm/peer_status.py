@@ -24,6 +24,9 @@ SUFFIX: Final = ".peer"
 SILENT_SECONDS: Final = 60.0
 """A peer that began no round for so long, and for SLOW_ROUNDS of its rounds, counts as slow."""
 SLOW_ROUNDS: Final = 3
+UNSEEN_SECONDS: Final = 3600.0
+"""A peer whose process can't be looked up, as one in a container, is taken for dead after so long
+without a sign, and after SLOW_ROUNDS of its rounds. Its file is written at rounds alone."""
 _STATES: Final = {status_page.RUNS: ALIVE, status_page.ELSEWHERE: ALIVE}
 
 
@@ -102,7 +105,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         os.close(file)
     last = said.get("last") or {}
     kernel = status_page.state_of(int(said["pid"]), int(said["pid_start"]), int(said["pid_space"]))
-    peer = {
+    peer: dict[str, Any] = {
         "name": str(said["name"]),
         "number": int(said.get("number", -1)),
         "host": str(said["host"]),
@@ -123,6 +126,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         "failure": str(last.get("failure", "")),
         "left_out": str(last.get("left_out", "")),
     }
+    if kernel == status_page.ELSEWHERE and _is_late(peer, UNSEEN_SECONDS):
+        peer["state"] = DEAD
     return str(said["session"]), peer
 
 
@@ -165,5 +170,10 @@ def _trouble(peers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _is_slow(peer: Mapping[str, Any]) -> bool:
+    return _is_late(peer, SILENT_SECONDS)
+
+
+def _is_late(peer: Mapping[str, Any], least: float) -> bool:
+    """True if a peer has begun no round for ``least`` seconds and for SLOW_ROUNDS of its rounds."""
     usual = peer["round_seconds"] + peer["waited_seconds"]
-    return bool(peer["since_seconds"] > max(SILENT_SECONDS, SLOW_ROUNDS * usual))
+    return bool(peer["since_seconds"] > max(least, SLOW_ROUNDS * usual))

@@ -64,10 +64,10 @@ def is_over(job: Mapping[str, Any]) -> bool:
 
 
 def latest(records: Iterable[Record]) -> dict[int, Record]:
-    """One record per process: of several, one that isn't dead."""
+    """One record per process: of several, one that isn't gone."""
     found: dict[int, Record] = {}
     for record in records:
-        if record.process not in found or found[record.process].state == status_page.DEAD:
+        if record.process not in found or status_page.is_gone(found[record.process]):
             found[record.process] = record
     return found
 
@@ -77,7 +77,7 @@ def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecor
     return [
         record.peers[process]
         for other, record in known.items()
-        if other != process and record.state != status_page.DEAD and process < len(record.peers)
+        if other != process and not status_page.is_gone(record) and process < len(record.peers)
     ]
 
 
@@ -89,8 +89,11 @@ def _heard(process: int, known: Mapping[int, Record]) -> float:
 
 def _is_listened_for(process: int, known: Mapping[int, Record]) -> bool:
     """True if another process runs and tells: what it hasn't heard is silent."""
-    halted = (status_page.DEAD, status_page.STOPPED)
-    return any(one.state not in halted for p, one in known.items() if p != process)
+    return any(
+        one.state != status_page.STOPPED and not status_page.is_gone(one)
+        for p, one in known.items()
+        if p != process
+    )
 
 
 def _state(process: int, known: Mapping[int, Record]) -> RankState:
@@ -103,7 +106,7 @@ def _state(process: int, known: Mapping[int, Record]) -> RankState:
     if told:
         return RankState(told[0])
     if mine is not None:
-        return RankState.PRESENT
+        return RankState.SILENT if status_page.is_gone(mine) else RankState.PRESENT
     if not _is_listened_for(process, known):
         return RankState.UNKNOWN
     liveness = min((record.liveness for record in known.values()), default=0.0)

@@ -1,8 +1,9 @@
 """Metrics of a job's ranks on this machine: for Prometheus, or as lines of JSON over time.
 
 One process of a machine tells for all of them: by HTTP the one that gets the port, in a file the
-one with the lowest number. Everything is read from status pages when it is asked for. Lines, which
-`lossycoll report` draws, become rarer as the job gets older, so that a file stays small.
+one with the lowest number of those that run. Everything is read from status pages when it is asked
+for. Lines, which `lossycoll report` draws, become rarer as the job gets older, so that a file stays
+small.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lossycoll.runtime.core.exits import start_thread
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
 
 from .job_status import DEAD, STATES, job_of
@@ -241,7 +243,7 @@ def _serve(
                 raise
         if tries == 2:  # at the first, a job of this program that has just ended may still have it
             records = read()
-            is_first = process == min((record.process for record in records), default=-1)
+            is_first = _is_first(process, records)
             if is_first and not _tells(address, int(port), records[0].session):
                 log.warning(
                     "metrics can't be told at %s: another program, or another job, has the port "
@@ -257,6 +259,17 @@ def _serve(
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def _is_first(process: int, records: Sequence[Record]) -> bool:
+    """True if no process of this machine that runs has a lower number. A dead or stopped one writes
+    nothing, and its record stays for a while."""
+    running = (
+        record.process
+        for record in records
+        if record.state != status_page.STOPPED and not status_page.is_gone(record)
+    )
+    return process == min(running, default=-1)
 
 
 def _tells(address: str, port: int, session: str) -> bool:
@@ -281,9 +294,38 @@ def _write(
 ) -> None:
     from prometheus_client import write_to_textfile
 
-    while wait(FILE_SECONDS):
-        if process == min((record.process for record in read()), default=-1):
+    def write() -> None:
+        if _is_first(process, read()):
             write_to_textfile(where, registry)
+
+    attempt = _Attempts(where, write)
+    while wait(FILE_SECONDS):
+        attempt()
+
+
+class _Attempts:
+    """Writes that may fail: a disk is full for a while, a network's file system is away. The first
+    failure is logged, and the first success after it."""
+
+    def __init__(self, where: str, write: Callable[[], None]) -> None:
+        self._where, self._write = where, write
+        self._fails = False
+
+    def __call__(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            if not self._fails:
+                log.warning(
+                    "metrics can't be written to %s: %s; further tries follow",
+                    self._where,
+                    error.strerror or error,
+                )
+            self._fails = True
+            return
+        if self._fails:
+            log.warning("metrics are written to %s again", self._where)
+        self._fails = False
 
 
 # ---- lines of JSON ----
@@ -315,13 +357,31 @@ def write_lines(
     """Appends lines until the job is over; of a machine's processes the one with the lowest number.
     ``wait``: waits for so many seconds; whether the job goes on."""
     begin = time.monotonic()
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    lines = _Lines(path, process, read)
+    attempt = _Attempts(path, lines.write)
     while wait(max(FIRST_SECONDS, (time.monotonic() - begin) / LINES)):
-        records = read()
-        if process == min((record.process for record in records), default=-1):
-            text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
-            file = os.open(path, flags, 0o600)
-            try:
-                os.write(file, text.encode())
-            finally:
-                os.close(file)
+        attempt()
+
+
+class _Lines:
+    def __init__(self, path: str, process: int, read: Callable[[], Sequence[Record]]) -> None:
+        self._path, self._process, self._read = path, process, read
+        self._is_cut = False
+        """A part of the latest line was written, as far as there was room."""
+
+    def write(self) -> None:
+        records = self._read()
+        if not _is_first(self._process, records):
+            return
+        text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
+        data = ("\n" if self._is_cut else "").encode() + text.encode()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
+        try:
+            written = os.write(file, data)
+        finally:
+            os.close(file)
+        if 0 < written < len(data):
+            self._is_cut = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._is_cut = False

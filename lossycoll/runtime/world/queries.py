@@ -1,8 +1,8 @@
 """Queries of a process that is no rank of a world (yet): who listens there, and how is the job?
 
-Of a job one rank is asked for the status, and then those of which nothing is known yet. Each rank
-answers for itself and for the others on its machine, whose pages it reads; so a rank that can't
-answer is told of by its neighbours.
+Of a job one rank is asked for the status, then one on each further machine, and then those of which
+nothing is known yet. Each rank answers for itself and for the others on its machine, whose pages it
+reads; so a rank that can't answer is told of by its neighbours.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ ANSWER_SECONDS: Final = 5.0
 """For a rank that is asked whether it lives, or for new keys."""
 FIRST_SECONDS: Final = 2.0
 """For the rank that is named, which may be far away."""
-OTHERS_SECONDS: Final = 0.1
-"""For each further round of ranks that haven't been told of yet."""
+OTHERS_SECONDS: Final = 2.0
+"""For one rank on each further machine, which may be as far away, and again for the others that
+haven't been told of then. All that is waited for is over when nobody is left to be told of."""
 TRIES: Final = 3
 """Of the rank that is named: a listener that strangers crowd may close a connection that is new."""
 REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
@@ -56,10 +57,11 @@ class _Query:
         hello: Hello,
         seconds: float,
         take: Callable[[Address, bytes], bool],
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> dict[Address, str]:
-        """Asks all places at once, and waits for ``seconds`` at most. ``take`` is given a place and
-        its message, and returns whether that was its last one; it may raise Malformed. Returns the
-        places without a whole answer, and why."""
+        """Asks all places at once, and waits for ``seconds`` at most, or until ``is_enough``.
+        ``take`` is given a place and its message, and returns whether that was its last one; it may
+        raise Malformed. Returns the places without a whole answer, and why."""
         end = time.monotonic() + seconds
         open_ones: dict[int, Address] = {}
         failed: dict[Address, str] = {}
@@ -71,7 +73,7 @@ class _Query:
                 continue
             open_ones[peer] = place
             self._transport.send(peer, pack(hello))
-        while open_ones and (left := end - time.monotonic()) > 0:
+        while open_ones and not is_enough() and (left := end - time.monotonic()) > 0:
             for event in self._transport.poll(left):
                 if not isinstance(event, Received | Refused | Closed):
                     continue
@@ -176,9 +178,12 @@ def ask_job(
         if reader.head is None:
             raise _unanswered(failed.get(first, "no answer"))
         asked: set[Address] = {first}
-        while wanted := [place for place in reader.untold() if place not in asked]:
+        for is_one_each in (True, False):
+            wanted = [place for place in reader.untold() if place not in asked]
+            if is_one_each:
+                wanted = list({place[0]: place for place in reversed(wanted)}.values())
             asked |= set(wanted)
-            query.ask(wanted, hello, OTHERS_SECONDS, reader.take)
+            query.ask(wanted, hello, OTHERS_SECONDS, reader.take, lambda: not reader.untold())
     return reader.head.session, reader.head.addresses, list(reader.records.values())
 
 

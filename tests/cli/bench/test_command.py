@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lossycoll.cli import argtypes
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import loss_sweep, worker
 from lossycoll.cli.bench import worker as bench_rank
+from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
 from tests.support.harness import warm_python
 from tests.support.lab_kit import needs_lab
@@ -115,6 +117,27 @@ def test_an_encoding_reaches_the_ranks() -> None:
     options = cli.parser().parse_args(["bench", "--wire", "fp16"])
     assert bench.environment_of(options)["LOSSYCOLL_WIRE"] == "fp16"
     assert "LOSSYCOLL_WIRE" not in bench.environment_of(cli.parser().parse_args(["bench"]))
+
+
+def test_sums_in_few_bits_are_verified_within_their_step() -> None:
+    given = ("--backend", "lossy", "--sizes", "64k", "--seconds", "0.05", "--compute-ms", "0")
+    for wire in ("int8", "int2"):
+        (row,) = run_bench(*given, "--ranks", "3", "--wire", wire)["rows"]
+        assert (row["verified"], row["wrong"]) == (True, 0)
+
+
+def test_the_tolerance_of_an_encoding_is_its_steps() -> None:
+    def of(dtype: torch.dtype = torch.float32, ranks: int = 2, **options: Any) -> float:
+        return worker.tolerance(Options(**options), dtype, ranks)
+
+    assert of() == of(torch.float64, wire="int8") == 0
+    exact = worker.GRID_ERROR * 2 * worker.LARGEST
+    assert of(wire="int8") == pytest.approx(exact / 255)
+    assert of(wire="int4/int8") == pytest.approx(exact * (0.5 / 15 + 0.5 / 255))
+    assert of(wire="int4", wire_rounding="stochastic") == pytest.approx(exact * 2 / 15)
+    assert of(wire="int8", ranks=4, algorithm="ring") == pytest.approx(2 * exact * 2 / 255)
+    assert of(wire="bf16") == pytest.approx(exact / 256)
+    assert of(wire="fp16", ranks=64) < 0.2
 
 
 def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> None:

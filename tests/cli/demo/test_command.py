@@ -16,7 +16,7 @@ from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo import report as demo_report
 from lossycoll.cli.demo import worker as demo_train
 from lossycoll.cli.demo.methods import PERIOD
-from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
+from lossycoll.cli.launcher import Interrupted, LaunchError, launch, run_ranks, scratch
 from tests.support.harness import warm_python
 from tests.support.waiting import until
 
@@ -166,6 +166,19 @@ def test_failing_rank_is_quoted(tmp_path: Path) -> None:
             environment={"LOSSYCOLL_TEST_ONLY": None},
             on_event=lambda event: None,
         )
+
+
+def test_logs_of_an_earlier_run_are_not_quoted(tmp_path: Path) -> None:
+    """The demo's folder is the same each time."""
+    errors = []
+    for name in ("earlier", "later"):
+        command = [sys.executable, "-c", f"raise SystemExit('the {name} one')"]
+        with pytest.raises(LaunchError) as error:
+            run_ranks(command, ranks=1, folder=tmp_path, environment={})
+        errors.append(str(error.value))
+    assert "the earlier one" in errors[0]
+    assert "the later one" in errors[1]
+    assert "the earlier one" not in errors[1]
 
 
 def test_corpus_is_split_by_file(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,3 +290,13 @@ def test_a_machine_that_cant_seal_says_so(
     assert found.status is status
     assert "there is no libcrypto" in found.found
     assert "libssl3" in found.advice
+
+
+def test_interfaces_are_found_where_sys_is_that_of_another_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or isn't mounted, as in some containers."""
+    monkeypatch.setattr(checks, "SYSTEM_NET", tmp_path / "nowhere")
+    found = {one.name: one for one in checks.interfaces()}
+    assert found["interface lo"].status is Severity.OK
+    assert re.fullmatch(r"MTU \d+", found["interface lo"].found)

@@ -80,6 +80,8 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "hots=2:4"], "NAME one of hosts"),
         (["--sweep", "hosts=4:2"], "wanted A above 0, and B no less"),
         (["--sweep", "bytes=1x"], "'1x' is not a size"),
+        (["--sweep", "rate_mbit=10:inf"], "rate_mbit is 'inf', wanted a finite number"),
+        (["--sweep", "rate_mbit=none:10"], "wanted A above 0, and B no less"),
         (["--picture", "a.png"], "--picture draws a sweep"),
         (["--network", "two-sites"], "no gateways"),
     ):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,32 @@ def test_a_number_of_another_process_is_no_proof_of_life() -> None:
     assert status_page.state_of(pid, start, space) == status_page.RUNS
     assert status_page.state_of(pid, start + 1, space) == status_page.DEAD
     assert status_page.state_of(pid, start, space + 1) == status_page.ELSEWHERE
+
+
+@pytest.mark.parametrize("remove", [pages, made])
+def test_a_page_whose_process_can_not_be_looked_up_goes_when_nothing_is_written(
+    remove: Callable[[], object], own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a job in a container that has gone, where the folder is the host's."""
+    page = made()
+    there = own_folder / f"{0xABD:016x}.1.{2**22 + 1}"
+    there.write_bytes(page.path.read_bytes())
+    page.close()
+    space = status_page.space()
+    monkeypatch.setattr(status_page, "space", lambda: space + 1)
+    assert [one.state for one in pages()] == [status_page.ELSEWHERE]
+    at = status_page.ffi.offsetof("lc_page", "turn_ns")
+    for ago, is_gone in ((0, False), (59, False), (61, True)):
+        with there.open("r+b") as file:
+            file.seek(at)
+            # 0: an engine that is only being started has written nothing.
+            file.write((ago and time.monotonic_ns() - ago * 10**9).to_bytes(8, "little"))
+        assert status_page.is_gone(read_page(there)) is is_gone
+        assert there.exists()
+        removed = remove()
+        assert there.exists() is not is_gone
+        if isinstance(removed, StatusPage):
+            removed.close()
 
 
 def test_a_record_survives_json_and_nothing_else_is_taken_for_one() -> None:

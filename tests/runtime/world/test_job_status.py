@@ -191,3 +191,12 @@ def test_all_fields_are_on_the_page_and_no_others() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in (*rank["groups"][0], *job["ranks"][1]["last_call"]):
         assert f"`{name}`" in text
+
+
+def test_a_rank_that_can_not_be_looked_up_is_silent_when_its_engine_is() -> None:
+    """One in a container, say. Others may still know better."""
+    old = replace(record(1, 7, state=status_page.ELSEWHERE), written=61.0)
+    assert states(record(0, 7), replace(old, written=59.0))[1] == "alive"
+    assert states(record(0, 7), old)[1] == "silent"
+    knows = with_peer(record(0, 7), 1, state=RankState.LOST)
+    assert states(knows, old)[1] == "dead"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import threading
@@ -294,3 +295,63 @@ def test_the_lowest_process_of_a_machine_writes_the_file(
     until(lambda: not _threads())
     assert told((tmp_path / "0.prom").read_text())["lossycoll_job_info"]
     assert not (tmp_path / "1.prom").exists()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "FILE_SECONDS", 0.02)
+    monkeypatch.setattr(metrics, "FIRST_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("state", [status_page.DEAD, status_page.STOPPED])
+@pytest.mark.parametrize("name", ["job.prom", "job.jsonl"])
+def test_the_next_process_writes_where_the_lowest_does_not_run(
+    name: str, state: str, tmp_path: Path
+) -> None:
+    records, over = [record(0, 7, state=state), record(1, 7)], threading.Event()
+    file = tmp_path / name
+    metrics.tell(str(file), 1, sealed=False, read=lambda: records, is_over=over.is_set)
+    try:
+        until(lambda: file.exists() and file.stat().st_size)
+    finally:
+        over.set()
+        until(lambda: not _threads())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["job.prom", "job.jsonl"])
+def test_a_file_that_can_not_be_written_is_told_once_and_tried_again(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    over, file = threading.Event(), tmp_path / "away" / name
+    metrics.tell(str(file), 0, sealed=False, read=lambda: RECORDS, is_over=over.is_set)
+    try:
+        until(lambda: bool(caplog.records))
+        file.parent.mkdir()
+        until(lambda: len(caplog.records) > 1)
+    finally:
+        over.set()
+        until(lambda: not _threads())
+    assert file.stat().st_size
+    first, last = (one.getMessage() for one in caplog.records)
+    assert first.startswith(f"metrics can't be written to {file}: No such file or directory")
+    assert last == f"metrics are written to {file} again"
+
+
+def test_a_line_that_was_cut_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a disk that has become full."""
+    file, write = tmp_path / "job.jsonl", os.write
+    lines = metrics._Lines(str(file), 0, lambda: RECORDS)
+    lines.write()
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda end, data: write(end, data[:40]))
+        with pytest.raises(OSError, match="No space left"):
+            lines.write()
+    lines.write()
+    first, cut, last = file.read_text().splitlines()
+    assert len(cut) == 40
+    assert json.loads(first)["session"] == json.loads(last)["session"] == "ab"

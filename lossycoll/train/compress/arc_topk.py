@@ -147,6 +147,7 @@ class ARCTopKState:
         self._dense = dense if callable(dense) else frozenset(dense)
         self._memory = self._empty_memory()
         self._holds = False
+        self._held_at: int | None = None
         self._counts = TrafficCounts()
         self._init_process_state()
         if named_parameters is not None:
@@ -246,6 +247,9 @@ class ARCTopKState:
             yield
             return
         memory = self._memory
+        if self._holds and self._held_at != self.iter:
+            memory.commit(list(memory.held))  # of the step before, also where it had other keys
+            self._held_at = self.iter
         memory.hold(keys)
         try:
             yield

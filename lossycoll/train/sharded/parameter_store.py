@@ -170,7 +170,7 @@ class ParameterStore:
 
     @property
     def whole(self) -> bool:
-        """Whether no parameter is cut."""
+        """True if no parameter is cut."""
         return bool(self._settings["whole"])
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:

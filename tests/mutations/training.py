@@ -6,6 +6,22 @@ from .model import mutation
 
 TRAINING = (
     mutation(
+        "a pass that no step takes is remembered",
+        "lossycoll/train/sharded/gradient_reducer.py",
+        "self._state.discard(self._pending)",
+        "self._state.commit(self._pending)",
+        "tests/train/sharded/test_compression.py"
+        "::test_gradients_that_no_step_takes_are_not_remembered",
+    ),
+    mutation(
+        "survivors add up what each of them has",
+        "lossycoll/train/dropcompute/runner.py",
+        "if after == before:",
+        "if after:",
+        "tests/train/dropcompute/test_loss.py"
+        "::test_survivors_of_a_loss_at_the_end_of_a_loop_scale_and_end_alike",
+    ),
+    mutation(
         "a block a step too old",
         "lossycoll/train/common/staleness.py",
         "mask: Mask = self.values >= self._max_age",
@@ -22,7 +38,7 @@ TRAINING = (
     mutation(
         "lost rows are forgotten",
         "lossycoll/train/compress/error_memory.py",
-        'self.tensors["error"].index_add_(0, delivered.index, delivered.values, alpha=-1)',
+        'self._add_rows("error", delivered, -1.0)',
         'self.tensors["error"].index_fill_(0, delivered.index, 0.0)',
         "tests/train/compress/test_error_memory.py::test_nothing_is_forgotten",
     ),

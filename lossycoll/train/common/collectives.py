@@ -205,6 +205,20 @@ class Collectives:
         """The number of ranks that took part in the last collective, the same on all ranks."""
         return self.world - len(self.agreed_lost())
 
+    @property
+    def may_lose_ranks(self) -> bool:
+        """True if a loss of ranks isn't the group's end."""
+        return self.lossy is not None and self.world > 1 and self.lossy.lossy_options().continues
+
+    def survivors_by_now(self, device: torch.device) -> int:
+        """:attr:`survivors`, without whoever was lost during a collective before this one.
+
+        A rank may be one call ahead of another that has heard of a loss, but not two.
+        """
+        for _ in range(2):
+            self.all_reduce(torch.ones(1, device=device)).wait()
+        return self.survivors
+
     def continues_after(self, error: PeerLostError) -> bool:
         """True if the group continues with the survivors of a loss; False: the error is its end."""
         return error.peer in self.known_lost()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
@@ -12,13 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.errors import CheckpointError, OptionError, TrainingError, UnsupportedError
+from lossycoll.errors import (
+    CheckpointError,
+    NonFiniteError,
+    OptionError,
+    TrainingError,
+    UnsupportedError,
+)
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.delivery import Wire
 from lossycoll.train.common.layout import is_dense
 
-from .error_memory import RankMemory
+from .error_memory import RULES, RankMemory
 from .selection import MatrixShape, by_element, by_first_dimension, pays
 from .step import (
     DENSE_BELOW,
@@ -92,7 +99,8 @@ class ARCTopKState:
         dense_below: Number of elements below which a gradient is sent whole.
         named_parameters: ``model.named_parameters()``, for ``dense``, errors and checkpoints.
         on_nonfinite: If a matrix holds NaN or infinity on any rank, "pass" makes it NaN on all, and
-            "raise" raises NonFiniteError. Neither changes the memory.
+            "raise" raises NonFiniteError. Neither changes the memory of that matrix, and "raise"
+            none of a whole :meth:`mean_`, or of a hook's bucket.
         seed: Seed of sketches and random rows. torch's generators are not used.
         wire: Encoding, between hosts, of float32 rows and of gradients sent whole, as the option:
             "int8" for contributions and means, "int4/int8" for each of them. Rounding error is
@@ -138,6 +146,8 @@ class ARCTopKState:
         """Steps so far."""
         self._dense = dense if callable(dense) else frozenset(dense)
         self._memory = self._empty_memory()
+        self._holds = False
+        self._held_at: int | None = None
         self._counts = TrafficCounts()
         self._init_process_state()
         if named_parameters is not None:
@@ -193,15 +203,27 @@ class ARCTopKState:
             PeerLostError: A rank was lost, and its memory with it.
         """
         keys = [str(i) for i in range(len(gradients))] if keys is None else keys
+        # Rows are stretches of memory, and other ranks may have another order of it.
+        worked = [_in_order_of_indices(gradient) for gradient in gradients]
         buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for i, gradient in enumerate(gradients):
+        for i, gradient in enumerate(worked):
             buckets.setdefault((gradient.dtype, gradient.device), []).append(i)
-        for places in buckets.values():
-            self.reduce([keys[i] for i in places], [gradients[i] for i in places])
+        with self._undoing(keys, hold=False):
+            for places in buckets.values():
+                self._reduce([keys[i] for i in places], [worked[i] for i in places])
+        with torch.no_grad():
+            for gradient, mean in zip(gradients, worked, strict=True):
+                if mean is not gradient:
+                    gradient.copy_(mean)
         self.iter += 1
 
     def reduce(
-        self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
+        self,
+        keys: Sequence[str],
+        gradients: Sequence[Tensor],
+        flat: Tensor | None = None,
+        *,
+        hold: bool = False,
     ) -> None:
         """Average gradients of one type and device in place: a part of a step, for hooks.
 
@@ -211,7 +233,35 @@ class ARCTopKState:
             keys: The gradients' names, from :meth:`keys`.
             gradients: This rank's gradients, which become the means.
             flat: Vector of which all gradients are views, if there is one.
+            hold: Whether :meth:`discard` can undo it, as after :meth:`hold`.
         """
+        with self._undoing(keys, hold=hold):
+            self._reduce(keys, gradients, flat)
+
+    @contextlib.contextmanager
+    def _undoing(self, keys: Sequence[str], *, hold: bool) -> Iterator[None]:
+        """A scope whose changes of the memory are undone by NonFiniteError, or with ``hold`` later
+        on by :meth:`discard`."""
+        hold = hold or self._holds
+        if not hold and self.settings.on_nonfinite != "raise":
+            yield
+            return
+        memory = self._memory
+        if self._holds and self._held_at != self.iter:
+            memory.commit(list(memory.held))  # of the step before, also where it had other keys
+            self._held_at = self.iter
+        memory.hold(keys)
+        try:
+            yield
+        except NonFiniteError:
+            memory.revert(keys)
+            raise
+        if not hold:
+            memory.commit(keys)
+
+    def _reduce(
+        self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
+    ) -> None:
         collectives = self._checked_collectives(gradients[0].device)
         for key, gradient in zip(keys, gradients, strict=True):
             self._check(key, gradient)
@@ -219,8 +269,16 @@ class ARCTopKState:
             self._mean_whole(collectives, gradients, flat)
             return
         found = [self._bucket_gradient(*pair) for pair in zip(keys, gradients, strict=True)]
+        if self._formed_wider(gradients[0]):
+            collectives = Collectives(self.process_group, wire=Wire.of("bf16"))
         residuals = self._memory.residuals
         BucketStep(found, self.settings, collectives, residuals, self._counts, self.iter).run()
+
+    def _formed_wider(self, gradient: Tensor) -> bool:
+        """True if means of a narrow type are formed in float32, which then travels in as few bytes
+        where that can be told: what rounding takes counts as not delivered."""
+        keeps_mean = RULES[self.settings.error_feedback].keeps_mean
+        return keeps_mean and gradient.element_size() < 4 and self.settings.wire is None
 
     def _mean_whole(
         self, collectives: Collectives, gradients: Sequence[Tensor], flat: Tensor | None
@@ -295,6 +353,34 @@ class ARCTopKState:
         as_rows = by_element if settings.own_rows else by_first_dimension
         shape = as_rows(tuple(gradient.shape))
         return shape if pays(shape, settings.ratio, settings.sketch_size) else None
+
+    # ---- steps whose gradients aren't used ----
+
+    def hold(self) -> None:
+        """Let :meth:`discard` undo the last step, from the next step on.
+
+        The memory then takes up to twice its size. ShardedOptimizer does this by itself.
+        """
+        self._holds = True
+
+    def discard(self, keys: Iterable[str] | None = None) -> None:
+        """Make the memory what it was before the last step, whose gradients were not used.
+
+        Without :meth:`hold`, and after :meth:`commit`, it does nothing. All ranks must call this
+        alike. The step still counts in :attr:`iter`.
+
+        Args:
+            keys: Names of gradients, from :meth:`keys`; None: all.
+        """
+        self._memory.revert(list(self._memory.held) if keys is None else keys)
+
+    def commit(self, keys: Iterable[str] | None = None) -> None:
+        """Free what :meth:`discard` would need to undo the last step.
+
+        Args:
+            keys: Names of gradients, from :meth:`keys`; None: all.
+        """
+        self._memory.commit(list(self._memory.held) if keys is None else keys)
 
     # ---- for a hook ----
 
@@ -395,6 +481,14 @@ class ARCTopKState:
         self.__dict__.update(state)
         self.process_group = None
         self._init_process_state()
+
+
+def _in_order_of_indices(gradient: Tensor) -> Tensor:
+    """A dense gradient itself, or a contiguous copy; others are refused as they are."""
+    if gradient.layout is not torch.strided or gradient.is_contiguous():
+        return gradient
+    dense = is_dense(tuple(gradient.shape), gradient.stride())
+    return gradient.contiguous() if dense else gradient
 
 
 def _check_no_names(dense: Collection[str]) -> None:

@@ -18,7 +18,7 @@ is the mean of the ranks' ``own`` at any loss, and nothing is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -41,14 +41,24 @@ class ErrorMemory:
 
     A step is :meth:`parts` (by which rows are chosen), :meth:`accumulate`, :meth:`select` and
     :meth:`update`. A rule that is not :attr:`ready` first needs a gradient that is sent whole, and
-    :meth:`initialize`. Gradients are (m, n), an index is int64 (k,).
+    :meth:`initialize`. Gradients are (m, n), an index is int64 (k,). From :meth:`hold` until
+    :meth:`commit`, steps can be undone by :meth:`revert`.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     """Names of the memories, each a matrix as large as the gradient."""
+    keeps_mean: ClassVar[bool] = False
+    """Whether it adds up means, in which rounding would add up as well."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] | None = None
+        """The tensors at :meth:`hold`, except for rows of them; None unless held."""
+        self._changed: list[tuple[Tensor, RowSum]] = []
+        """Rows of those tensors that have changed since, as they were."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_before": None, "_changed": []}
 
     @property
     def ready(self) -> bool:
@@ -72,7 +82,9 @@ class ErrorMemory:
         torch.index_select(accumulated, 0, index, out=rows)
         self._subtract_sent(rows, index)
         if rows is not out:
-            out.copy_(rows)
+            # A memory can exceed float16; what is cut off counts as not delivered.
+            limits = torch.finfo(out.dtype)
+            out.copy_(rows.clamp_(limits.min, limits.max))
 
     def _subtract_sent(self, rows: Tensor, index: Tensor) -> None:
         """Takes from ``rows`` what all ranks have of them already."""
@@ -93,6 +105,34 @@ class ErrorMemory:
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
         """Takes in the first gradient, sent whole: what of it arrived, and its mean."""
 
+    # ---- steps that may come to nothing ----
+
+    def hold(self) -> None:
+        self._before, self._changed = dict(self.tensors), []
+
+    def commit(self) -> None:
+        self._before, self._changed = None, []
+
+    def revert(self) -> None:
+        if self._before is None:
+            return
+        for tensor, rows in reversed(self._changed):
+            tensor.index_copy_(0, rows.index, rows.values)
+        self.tensors = self._before
+        self.commit()
+
+    def _is_kept(self, name: str) -> bool:
+        """True if a tensor must be restored by :meth:`revert`."""
+        before = None if self._before is None else self._before.get(name)
+        return before is not None and before is self.tensors[name]
+
+    def _add_rows(self, name: str, rows: RowSum, factor: float = 1.0) -> None:
+        tensor = self.tensors[name]
+        if self._is_kept(name):
+            found = tensor.index_select(0, rows.index)
+            self._changed.append((tensor, RowSum(rows.index, found)))
+        tensor.index_add_(0, rows.index, rows.values, alpha=factor)
+
 
 class EF14Memory(ErrorMemory):
     """Remembers the error: what was not delivered."""
@@ -105,13 +145,16 @@ class EF14Memory(ErrorMemory):
 
     def accumulate(self, gradient: Tensor) -> Tensor:
         error = self.tensors.get("error")
-        if error is not None:
-            return error.add_(gradient)
-        self.tensors["error"] = gradient.clone()
+        if error is None:
+            self.tensors["error"] = gradient.clone()
+        elif self._is_kept("error"):
+            self.tensors["error"] = error + gradient
+        else:
+            error.add_(gradient)
         return self.tensors["error"]
 
     def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
-        self.tensors["error"].index_add_(0, delivered.index, delivered.values, alpha=-1)
+        self._add_rows("error", delivered, -1.0)
         self._replace(applied, result)
 
 
@@ -119,6 +162,7 @@ class EF21Memory(ErrorMemory):
     """Remembers this rank's picture of its gradient, and the mean of all ranks' pictures."""
 
     names: ClassVar[tuple[str, ...]] = ("own", "all")
+    keeps_mean: ClassVar[bool] = True
 
     @property
     def ready(self) -> bool:
@@ -131,9 +175,9 @@ class EF21Memory(ErrorMemory):
         rows.sub_(self.tensors["own"].index_select(0, index))
 
     def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
-        self.tensors["own"].index_add_(0, delivered.index, delivered.values)
+        self._add_rows("own", delivered)
         for rows in applied:
-            self.tensors["all"].index_add_(0, rows.index, rows.values)
+            self._add_rows("all", rows)
         result.copy_(self.tensors["all"])
 
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
@@ -155,7 +199,12 @@ class EF21MMemory(EF21Memory):
         return parts if eta == 1.0 else [*parts, (self.tensors["average"], 1.0 - eta)]
 
     def accumulate(self, gradient: Tensor) -> Tensor:
-        return self.tensors["average"].lerp_(gradient, self._momentum)
+        average = self.tensors["average"]
+        if self._is_kept("average"):
+            self.tensors["average"] = average.lerp(gradient, self._momentum)
+        else:
+            average.lerp_(gradient, self._momentum)
+        return self.tensors["average"]
 
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
         super().initialize(gradient, delivered, mean)
@@ -187,12 +236,42 @@ class RankMemory:
     """Lost parts of gradients that are sent whole, for the next ones."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of all gradients so far."""
+    held: dict[str, Tensor | None] = field(default_factory=dict)
+    """By the key of gradients whose steps can be undone: what was in ``residuals`` before."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"held": {}}
 
     def of(self, key: str) -> ErrorMemory:
         memory = self.matrices.get(key)
         if memory is None:
             memory = self.matrices[key] = memory_of(self.rule, self.momentum)
+            if key in self.held:
+                memory.hold()
         return memory
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """Makes what is remembered from now on of some gradients undoable; earlier steps stay."""
+        for key in keys:
+            self.held[key] = self.residuals.get(key)
+            if key in self.matrices:
+                self.matrices[key].hold()
+
+    def commit(self, keys: Iterable[str]) -> None:
+        for key in self.held.keys() & set(keys):
+            del self.held[key]
+            if key in self.matrices:
+                self.matrices[key].commit()
+
+    def revert(self, keys: Iterable[str]) -> None:
+        """Makes the memories of some gradients what they were when they were held, if they are."""
+        for key in self.held.keys() & set(keys):
+            residual = self.held.pop(key)
+            self.residuals.pop(key, None)
+            if residual is not None:
+                self.residuals[key] = residual
+            if key in self.matrices:
+                self.matrices[key].revert()
 
     def remembered(self) -> list[tuple[str, tuple[int, ...]]]:
         """Keys and shapes of the matrices of which something is remembered, in order."""

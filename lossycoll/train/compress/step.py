@@ -24,7 +24,7 @@ from lossycoll.train.common.delivery import Wire
 from . import selection
 from .error_memory import RULES, ErrorMemory, RowSum
 from .selection import MatrixShape, as_matrix, kept_rows
-from .transport import Mean, is_exact, mean, padded, sent_bytes
+from .transport import Mean, check_members, exact_mean, is_exact, mean, padded, sent_bytes
 
 METHODS: Final = ("arc", "randk", "topk")
 """Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""
@@ -174,8 +174,7 @@ def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) ->
     counts.whole += flat.numel()
     counts.bytes += sent_bytes(collectives, flat, flat.numel())
     if is_exact(collectives, flat):
-        collectives.all_reduce(flat).wait()
-        flat.div_(collectives.world)
+        exact_mean(collectives, flat)
         return
     values = padded(collectives, flat.numel(), flat)
     values[: flat.numel()].copy_(flat)
@@ -207,7 +206,11 @@ class BucketStep:
         self._residuals = residuals
         self._counts = counts
         self._step = step
-        self._exact = not gradients or is_exact(collectives, gradients[0].tensor)
+        self._like = (
+            _like_sent(gradients[0], settings) if gradients else torch.empty(0, device="cpu")
+        )
+        """A tensor of the type in which means are formed."""
+        self._exact = is_exact(collectives, self._like)
         """Whether the mean is that of what is sent, element by element."""
 
     @torch.no_grad()
@@ -239,7 +242,8 @@ class BucketStep:
         dim = self._settings.sketch_size
         spans = spans_of((g, max(1, dim * len(g.matrix))) for g in self._in_rows)
         end = end_of(spans)
-        flagged = bool(self._whole) and not self._exact
+        # In an exact mean NaN shows by itself, but only after memories have changed.
+        flagged = bool(self._whole) and (not self._exact or self._raises)
         like = self._gradients[0].matrix
         vector = like.new_empty(end + flagged, dtype=self._settings.sketch_dtype)
         if not len(vector):
@@ -252,6 +256,7 @@ class BucketStep:
         if flagged:
             vector[-1] = sum(_nonfinite_flag(gradient.matrix) for gradient in self._whole)
         self._collectives.all_reduce(vector).wait()
+        check_members(self._collectives)
         self._counts.sketch += end if dim else 0
         self._counts.flags += flagged if dim else len(vector)
         self._counts.bytes += vector.numel() * vector.element_size()
@@ -288,9 +293,13 @@ class BucketStep:
         draw = selection.generator(self._settings.seed, self._step, crc32(gradient.key.encode()))
         return selection.random_rows(rows, k, draw).to(gradient.matrix.device)
 
+    @property
+    def _raises(self) -> bool:
+        return self._settings.on_nonfinite == "raise"
+
     def _refuse_nonfinite(self) -> None:
         bad = [gradient.name for gradient in self._gradients if gradient.nonfinite]
-        if bad and self._settings.on_nonfinite == "raise":
+        if bad and self._raises:
             listed = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
             raise NonFiniteError(
                 f"{self._collectives}: the gradient of {listed} holds NaN or infinity on some "
@@ -306,21 +315,23 @@ class BucketStep:
         end = end_of(whole) or end_of(rows)
         if not end:
             return
-        sent = padded(self._collectives, end, self._gradients[0].tensor)
+        sent = padded(self._collectives, end, self._like)
         for span in rows:
             span.gradient.select(span.of(sent))
         for span in whole:
             if span.gradient.nonfinite:
                 span.of(sent).zero_()  # in few bits it would spoil its neighbours
                 continue
-            span.of(sent).copy_(span.gradient.matrix.view(-1))
-            residual = self._residuals.get(span.gradient.key)
-            if residual is not None:
-                span.of(sent).add_(residual.to(sent.device))  # one that was loaded may be elsewhere
+            span.of(sent).copy_(_within(self._whole_of(span.gradient), sent.dtype))
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
         delivered = averaged.delivered
         self._count(end_of(rows), end, sent, averaged)
+        for span in (*rows, *whole):
+            gradient = span.gradient
+            if self._raises or (gradient.memory is not None and not gradient.sends_rows):
+                gradient.nonfinite |= not bool(span.of(averaged.values).isfinite().all())
+        self._refuse_nonfinite()  # before anything is remembered
         for span in rows:
             gradient = span.gradient
             own = gradient.rows_of(gradient.index, span.of(delivered))
@@ -328,15 +339,18 @@ class BucketStep:
             gradient.error_memory.update(own, [used], gradient.matrix)
         for span in whole:
             self._use_whole(span, sent, delivered, averaged)
-        self._refuse_nonfinite()
+
+    def _whole_of(self, gradient: BucketGradient) -> Tensor:
+        """What is to be sent of a gradient that is sent whole, (n,), and what was lost of it."""
+        values, residual = gradient.matrix.view(-1), self._residuals.get(gradient.key)
+        if residual is None:
+            return values
+        return values + residual.to(values.device)  # one that was loaded may be elsewhere
 
     def _use_whole(self, span: GradientSpan, sent: Tensor, delivered: Tensor, mean: Mean) -> None:
         """The mean of what was sent whole is used, and what was lost of it is kept."""
         gradient, used = span.gradient, span.of(mean.values)
         matrix, memory = gradient.matrix, gradient.memory
-        raises = self._settings.on_nonfinite == "raise"
-        if not gradient.nonfinite and (memory is not None or raises):
-            gradient.nonfinite = not bool(used.isfinite().all())
         if not gradient.nonfinite:
             if memory is not None:
                 parts = (part.view(matrix.shape) for part in (span.of(delivered), used))
@@ -345,7 +359,7 @@ class BucketStep:
                 if mean.delivered is sent:
                     self._residuals.pop(gradient.key, None)
                 else:
-                    self._residuals[gradient.key] = span.of(sent) - span.of(delivered)
+                    self._residuals[gradient.key] = self._whole_of(gradient) - span.of(delivered)
         if gradient.nonfinite and not self._exact:
             matrix.fill_(math.nan)
         else:
@@ -381,6 +395,20 @@ class BucketStep:
             ]
             own = gradient.rows_of(gradient.index, span.of(values))
             gradient.error_memory.update(own, applied, gradient.matrix)
+
+
+def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
+    """Of a narrow type only without a rule that adds up means: no rank would know what rounding
+    takes from them, and the sum of all means would leave what the ranks have sent."""
+    return gradient.matrix if RULES[settings.error_feedback].keeps_mean else gradient.tensor
+
+
+def _within(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` within the range of a type that may be narrower."""
+    if values.dtype == dtype:
+        return values
+    limits = torch.finfo(dtype)
+    return values.clamp(limits.min, limits.max)
 
 
 def _mean_of(rows: RowSum, world: int) -> RowSum:

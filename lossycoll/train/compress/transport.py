@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lossycoll.errors import PeerLostError
@@ -47,8 +48,8 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
     """
     if is_exact(collectives, flat):
         total = flat.clone()
-        collectives.all_reduce(total).wait()
-        return Mean(total.div_(collectives.world), flat)
+        exact_mean(collectives, total)
+        return Mean(total, flat)
     own = flat.new_empty(len(flat) // collectives.world)
     delivered = flat
     if feedback:
@@ -70,6 +71,17 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
             part = delivered.view(collectives.world, -1)[collectives.rank]
             part.add_(own - exact, alpha=collectives.world)
     return Mean(collectives.all_gather_parameters(own).view(-1), delivered)
+
+
+def exact_mean(collectives: Collectives, flat: Tensor) -> None:
+    """Replaces (n,) by the mean over the ranks, of whom none may be lost."""
+    narrow = flat.dtype is torch.float16  # whose sum could overflow; bfloat16 has float32's range
+    if narrow:
+        flat.div_(collectives.world)
+    collectives.all_reduce(flat).wait()
+    check_members(collectives)
+    if not narrow:
+        flat.div_(collectives.world)
 
 
 def is_exact(collectives: Collectives, like: Tensor) -> bool:

@@ -153,8 +153,7 @@ def _sums_of_kind(
         sums = _compare(tensors, copies, exact)
         for each in copies:
             each.all_reduce(sums[0]).wait()
-        # A rank may be one call ahead of another that has heard of a loss, but not two.
-        after = [(_survivors(each, device), _survivors(each, device))[-1] for each in copies]
+        after = [each.survivors_by_now(device) for each in copies]
         if before == after:
             break
     else:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -90,6 +91,7 @@ log: Final = logging.getLogger("lossycoll")
 
 T = TypeVar("T")
 
+ATTEMPTS: Final = 8
 SHORT_STEPS: Final = 3
 """Steps of one micro-batch in a row after which a given threshold is reported as too low."""
 
@@ -214,19 +216,42 @@ class StepRunner:
 
     def _average(self, addends: StepSums) -> StepOutcome:
         group = self._collectives
-        packed = addends.pack(self._averaging.grad_flags).to(self._device)
+        own = addends.pack(self._averaging.grad_flags).to(self._device)
+        packed, before = own.clone(), group.survivors
         # The sums are submitted first and needed last, so they cost no time of their own.
         submitted = self._averaging.average(
             lambda: None if group.world == 1 else group.all_reduce(packed)
         )
         if submitted is not None:
             submitted.wait()
+        packed = self._added_alike(packed, own, before)
         ranks = group.survivors
         # After the loss of a rank a sum of floats is the survivors' mean, times the world.
         sums = StepSums.unpack(packed, ranks / group.world)
         factor = self._factor(sums.completed, ranks)
         self._averaging.finish(packed[FIELDS:], factor)
         return StepOutcome(sums, ranks, factor)
+
+    def _added_alike(self, packed: Tensor, own: Tensor, before: int) -> Tensor:
+        """Sums that are the same on all ranks.
+
+        Where the packet's owner dies meanwhile, a sum of floats is what each rank has by itself. So
+        it is formed again, by all ranks, if any was lost since there were ``before`` of them.
+        """
+        group = self._collectives
+        if not group.may_lose_ranks:
+            return packed
+        for _ in range(ATTEMPTS):
+            after = group.survivors_by_now(self._device)
+            if after == before:
+                return packed
+            packed, before = own.clone(), after
+            group.all_reduce(packed).wait()
+        raise PeerLostError(
+            f"{group}: ranks were lost during each of {ATTEMPTS} attempts to add up the completed "
+            f"micro-batches, so ranks would scale gradients differently; restart with those that "
+            f"are left"
+        )
 
     def _factor(self, completed: float, ranks: int) -> float:
         """Turns the mean, which is 1 / (M N) of the sum of the gradients of M micro-batches of N

@@ -21,7 +21,7 @@ from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
 from lossycoll.train.common.packing import byte_tensor, packed, state_from, unpacked
 
-from .checkpoint import FragmentState, ShardState, State, joined, numbered, pack_groups
+from .checkpoint import FragmentState, ShardState, State, joined, numbered, pack_groups, widened
 from .parameter_store import Group, ParameterStore
 
 TAG: Final = 0x5BA
@@ -214,7 +214,7 @@ def assembled(
         for each in shard.fragments:
             by_index.setdefault(each.index, []).append(each)
     members = {m.index: m for shard in store.shards for m in shard.bucket.members}
-    elementwise = set(store.elementwise)
+    elementwise = store.elementwise
     out: dict[Tensor, State] = {}
     for index, states in by_index.items():
         member = members.get(index)
@@ -231,9 +231,9 @@ def assembled(
                 store.name(index),
             )
             continue
-        for each in states:
-            elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
-        out[store.model[index]] = joined(member, states, elementwise)
+        if not store.whole:
+            elementwise = widened(elementwise, states)
+        out[store.model[index]] = joined(member, states, elementwise, whole=store.whole)
     # Those of a copy may be older than a change that a scheduler has made.
     options_of = max(shards, key=lambda one: one.steps).options
     if len(options_of) != len(groups):

@@ -3,6 +3,10 @@
 A checkpoint has the format of the plain optimizer's ``state_dict()``: by parameter, whole tensors,
 whatever the number of ranks that wrote it. With error feedback it also has the residuals of the
 ranks that wrote it; a plain optimizer doesn't look there.
+
+An element-wise optimizer's state has, by its name, an entry for each element of all parameters or
+of none. One that steps whole parameters may hold a row of each matrix, which has the shape of a
+matrix of one row: its state is judged by each parameter's own shape, and stays as it is otherwise.
 """
 
 from __future__ import annotations
@@ -88,28 +92,32 @@ def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
     """A fragment's state, to be sent: copies on the CPU."""
     begin = fragment.offset
     saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
-    if fragment.whole:
-        saved = {k: _flat(fragment.member, v) for k, v in saved.items()}
     return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
 
 
-def _flat(member: BucketMember, value: Any) -> Any:
-    """State in a parameter's shape in the order of the parameter's memory, (n,); else itself."""
-    if not isinstance(value, Tensor) or value.shape != member.shape or not member.shape:
-        return value
-    whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
-    return whole.copy_(value).as_strided((member.end - member.begin,), (1,))
+def widened(elementwise: Collection[str], states: Sequence[FragmentState]) -> frozenset[str]:
+    """``elementwise``, and the names of what has an entry for each element of some fragment."""
+    found = frozenset(elementwise)
+    for each in states:
+        found |= {key for key in each.state if each.has_elements(key, found)}
+    return found
 
 
 def joined(
-    member: BucketMember, states: Sequence[FragmentState], elementwise: Collection[str]
+    member: BucketMember,
+    states: Sequence[FragmentState],
+    elementwise: Collection[str],
+    *,
+    whole: bool = False,
 ) -> State:
-    """The state of a whole parameter, of those of all its fragments."""
+    """The state of a whole parameter, of those of all its fragments. With ``whole`` of the one
+    fragment that it is, whose state has any shape unless ``elementwise`` names it."""
     length = member.end - member.begin
     out: State = {}
     for each in states:
         for key, value in each.state.items():
-            if not each.has_elements(key, elementwise):
+            as_it_is = whole and key not in elementwise
+            if as_it_is or not each.has_elements(key, elementwise):
                 out.setdefault(key, value)
                 continue
             if key not in out:
@@ -130,7 +138,10 @@ def part_of(
     """A fragment's part of a whole parameter's state, on ``device``; None: in host memory."""
     member, out = fragment.member, {}
     for key, value in state.items():
-        if not (isinstance(value, Tensor) and key in elementwise):
+        each = isinstance(value, Tensor) and key in elementwise
+        if fragment.whole:
+            each = isinstance(value, Tensor) and value.shape == member.shape and bool(member.shape)
+        if not each:
             out[key] = value.clone() if isinstance(value, Tensor) else value
             continue
         whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
@@ -199,7 +210,7 @@ def consolidate(
 ) -> dict[Tensor, State] | None:
     """The state of all parameters at rank ``to``; None elsewhere. ``state`` is by fragment."""
     gathered: list[tuple[BucketMember, list[FragmentState]]] = []
-    elementwise = set(store.elementwise)
+    elementwise = store.elementwise
     for shard in store.shards:
         mine = [
             state_of(each.fragment, found)
@@ -207,15 +218,16 @@ def consolidate(
             if (found := state.get(each.parameter))
         ]
         states = [each for row in collectives.gather_objects(mine, to) or [] for each in row]
-        for each in states:
-            elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
+        if not store.whole:
+            elementwise = widened(elementwise, states)
         gathered += [
             (member, of)
             for member in shard.bucket.members
             if (of := [each for each in states if each.index == member.index])
         ]
     out: dict[Tensor, State] = {
-        store.model[member.index]: joined(member, of, elementwise) for member, of in gathered
+        store.model[member.index]: joined(member, of, elementwise, whole=store.whole)
+        for member, of in gathered
     }
     out |= {parameter: found for parameter, found in store.frozen.items() if found}
     return out if collectives.rank == to else None
@@ -237,7 +249,9 @@ def read(
     """The checkpoint of a ``state_dict()``; CheckpointError if groups or shapes don't fit."""
     states = by_parameter(state_dict, groups, where)
     elementwise = elementwise_of(states, store.elementwise)
-    for parameter, name in zip(store.model, store.names, strict=True):
+    # Of whole parameters nothing tells which shape their state has: a factor's, maybe.
+    checked = () if store.whole else zip(store.model, store.names, strict=True)
+    for parameter, name in checked:
         check_state(states.get(parameter, {}), tuple(parameter.shape), elementwise, name)
     residuals = residuals_of(state_dict, groups, store, where)
     return Checkpoint(states, state_dict["param_groups"], elementwise, residuals)

@@ -186,8 +186,8 @@ def whole_state(
     def moved(some: Sequence[slice]) -> tuple[list[Tensor], torch.optim.Optimizer]:
         torch.default_generator.manual_seed(0)
         parameters = [Parameter(values[piece].clone()) for piece in some]
-        groups = [{**copy.deepcopy(dict(group or {})), "params": parameters}]
-        made = optimizer_class(groups, **copy.deepcopy(dict(options)))
+        written, defaults = _on_host(group or {}, options)
+        made = optimizer_class([{**written, "params": parameters}], **defaults)
         try:
             _run(made, parameters, [[grad[piece] for piece in some] for grad in grads])
         except Exception as error:
@@ -213,6 +213,24 @@ def _shaped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> frozenset[st
     )
 
 
+def _on_host(*options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Copies of options for a trial in host memory, whatever device the model is on: there is no
+    CUDA graph to capture there, and without one torch doesn't take tensors for all numbers."""
+    captured = any(each.get("capturable") for each in options)
+    for each in options:
+        pairs = copy.deepcopy(dict(each)).items()
+        found = {key: _moved(value, as_number=captured) for key, value in pairs}
+        yield {**found, "capturable": False} if "capturable" in found else found
+
+
+def _moved(value: Any, *, as_number: bool) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if as_number and value.numel() == 1 else value.detach().cpu()
+    if type(value) in (tuple, list):
+        return type(value)(_moved(each, as_number=as_number) for each in value)
+    return value
+
+
 def _trial(
     optimizer_class: OptimizerClass,
     options: Mapping[str, Any],
@@ -223,8 +241,8 @@ def _trial(
     """Moves of each element in matrix and fragments, both SHAPE, and the optimizer."""
 
     def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
-        written = copy.deepcopy(dict(group))
-        return optimizer_class([{**written, "params": parameters}], **copy.deepcopy(dict(options)))
+        written, defaults = _on_host(group, options)
+        return optimizer_class([{**written, "params": parameters}], **defaults)
 
     torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
     values, grads = _inputs()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,10 @@ from .refusals import check_owners, owners_needed
 
 
 class Compressor:
-    """Compresses one optimizer's buckets; ``state`` works over its group from now on."""
+    """Compresses one optimizer's buckets; ``state`` works over its group from now on.
+
+    What a pass changes in the memory of errors is kept once a step was taken with its gradients.
+    """
 
     def __init__(self, state: ARCTopKState, collectives: Collectives) -> None:
         if state.process_group not in (None, collectives.group):
@@ -46,13 +49,16 @@ class Compressor:
         self._state = state
         self._collectives = collectives
         self._reduced = False
+        self._pending: set[str] = set()
+        """Keys of the gradients that were sent, and that no step has taken yet."""
 
     def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
         """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
         keys = self._state.keys(model[member.index] for member in shard.bucket.members)
+        self._pending.update(keys)
 
         def work() -> None:
-            self._state.reduce(keys, shard.views, shard.grads)
+            self._state.reduce(keys, shard.views, shard.grads, hold=True)
             shard.own_grads.copy_(
                 shard.grads.chunk(self._collectives.world)[self._collectives.rank]
             )
@@ -62,10 +68,9 @@ class Compressor:
                 return _Future(self._state.start(work))
             return _Future(_done_here(work))
 
-    def begin(self) -> None:
-        """Raises TrainingError if no step was taken with the last pass: its gradients are in the
-        memory of errors, and would be there twice.
-        """
+    def check_taken(self) -> None:
+        """Raises TrainingError if no step was taken with the last pass, and nobody has said that
+        none will be."""
         if self._reduced:
             raise TrainingError(
                 f"{self._collectives}: a second backward pass was sent before optimizer.step() or "
@@ -78,6 +83,17 @@ class Compressor:
         self._reduced = True
 
     def forget(self) -> None:
+        """No step is taken with the last pass."""
+        self._reduced = False
+        self._state.discard(self._pending)
+        self._pending.clear()
+
+    def keep(self, unused: Iterable[Tensor]) -> None:
+        """A step was taken with the last pass, without ``unused``, of which no rank had a
+        gradient: what was sent of their errors is still to come."""
+        self._state.discard(self._state.keys(unused))
+        self._state.commit(self._pending)
+        self._pending.clear()
         self._reduced = False
 
 
@@ -267,7 +283,7 @@ class GradientReducer:
         if self._open and self._armed not in (None, number) and not is_nested():
             self.finish()  # the pass before this one raised
         if self._compression is not None and not self._open:
-            self._compression.begin()
+            self._compression.check_taken()
         if self._armed is None:
             self._armed = number
             at_end(partial(_on_end, weakref.ref(self)))
@@ -330,6 +346,8 @@ class GradientReducer:
 
     def _begin(self) -> None:
         self._begun()
+        if self._compression is not None:
+            self._compression.forget()  # what was sent before, if anything, is sent anew
         self._open = True
         self._launched = 0
         self._seen = set()
@@ -429,7 +447,9 @@ class GradientReducer:
     def keep_lost(self, scale: float) -> None:
         """A step was taken with the last pass, whose gradients were divided by ``scale``."""
         if self._compression is not None:
-            self._compression.forget()
+            # Parameters that were added since weren't in the pass.
+            pairs = zip(self._model, self._status.used, strict=False)
+            self._compression.keep(parameter for parameter, used in pairs if not used)
         for bucket in self._buckets:
             if bucket.residual is None or bucket.report is None:
                 continue

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from lossycoll.errors import UnsupportedError
 from lossycoll.train.common.models import ddp_of, layers_of
@@ -42,8 +43,13 @@ def _do_nothing(module: nn.Module) -> None:
     """For a model that was loaded, and has no optimizer."""
 
 
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
 class ModuleWaits:
-    """The hooks of one model, which don't keep ``sync`` alive.
+    """The hooks of one model, which don't keep ``sync`` alive, and go with it.
 
     One that was compiled as a whole waits as a whole: hooks of its modules would cut its graph.
     """
@@ -66,15 +72,19 @@ class ModuleWaits:
                 f"gradients that ShardedOptimizer reduces as well; pass the module inside "
                 f"({type(ddp).__name__}.module), and call that one"
             )
+        handles: list[RemovableHandle] = []
         compiled = any("_orig_mod" in layer._modules for layer in layers_of(model))
         for module in model.modules():
             if not compiled and next(module.parameters(), None) is not None:
-                module.register_forward_pre_hook(enter)
-            module.register_state_dict_pre_hook(finish)  # type: ignore[no-untyped-call]
-            module.register_load_state_dict_pre_hook(close)  # type: ignore[no-untyped-call]
+                handles.append(module.register_forward_pre_hook(enter))
+            handles += [
+                module.register_state_dict_pre_hook(finish),  # type: ignore[no-untyped-call]
+                module.register_load_state_dict_pre_hook(close),  # type: ignore[no-untyped-call]
+            ]
         if compiled:
-            model.register_forward_pre_hook(finish)
-        model.register_forward_hook(_Hook(self._leave))
+            handles.append(model.register_forward_pre_hook(finish))
+        handles.append(model.register_forward_hook(_Hook(self._leave)))
+        weakref.finalize(sync, _remove, handles).atexit = False
 
     def check(self, parameters: Iterable[Parameter]) -> None:
         members = set(self._model.parameters())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -115,20 +116,26 @@ class ModelGroups(Optimizer):
         added["params"] = [members] if isinstance(members, Tensor) else list(members)
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in added["params"]]
         thawed = {tensor for tensor in tensors if tensor in frozen and tensor.requires_grad}
-        before = [list(group["params"]) for group in self.param_groups]
+        before = [_members(group) for group in self.param_groups]
         for group in self.param_groups:
-            group["params"] = [p for p in group["params"] if p not in thawed]
+            kept = [p not in thawed for p in group["params"]]
+            group.update({key: list(compress(of, kept)) for key, of in _members(group).items()})
         try:
             self.add_param_group(added)
             yield added, thawed
         except BaseException:
-            for group, parameters in zip(self.param_groups, before, strict=False):
-                group["params"] = parameters
+            for group, members_before in zip(self.param_groups, before, strict=False):
+                group.update(members_before)
             del self.param_groups[len(before) :]
             raise
 
 
 Group = dict[str, Any]
+MEMBERS: Final = ("params", "param_names")  # lists of a group, with an entry for each parameter
+
+
+def _members(group: Group) -> dict[str, list[Any]]:
+    return {key: list(group[key]) for key in MEMBERS if key in group}
 
 
 class ParameterStore:
@@ -160,6 +167,11 @@ class ParameterStore:
 
     def name(self, index: int) -> str:
         return self.names[index]
+
+    @property
+    def whole(self) -> bool:
+        """True if no parameter is cut."""
+        return bool(self._settings["whole"])
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
         """Moves parameters of new groups, from group ``number`` on, into buckets.
@@ -237,7 +249,7 @@ class ParameterStore:
 
 def options(group: Mapping[str, Any]) -> Group:
     """The options of a parameter group: a copy without its members."""
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: value for key, value in group.items() if key not in MEMBERS}
 
 
 def _named(group: Group, place: int) -> list[NamedParameter]:

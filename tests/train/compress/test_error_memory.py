@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -90,6 +92,62 @@ def test_the_error_of_a_noisy_quadratic_falls_with_the_number_of_workers(
         errors[workers] = sum(sums) / len(sums)
     assert errors[1] / errors[4] == pytest.approx(4, rel=0.25)
     assert errors[1] / errors[16] == pytest.approx(16, rel=0.25)
+
+
+def copied(memory: RankMemory) -> object:
+    tensors = {key: one.tensors for key, one in memory.matrices.items()}
+    return pickle.loads(pickle.dumps([tensors, memory.residuals]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_step_can_be_undone_bit_for_bit(rule: str, known: bool) -> None:
+    draw = torch.Generator().manual_seed(5)
+    memory = RankMemory(rule, 0.3)
+
+    def step(key: str) -> None:
+        one, gradient = memory.of(key), torch.randn(9, 4, generator=draw)
+        if not one.ready:
+            one.initialize(gradient, gradient, gradient)
+            return
+        one.accumulate(gradient)
+        for index in (torch.tensor([1, 2]), torch.tensor([2, 7])):
+            rows = RowSum(index, torch.randn(2, 4, generator=draw))
+            one.update(rows, [rows, rows], gradient)
+        memory.residuals[key] = torch.randn(3, generator=draw)
+
+    for key in ("a", "b") if known else ():
+        for _ in range(2):
+            step(key)
+    before = copied(memory)
+    memory.hold(["a", "b"])
+    for key in ("a", "a", "b"):
+        step(key)
+    memory.revert(["a", "b", "c"])
+    found = copied(memory)
+    if not known:
+        found[0] = {key: tensors for key, tensors in found[0].items() if tensors}  # type: ignore[index]
+    torch.testing.assert_close(found, before, rtol=0, atol=0)
+    memory.revert(["a"])  # nothing is held any more
+    memory.hold(["a"])
+    step("a")
+    after = copied(memory)
+    memory.commit(["a"])
+    memory.revert(["a"])
+    torch.testing.assert_close(copied(memory), after, rtol=0, atol=0)
+    assert not pickle.loads(pickle.dumps(memory)).held
+
+
+def test_rows_stay_within_float16() -> None:
+    memory, index = memory_of("ef14"), torch.tensor([0])
+    for _ in range(2):
+        accumulated = memory.accumulate(torch.full((3, 2), 60_000.0))
+    sent = torch.empty(1, 2, dtype=torch.float16)
+    memory.select(accumulated, index, sent)
+    assert sent.tolist() == [[65_504.0] * 2]
+    delivered = RowSum(index, sent.float())
+    memory.update(delivered, [delivered], torch.empty(3, 2))
+    assert memory.tensors["error"][0].tolist() == [120_000.0 - 65_504.0] * 2
 
 
 def filled() -> RankMemory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
@@ -27,7 +29,7 @@ from tests.support.dropcompute_cases import (
     loss_of,
     oracle,
 )
-from tests.support.harness import Ranks, die, init, run_good
+from tests.support.harness import Ranks, await_ranks, die, init, kill_self, run_good
 from tests.support.sharded_cases import sharded
 from tests.support.waiting import until
 
@@ -124,6 +126,11 @@ def test_the_mean_over_completed_micro_batches_is_unbiased_under_loss(estimator:
 
 # ---- a rank dies ----
 
+CONTINUE = {
+    "LOSSYCOLL_ON_PEER_LOSS": "continue",
+    "LOSSYCOLL_LIVENESS": "4",
+    "LOSSYCOLL_LOG": "off",
+}
 VICTIM = 1
 LEFT = tuple(rank for rank in range(3) if rank != VICTIM)
 
@@ -174,8 +181,7 @@ def continues(rank: int, world: int) -> dict[str, Any]:
 
 
 def test_it_continues_after_the_loss_of_a_rank() -> None:
-    env = {"LOSSYCOLL_ON_PEER_LOSS": "continue", "LOSSYCOLL_LIVENESS": "4", "LOSSYCOLL_LOG": "off"}
-    with Ranks(continues, 3, env) as ranks:
+    with Ranks(continues, 3, CONTINUE) as ranks:
         outcomes = ranks.collect(90)
     assert outcomes[VICTIM].code == -signal.SIGKILL, outcomes[VICTIM]
     left = [outcomes[rank] for rank in LEFT]
@@ -185,3 +191,37 @@ def test_it_continues_after_the_loss_of_a_rank() -> None:
         assert outcome.value["choices"] >= 1
         for name in ("threshold", "dropped"):
             assert outcome.value[name] == left[0].value[name]
+
+
+BATCHES = (M, 1, M + 2)
+
+
+def dies_at_the_end(rank: int, world: int) -> list[tuple[int, float]]:
+    """Rank 0, which owns the only packet of the ranks' sums, dies while the others wait for it."""
+    torch.set_num_threads(1)
+    init()
+    model = Shuffled()
+    drop = dropping(model, M, 99.0)
+    found = []
+    for loop in drop.steps(inputs_of(rank, 0, n) for n in range(BATCHES[rank])):
+        for x in loop:
+            (loss_of(model, x) / M).backward()
+            _get_default_store().set(f"computes/{rank}", "")
+            if rank == 0:
+                await_ranks("computes", range(1, world))
+                time.sleep(0.5)
+                kill_self()
+        last = drop.report().last
+        found.append((last.total_completed, last.factor))
+        model.zero_grad()
+    return found
+
+
+def test_survivors_of_a_loss_at_the_end_of_a_loop_scale_and_end_alike() -> None:
+    with Ranks(dies_at_the_end, 3, CONTINUE) as ranks:
+        outcomes = ranks.collect(90)
+    assert outcomes[0].code == -signal.SIGKILL, outcomes[0]
+    wanted = [(1 + M, 2 * M / (1 + M)), (2, 2 * M / 2)]
+    for outcome in outcomes[1:]:
+        assert outcome.code == 0, outcome
+        assert outcome.value == wanted

@@ -131,21 +131,39 @@ def other_worlds(rank: int, name: str, groups: list[Any]) -> None:
     assert state is None or bits(state) == bits(book)
 
 
+def names_of(mine: Any) -> list[list[str]]:
+    return [group["param_names"] for group in mine._model_groups.param_groups]
+
+
+def odd() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
+
 def kept(rank: int) -> None:
     """The state of what is frozen now stays in the checkpoint, and goes with what is thawed."""
     plain = network()
-    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    theirs = torch.optim.AdamW(plain.named_parameters(), lr=0.01)
     train(plain, theirs, 0, 2, same)  # type: ignore[arg-type]
     book = theirs.state_dict()
     model = network()
     model.load_state_dict(plain.state_dict())
     model[0].requires_grad_(False)
-    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
+    mine = sharded(model.named_parameters(), torch.optim.AdamW, lr=0.01)
     mine.load_state_dict(book)
     state = all_states(mine)
     assert state is None or bits(state) == bits(book)
     model[0].requires_grad_(True)
-    mine.add_param_group({"params": model[0].parameters()})
+    with pytest.raises(lossycoll.UnsupportedError):
+        mine.add_param_group({"params": [*model[0].named_parameters(), ("0.x", odd())]})
+    assert names_of(mine) == [[name for name, _ in model.named_parameters()]]
+    thawed = [(f"0.{name}", parameter) for name, parameter in model[0].named_parameters()]
+    mine.add_param_group({"params": thawed})
+    assert names_of(mine) == [
+        ["2.weight", "2.bias", "4.weight", "4.bias"], ["0.weight", "0.bias"],
+    ]  # fmt: skip
+    state = all_states(mine)
+    if state is not None:
+        assert [group["param_names"] for group in state["param_groups"]] == names_of(mine)
     train(model, mine, 5, 2, same)  # type: ignore[arg-type]
     train(plain, theirs, 5, 2, same)  # type: ignore[arg-type]
     for left, right in zip(model.parameters(), plain.parameters(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -87,6 +88,69 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
     injected = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return {"losses": losses, "traffic": traffic, "injected": injected}
+
+
+class Halves(torch.nn.Module):
+    """Of which a pass may leave out one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = network(40), network(40)
+        self.both = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        left: Tensor = self.left(x)
+        return left + self.right(x) if self.both else left
+
+
+def remembered(state: Any) -> Any:
+    held = state.state_dict()
+    return copy.deepcopy([held["memories"], held["owed"]])
+
+
+def unused(rank: int, world: int) -> None:
+    """The memory of errors changes by the steps that are taken, and by nothing else."""
+    del world
+    harness.init()
+    for rule in ("ef14", "ef21", "ef21m"):
+        model = Halves()
+        state = compressed(start_iter=0, error_feedback=rule)
+        optimizer = sharded(
+            model.parameters(), torch.optim.SGD, lr=0.1, compression=state, on_nonfinite="skip"
+        )
+        learn(optimizer, model, rank, 3)
+        for factor in (1.0, float("inf")):
+            before = remembered(state)
+            (loss_of(model, batch(9, rank)) * factor).backward()
+            if factor != 1.0:
+                optimizer.step()  # which is skipped
+            optimizer.zero_grad()
+            torch.testing.assert_close(remembered(state), before, rtol=0, atol=0)
+
+        # What no rank uses has no part in the step: its error is still to come.
+        model.both = False
+        loss_of(model, batch(9, rank)).backward()
+        optimizer.step()
+        keys = state.keys(model.parameters())
+        for old, new in zip(before, remembered(state), strict=True):
+            for key in keys[len(keys) // 2 :]:
+                torch.testing.assert_close(new.get(key), old.get(key), rtol=0, atol=0)
+        assert not equal(remembered(state), before)
+        model.both = True
+        learn(optimizer, model, rank, 2)
+    dist.destroy_process_group()
+
+
+def equal(one: Any, other: Any) -> bool:
+    try:
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_gradients_that_no_step_takes_are_not_remembered() -> None:
+    run_good(unused, WORLD, ENV, timeout=150)
 
 
 def test_it_learns_where_packets_are_lost_and_replicas_are_equal() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import lossycoll
-from lossycoll.train.sharded.eligibility import elementwise_state
+from lossycoll.train.sharded.eligibility import elementwise_state, whole_state
 
 PLAIN: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
@@ -58,6 +58,18 @@ def test_what_a_group_says_besides_is_not_the_constructors() -> None:
     group = torch.optim.AdamW([Parameter(torch.zeros(1))]).param_groups[0]
     whole = {key: value for key, value in group.items() if key != "params"}
     assert elementwise_state(torch.optim.AdamW, {}, "rank 0/1", whole) == names
+
+
+def test_options_for_a_device_are_tried_in_host_memory() -> None:
+    """capturable isn't for the CPU, and without it a tensor is no learning rate of foreach."""
+    rate = torch.tensor(0.01)
+    for more in ({}, {"foreach": True}, {"betas": (torch.tensor(0.9), torch.tensor(0.99))}):
+        options = {"lr": rate, "capturable": True, **more}
+        names = {"exp_avg", "exp_avg_sq"}
+        assert elementwise_state(torch.optim.Adam, options, "rank 0/1") == names
+        assert whole_state(torch.optim.Adam, options, "rank 0/1") == names
+        assert elementwise_state(torch.optim.Adam, {}, "rank 0/1", options) == names
+        assert options["lr"] is rate
 
 
 class Counting(torch.optim.SGD):

@@ -7,6 +7,7 @@ reads the old value, and trains differently from one process that has all data.
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -276,11 +277,30 @@ def compiled(rank: int, world: int) -> None:
     check_equal(model, plain)
 
 
+def hooks_of(model: nn.Module) -> int:
+    return sum(
+        len(hooks)
+        for module in model.modules()
+        for name, hooks in vars(module).items()
+        if name.endswith("_hooks")
+    )
+
+
+def leaves_no_hooks() -> None:
+    model = network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, model=model)
+    assert hooks_of(model) > 6
+    del mine
+    gc.collect()  # what other tests have left may hold it
+    assert hooks_of(model) == 0
+
+
 def in_one_process_group(rank: int, world: int) -> None:
     as_one_process(rank, world)
     module_by_module(rank, world)
     outside_of_a_pass(rank, world)
     read_outside_of_its_module(rank, world)
+    leaves_no_hooks()
 
 
 def test_a_module_waits_for_its_own_parameters() -> None:

@@ -14,7 +14,15 @@ import lossycoll
 from lossycoll.train.common.layout import ParameterSpec, lay_out
 from tests.support import harness
 from tests.support.harness import run_good
-from tests.support.sharded_cases import batch, loss_of, network, sharded, share
+from tests.support.sharded_cases import (
+    batch,
+    check_equal,
+    check_state,
+    loss_of,
+    network,
+    sharded,
+    share,
+)
 
 WORLD = 3
 STEPS = 4
@@ -88,6 +96,83 @@ def rank_muon(rank: int, world: int) -> Any:
 def test_muon_steps_as_one_process_does() -> None:
     """Each of the three matrices is one rank's (and a probe may stand in a group beside it)."""
     assert all(1 <= own <= 2 for own in run_good(rank_muon, WORLD, ENV))
+
+
+class Factored(torch.optim.Optimizer):
+    """Shampoo's kind of state: factors of both sizes of a matrix, as vectors for thin ones."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state, grad = self.state[p], p.grad.flatten(1)
+                if not state:
+                    state["left"] = p.new_zeros(len(grad), len(grad))
+                    state["rows"] = p.new_zeros(len(grad))
+                    state["columns"] = p.new_zeros(grad.shape[1])
+                state["left"] += grad @ grad.t()
+                state["rows"] += grad.square().sum(1)
+                state["columns"] += grad.square().sum(0)
+                scale = (state["rows"].sum() + state["left"].trace()).sqrt() + 1e-3
+                p.sub_(p.grad / scale, alpha=group["lr"])
+
+
+def thin() -> torch.nn.Sequential:
+    """Of a matrix of one row, and a convolution of 1 x 1, a factor has the shape of the whole."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(13, 8, 1, bias=False).to(memory_format=torch.channels_last),
+        torch.nn.Flatten(), torch.nn.Linear(8, 16, bias=False), torch.nn.Tanh(),
+        torch.nn.Linear(16, 1, bias=False),
+    )  # fmt: skip
+
+
+def rank_thin(rank: int, world: int) -> Any:
+    harness.init(timeout=60)
+    data = torch.randn(5, 13, 1, 1, generator=torch.Generator().manual_seed(1))
+
+    def train(model: torch.nn.Module, optimizer: Any) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+
+    def saved(optimizer: Any) -> Any:
+        optimizer.consolidate_state_dict(0)
+        box = [optimizer.state_dict() if rank == 0 else None]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    for kind in (torch.optim.Adafactor, Factored):
+        model, plain, twin, again = thin(), thin(), thin(), thin()
+        mine = sharded(model.parameters(), kind, whole=True, lr=0.05)
+        theirs = kind(plain.parameters(), lr=0.05)  # type: ignore[operator]
+        backup = lossycoll.ShardBackup(mine, every=1)
+        train(model, mine)
+        train(plain, theirs)
+        for _ in range(2):
+            backup.step()
+        book = saved(mine)
+        check_state(book, theirs.state_dict())
+        other = sharded(twin.parameters(), kind, whole=True, lr=0.05)
+        other.load_state_dict(book)
+        restored = sharded(again.parameters(), kind, whole=True, lr=0.05)
+        assert restored.restore_shards(None if rank == 2 else backup)
+        for net, optimizer in ((twin, other), (again, restored)):
+            check_state(saved(optimizer), book)
+            net.load_state_dict(model.state_dict())
+            train(net, optimizer)
+        train(model, mine)
+        check_equal(twin, model)
+        check_equal(again, model)
+    dist.destroy_process_group()
+
+
+def test_state_of_any_shape_comes_back() -> None:
+    run_good(rank_thin, WORLD, ENV)
 
 
 def rank_refusals(rank: int, world: int) -> None:

@@ -31,6 +31,7 @@ from lossycoll.errors import (
     OptionError,
     RendezvousError,
 )
+from lossycoll.runtime.control.schema import printable
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
@@ -58,6 +59,7 @@ FAILED: Final = -1  # in place of a step
 LONGEST_SCHEDULE: Final = 200
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2  # after donors that have failed
+LINES: Final = "\n\t"  # torch's errors have several
 
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
@@ -662,7 +664,8 @@ class MoshpitSGD(Optimizer):
         except Exception as error:  # whatever the state may be
             self._take_state(unpacked(own.skeleton, own.data), own.round)
             raise CheckpointError(
-                f"{whose} isn't one of this model and its optimizers: {error}"
+                f"{whose} isn't one of this model and its optimizers: "
+                f"{printable(str(error), but=LINES)}"
             ) from error
 
     def _take_state(self, state: Any, latest: int) -> None:

@@ -307,11 +307,13 @@ class MoshpitSGD(Optimizer):
             return report
         report = self.finish() or report
         self._pace.tell()
-        self._round = self._new_round(self._pace.weight(weight), self._timeout)
+        begun = self._new_round(self._pace.weight(weight), self._timeout)
         if self._delayed:
-            self._round.start()
+            begun.start()
+            self._round = begun
             return report
-        self._round.run()
+        begun.run()  # Ctrl-C in it leaves no round behind
+        self._round = begun
         return self.finish()
 
     def finish(self) -> RoundReport | None:
@@ -324,10 +326,15 @@ class MoshpitSGD(Optimizer):
         Raises:
             RendezvousError: The directory refuses this peer.
         """
-        one, self._round = self._round, None
+        one = self._round
         if one is None:
             return None
-        report = one.result()
+        try:
+            report = one.result()  # Ctrl-C in it leaves the round to the next call
+        except Exception:
+            self._round = None
+            raise
+        self._round = None
         self._pace.formed(one.formed)
         if report.newer:
             return self._take_newer(report)

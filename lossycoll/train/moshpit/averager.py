@@ -307,7 +307,7 @@ class MoshpitAverager:
             timeout: Seconds for all of it.
 
         Returns:
-            The state of one of those peers; None: no peer has a newer one.
+            The state of one of those peers, or ``own`` if that is as new; None: no peer has one.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.

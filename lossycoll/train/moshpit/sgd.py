@@ -568,10 +568,17 @@ class MoshpitSGD(Optimizer):
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None and own is first and not is_behind:
+            if taken is None and failed is not None and own is first:
+                if self._averager.peers == 1:  # all others have gone
+                    raise failed
+                # For a while the directory names none that couldn't be reached.
+                time.sleep(min(AGAIN_SECONDS, left))
+                continue
+            is_newer = taken is not None and taken.snapshot is not own
+            if not is_newer and own is first and not is_behind:
                 return None
             sources = 0 if taken is None else taken.donors
-            if taken is not None:
+            if taken is not None and is_newer:
                 own, came = taken.snapshot, came + taken.bytes
                 skeleton, data, newest = own.skeleton, own.data, own.round
                 self._take_whole(

@@ -268,7 +268,10 @@ class MoshpitAverager:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             self._staging.spill(tensors)
             if reference is not None and report.kept < 1:
-                reference[:] = self._values
+                # From what isn't finite no movement can be told: not of the means that heal it.
+                np.copyto(
+                    reference, self._values, where=np.isfinite(self._values) if sick else True
+                )
         return self._member.show(replace(report, left_out=sick)) if sick else report
 
     def mark(self) -> Any:

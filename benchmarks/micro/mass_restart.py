@@ -86,7 +86,7 @@ def meeting_place(way: str, peers: int, environ: dict[str, str]) -> Iterator[lis
         return
     place = f"127.0.0.1:{free_ports(1)[0]}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "lossycoll.cli", "directory", place],
+        [sys.executable, "-m", "lossycoll.cli", "directory", "--new", place],
         cwd=ROOT,
         env=environ,
         stdout=subprocess.DEVNULL,

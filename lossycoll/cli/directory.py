@@ -17,11 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("listen", metavar="HOST:PORT", help="where peers join; port 0: any")
     add("--grid", default="", help="its shape, as in 32x32 (default: it follows the peers)")
+    add(
+        "--new",
+        action="store_true",
+        help="take peers at once (default: newcomers wait for 8 s, in which those of a directory "
+        "that was here before may come)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from lossycoll.errors import OptionError, RendezvousError
     from lossycoll.runtime.engine.failures import place_text
+    from lossycoll.runtime.swarm.directory_list import BEGIN_SECONDS
     from lossycoll.runtime.swarm.server import DirectoryServer
     from lossycoll.runtime.swarm.swarm import numeric_place
 
@@ -32,7 +39,10 @@ def run(options: argparse.Namespace) -> int:
     secret = find_secret()
     try:
         host, port = numeric_place(options.listen)
-        server = DirectoryServer(host, port, secret, shape=shape)
+        # The peers of a former one that has died may have elected another, which asks here soon:
+        # newcomers are sent there, in place of beginning a second swarm.
+        waits = 0.0 if options.new else BEGIN_SECONDS
+        server = DirectoryServer(host, port, secret, shape=shape, waits=waits)
     except RendezvousError as error:
         print(f"lossycoll directory: {error}", file=sys.stderr)
         return EXIT_FAILED

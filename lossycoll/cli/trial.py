@@ -269,7 +269,7 @@ def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
         )
     if any(lossless(one) for one in trials):
         out.append(
-            "no packet was dropped, so the table shows nothing of loss: does the script send so few "
+            "no packet was dropped, so the table shows nothing of loss: does the script send few "
             "packets, or its gradients by another group?"
         )
     return out

@@ -7,10 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from lossycoll.cli.main import EXIT_FAILED, EXIT_USAGE, main
+from lossycoll.errors import RendezvousError
+from lossycoll.runtime.swarm import server
+from lossycoll.runtime.swarm.directory_list import BEGIN_SECONDS
 from lossycoll.runtime.swarm.swarm import Swarm
 
 SECRET = "a secret of tests"
@@ -18,7 +22,8 @@ SECRET = "a secret of tests"
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_peers_meet_there(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "lossycoll.cli", "directory", "127.0.0.1:0", "--grid", "2x2"]
+    options = ["--grid", "2x2", "--new"]
+    command = [sys.executable, "-m", "lossycoll.cli", "directory", "127.0.0.1:0", *options]
     with subprocess.Popen(
         command,
         env={**os.environ, "LOSSYCOLL_SECRET": SECRET},
@@ -35,6 +40,22 @@ def test_peers_meet_there(number: signal.Signals) -> None:
             one.wait_for(2, 10.0)
         process.send_signal(number)
         assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(("options", "waits"), [([], BEGIN_SECONDS), (["--new"], 0.0)])
+def test_newcomers_wait_unless_the_swarm_is_new(
+    options: list[str], waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How: tests/runtime/swarm/test_newcomers.py."""
+    given: list[float] = []
+
+    def made(*rest: object, **how: Any) -> None:
+        given.append(how["waits"])
+        raise RendezvousError("enough")
+
+    monkeypatch.setattr(server, "DirectoryServer", made)
+    assert main(["directory", "127.0.0.1:0", *options]) == EXIT_FAILED
+    assert given == [waits]
 
 
 def test_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -347,6 +347,45 @@ SWARM = (
         "::test_its_own_is_opened_when_those_before_had_their_time",
     ),
     mutation(
+        "a peer that waits for its own directory to begin a swarm",
+        "lossycoll/runtime/swarm/directory_list.py",
+        "one in alive and one != begin.at and",
+        "one in alive and",
+        "tests/runtime/swarm/test_directory_list.py"
+        "::test_its_own_directory_at_its_loopback_is_nobody_to_wait_for",
+    ),
+    mutation(
+        "a second swarm at a directory that was restarted",
+        "lossycoll/runtime/swarm/service.py",
+        "if is_new and not self._directory.peers and time.monotonic() < self._waits_until:",
+        "if False:",
+        "tests/runtime/swarm/test_newcomers.py"
+        "::test_a_newcomer_waits_for_those_that_were_here_before",
+    ),
+    mutation(
+        "samples that the peers of a former training have had",
+        "lossycoll/runtime/swarm/directory.py",
+        "self._progress = Progress()\n        self._placement = Placement(self._shape, self._most)",
+        "self._placement = Placement(self._shape, self._most)",
+        "tests/runtime/swarm/test_progress.py"
+        "::test_a_training_that_is_over_leaves_no_samples_to_the_next",
+    ),
+    mutation(
+        "frozen parts that a liar may overwrite",
+        "lossycoll/runtime/swarm/means.py",
+        "most = min(self._most * max(base, moved[rank] * steps), np.finfo(np.float32).max)",
+        "most = self._most * max(base, moved[rank] * steps) or np.finfo(np.float32).max",
+        "tests/runtime/swarm/test_bounded.py::test_what_nobody_trains_stays_whatever_one_says",
+    ),
+    mutation(
+        "steps that undo what a round has healed",
+        "lossycoll/train/moshpit/sgd.py",
+        "if not self._is_sick or self._has_finite_gradients():",
+        "if self._inner:",
+        "tests/train/moshpit/test_healing.py"
+        "::test_a_peer_that_is_healed_in_part_takes_no_step_until_it_is_whole",
+    ),
+    mutation(
         "a swarm that is begun beside a busy peer's",
         "lossycoll/runtime/swarm/directory_search.py",
         "return now - self.heard < SILENT_SECONDS if reached else now < self.may_come",

@@ -6,7 +6,8 @@ fields, a wrong type (a bool is no number), a value out of bounds, NaN, and anyt
 message raise :class:`Malformed`, with the names of kind and field. Fields are
 
 - numbers, ``Annotated[int, Between(0, 9)]`` (or float), and bools;
-- texts and lists of a length, ``Annotated[tuple[Name, ...], Length(1, 16)]``;
+- texts and lists of a length, ``Annotated[tuple[Name, ...], Length(1, 16)]``; a text has a
+  :class:`Check` as well, or whoever sends it writes to the logs and terminals of this end;
 - pairs, ``tuple[Name, Number]``, and structs: other dataclasses, as lists of their fields;
 - objects of JSON as they are, ``dict[str, Any]``, and other messages that stay unread, ``list``.
 
@@ -20,6 +21,7 @@ import dataclasses
 import functools
 import ipaddress
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
@@ -274,12 +276,29 @@ def _fixed(codecs: list[tuple[Read, Plain | None]]) -> tuple[Read, Plain]:
 
 # ---- types that several schemas have ----
 
+_PLAIN: Final = re.compile("[!-~]+")
+
 
 @functools.lru_cache(4096)
 def _address(text: str) -> str:
+    if not _PLAIN.fullmatch(text):  # a scope (fe80::1%eth0) may be anything to ip_address
+        raise ValueError(f"{text!r} is no address")
     return str(ipaddress.ip_address(text))
 
 
+def printable(text: str, but: str = "") -> str:
+    """A text of somebody else, as logs and terminals can take it: "?" stands for each character
+    that can't be printed or encoded. ``but``: characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in but else "?" for one in text)
+
+
+PRINTABLE: Final = Check('what can\'t be printed becomes "?"', lambda text, size: printable(text))
+PRINTABLE_LINES: Final = Check(
+    'what can\'t be printed becomes "?", except ends of lines',
+    lambda text, size: printable(text, but="\n"),
+)
 Count: TypeAlias = Annotated[int, Between(0, (1 << 53) - 1)]
 Host: TypeAlias = Annotated[
     str, Length(2, 64), Check("a numeric IP address", lambda value, size: _address(value))

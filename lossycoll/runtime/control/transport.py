@@ -17,13 +17,13 @@ stranger. What users rely on:
 
 What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
 so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
-aren't admitted the oldest goes, those of hosts in ``near`` last. With a secret
-(CURVE) whoever hasn't it can't finish a handshake, and nothing but a key that is new for each
-connection is seen of either end. CURVE finds what is changed or repeated on the way, and not what
-is left out: so sealed messages are numbered. After a message that CURVE refuses libzmq takes no
-other one of that connection, and doesn't always end it: this end's user hears nothing more of it.
-In clear a stranger can make this end keep what it sends in that time. :attr:`Transport.counts` says
-how many came and were refused.
+aren't admitted the oldest goes, those of hosts in ``near`` last. If the user has heard of such a
+connection, ``Closed`` tells its end. With a secret (CURVE) whoever hasn't it can't finish a
+handshake, and nothing but a key that is new for each connection is seen of either end. CURVE finds
+what is changed or repeated on the way, and not what is left out: so sealed messages are numbered.
+After a message that CURVE refuses libzmq takes no other one of that connection, and doesn't always
+end it: this end's user hears nothing more of it. In clear a stranger can make this end keep what it
+sends in that time. :attr:`Transport.counts` says how many came and were refused.
 
 One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
 peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
@@ -389,7 +389,7 @@ class Transport:
             if now - one.since < self._handshake:
                 break
             self.counts["silent"] += 1
-            self._cut(one)
+            self._turn_away(one, "it wasn't admitted in time")
         for one in [one for one in self._peers.values() if one.until <= now]:
             self._cut(one)
         oldest = next(iter(self._waiting.values()), None)
@@ -442,7 +442,7 @@ class Transport:
             oldest = min(
                 self._waiting.values(), key=lambda other: (other.address in self.near, other.since)
             )
-            self._cut(oldest)
+            self._turn_away(oldest, "others have come that weren't admitted")
 
     def _on_disconnected(self, fd: int, *, greeted: bool) -> None:
         one = self._by_fd.pop(fd, None)
@@ -559,8 +559,12 @@ class Transport:
         return one
 
     def _end_unknown(self, one: Connection) -> None:
+        self._turn_away(one, "it doesn't speak as processes of this job do")
+
+    def _turn_away(self, one: Connection, why: str) -> None:
+        """Ends a connection, and tells it if the user has heard of that."""
         if (one.heard or one.is_ours) and not one.gone:
-            self._end(one, "it doesn't speak as processes of this job do")
+            self._end(one, why)
         else:
             self._cut(one)
 

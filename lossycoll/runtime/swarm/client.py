@@ -221,7 +221,7 @@ class DirectoryClient:
         self._group = None
         try:
             group: protocol.Group = self._ask(protocol.Ready(weight), lambda: self._group, timeout)
-        except OperationTimeout:
+        except BaseException:  # of Ctrl-C, too
             self._broken.set()  # the directory may still take this peer for one that is ready
             self.round_over()
             raise

@@ -86,6 +86,7 @@ class Directory:
         self._patience = patience
         self._settled: float | None = None
         """When all should be here that another directory knew; None: nobody came from one."""
+        self._shape, self._most = tuple(shape), most
         self._placement = Placement(shape, most)
         self._dirty = DirtyQueue()
         self.session = session or secrets.token_hex(8)
@@ -307,7 +308,16 @@ class Directory:
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
+        if not self.peers:
+            self._begin_anew()
         return [(other, peer.incarnation) for other in others]
+
+    def _begin_anew(self) -> None:
+        """Nobody is left: whoever comes next may begin another training. Those that come back, or
+        have a checkpoint, say how far they were, and on which grid."""
+        self._progress = Progress()
+        self._placement = Placement(self._shape, self._most)
+        self._note_all()
 
     def report_unreachable(self, number: int, incarnations: Sequence[str]) -> int:
         """A peer finds no route to others. It can say so of those alone of whom it was told last.

@@ -104,7 +104,8 @@ class DirectoryList:
         if begin is None or waited < BEGIN_SECONDS:
             return False
         own = _rank(begin.known_as)
-        if any(one in alive and _rank(one) < own for one in self._first):
+        # Its own directory is alive as well, by an address that nobody else ranks it by.
+        if any(one in alive and one != begin.at and _rank(one) < own for one in self._first):
             return False
         begin.opens()
         return True

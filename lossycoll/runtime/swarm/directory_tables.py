@@ -329,7 +329,8 @@ class Progress:
         """A round of these peers begins. With a target each counts by its samples."""
         for peer in peers:
             if self.target and peer.weight:
-                peer.weight = min(peer.since, self.target) * min(1.0, MOST_WEIGHT / self.target)
+                weight = min(peer.since, self.target) * min(1.0, MOST_WEIGHT / self.target)
+                peer.weight = min(weight, MOST_WEIGHT)  # which rounding may exceed
             self._since -= peer.since
             self.samples = min(self.samples + peer.since, MOST_SAMPLES)
             peer.since = 0

@@ -28,6 +28,7 @@ MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
 BLOCK: Final = 1 << 15
 """Values that are rounded at a time: few enough to stay in a core's cache from step to step."""
+ROUNDING: Final = 8 * float(np.finfo(np.float32).eps)
 MEDIAN_OF: Final = 3  # fewest values for a median: of fewer, one liar decides it
 Run: TypeAlias = Callable[[Plan, Floats, Floats], tuple[int, float]]
 
@@ -213,6 +214,13 @@ def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> floa
     return float(np.sqrt(found)) if np.isfinite(found) else float("inf")
 
 
+def is_rounding(moved: float, reference: Floats) -> bool:
+    """True if a movement is no more than what adding up and dividing equal values may make."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = float(np.sqrt(np.square(reference, dtype=np.float64).mean()))
+    return moved <= ROUNDING * size < np.inf
+
+
 def typical(own: float, moved: Sequence[float]) -> float:
     """Reference movement: the own one, or the lower median if that is larger. ``moved``: movements
     of all, the own one included."""
@@ -228,7 +236,8 @@ class BoundedRound(Round):
 
     A movement is the distance from the reference. An owner gets each contribution by itself, and
     compares its movement with its own and with the median of all. Each member compares the owners'
-    means likewise. What is beyond ``most`` times that isn't believed.
+    means likewise. What is beyond ``most`` times that isn't believed. Where the typical movement is
+    0, as in frozen parts, nothing that has moved is.
 
     Sources: Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017 (no linear rule
     bears one liar); He, Karimireddy, Jaggi, "Byzantine-Robust Decentralized Learning via
@@ -284,8 +293,9 @@ class BoundedRound(Round):
         total, weight = np.zeros(own, np.float32), np.zeros(own, np.float32)
         for peer in sorted(came):
             steps = max(1.0, parts[peer] / parts[rank])
-            most = self._most * max(base, moved[rank] * steps) if base else np.inf
-            if peer != rank and not moved[peer] <= min(most, np.finfo(np.float32).max):
+            most = min(self._most * max(base, moved[rank] * steps), np.finfo(np.float32).max)
+            is_believed = peer == rank or moved[peer] <= most
+            if not (is_believed or is_rounding(moved[peer], reference)):
                 self.refused.add(peer)
                 continue
             np.add(total, np.float32(parts[peer]) * found[peer], out=total, where=came[peer])
@@ -298,7 +308,7 @@ class BoundedRound(Round):
         """Of which values a mean came that is believed."""
         whole = np.ones(len(self.values), np.bool_)
         moved = movement(self.values, self._reference, whole)
-        taken, ratios, came = ~whole, {}, {}
+        taken, means, ratios, came = ~whole, {}, {}, {}
         begin = 0
         for owner, length in enumerate(self._lengths):
             part = slice(begin, begin + length)
@@ -312,12 +322,17 @@ class BoundedRound(Round):
                 came[owner] = part, self._by_value(arrived, length)
             some = came[owner][1]
             own = movement(self.values[part], self._reference[part], some)
-            ratios[owner] = movement(self.means[part], self._reference[part], some)
-            ratios[owner] /= max(own, moved) or 1.0
+            means[owner] = movement(self.means[part], self._reference[part], some)
+            ratios[owner] = means[owner] / (max(own, moved) or 1.0)
         found = [ratios[owner] for owner, (_, some) in came.items() if some.any()]
-        base = typical(max(float(moved > 0), ratios.get(self._rank, 0.0)), found)
+        weight = self.parts[self._rank]
+        # Of the own part, where no median says what is typical, as far as contributions may go.
+        own = min(ratios.get(self._rank, 0.0), self._most / weight) if weight else 0.0
+        base = typical(max(float(moved > 0), own), found)
+        # One that brings nothing, and hasn't moved, has nothing to compare with.
+        most = self._most * base if base or weight else np.finfo(np.float32).max
         for owner, (part, some) in came.items():
-            if ratios[owner] <= (self._most * base if base else np.finfo(np.float32).max):
+            if ratios[owner] <= most or is_rounding(means[owner], self._reference[part]):
                 taken[part] = some
             else:
                 self.refused.add(owner)

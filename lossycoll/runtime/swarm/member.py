@@ -321,7 +321,7 @@ class SwarmMember:
     def fetch_state(
         self, own: Snapshot | None, donors: int, most: int, timeout: float = 10.0
     ) -> TransferredState | None:
-        """Take the state of others; None: nobody has one that is newer than ``own``.
+        """Take the state of others, or ``own`` if none is newer; None: nobody has one.
         OperationTimeout: the directory doesn't answer, or the state doesn't come in time.
         LossyError: no donor has all of it, or none is there any more."""
         begin = time.monotonic()

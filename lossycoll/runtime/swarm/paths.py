@@ -20,7 +20,7 @@ from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
 
 from .ice_agent import Route
-from .nat_agent import NatAgent
+from .nat_agent import ROUTE_SECONDS, NatAgent
 from .protocol import MOST_PEERS, Member
 
 MOST_GONE: Final = 4 * MOST_PEERS
@@ -81,17 +81,23 @@ class Paths:
         """Makes a peer known to the engine, unless it is already. EngineError: there is no route to
         it, or a round with it is on. ClosedError: this peer has left the swarm."""
         if self.admit_all([member], own):
-            raise EngineError(
-                f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
-                f"packets between the two are lost, both ways or one"
-            )
+            raise self.no_route(member)
 
-    def admit_all(self, members: Sequence[Member], own: str) -> list[Member]:
+    def no_route(self, member: Member) -> EngineError:
+        return EngineError(
+            f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
+            f"packets between the two are lost, both ways or one"
+        )
+
+    def admit_all(
+        self, members: Sequence[Member], own: str, timeout: float = ROUTE_SECONDS
+    ) -> list[Member]:
         """Makes peers known to the engine, unless they are already. The directory hears of those to
-        whom there is no route. Returns those that aren't known: there is no route to them, or a
-        round with them is on. ClosedError: this peer has left the swarm."""
+        whom there is no route. ``timeout``: seconds to look for routes, up to ROUTE_SECONDS.
+        Returns those that aren't known: there is no route to them, or a round with them is on.
+        ClosedError: this peer has left the swarm."""
         there = [member for member in members if not self.has_gone(member.incarnation)]
-        routes = self._nat_agent.find_routes(there, own)
+        routes = self._nat_agent.find_routes(there, own, min(timeout, ROUTE_SECONDS))
         unreachable = [member for member in members if member.number not in routes]
         if silent := [
             member.incarnation for member in unreachable if not self.has_gone(member.incarnation)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
 from lossycoll.runtime.control.schema import (
+    PRINTABLE,
     Address,
     Between,
     Check,
@@ -84,7 +85,7 @@ Epoch: TypeAlias = Annotated[int, Between(0, MOST_EPOCH)]
 Flag: TypeAlias = Annotated[int, Between(0, 1)]
 Id: TypeAlias = Annotated[int, Between(1, (1 << 32) - 1)]
 Weight: TypeAlias = Annotated[float, Between(0, MOST_WEIGHT)]
-Text: TypeAlias = Annotated[str, Length(0, 4096)]
+Text: TypeAlias = Annotated[str, Length(0, 4096), PRINTABLE]
 Names: TypeAlias = Annotated[tuple[Name, ...], Length(0, MOST_NAMES)]
 Starts: TypeAlias = Annotated[tuple[Hex, ...], Length(0, MOST_PEERS)]
 DirectoryList: TypeAlias = Annotated[tuple[Address, ...], Length(0, MOST_DIRECTORIES)]

@@ -56,7 +56,8 @@ class DirectoryServer:
     on. ``port``: 0: any. ``secret``: what peers must have; None: all is in clear. ``session``: as
     for :class:`Directory`. One that stands by takes over its peers. ``owner``: None: it is
     nobody's. ``bound``: sockets that have the address already, which are the server's from then on;
-    None: it makes them. RendezvousError: the port is taken, or the address isn't this machine's."""
+    None: it makes them. ``waits``: as for :class:`.service.DirectoryService`. RendezvousError: the
+    port is taken, or the address isn't this machine's."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class DirectoryServer:
         session: str = "",
         owner: Owner | None = None,
         bound: Ports | None = None,
+        waits: float = 0.0,
     ) -> None:
         self._secret = secret
         self._directory = Directory(
@@ -101,6 +103,7 @@ class DirectoryServer:
             owner=self._owner,
             merge=self._merge,
             place=self._place,
+            waits=waits,
         )
         self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False

@@ -78,7 +78,9 @@ class DirectoryService:
     """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
     close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
     is dropped. ``merge``: None: there is no other directory of the swarm. ``place``: the address by
-    which the other end of a session finds this one; with ``merge``."""
+    which the other end of a session finds this one; with ``merge``. ``waits``: seconds for which
+    newcomers wait for peers that a former directory at this place may have had, or for the
+    directory that these have by now."""
 
     def __init__(
         self,
@@ -89,12 +91,14 @@ class DirectoryService:
         owner: Owner = NOBODY,
         merge: PartitionMerge | None = None,
         place: Callable[[PeerSession], Address] = lambda session: ("", 0),
+        waits: float = 0.0,
     ) -> None:
         self._directory = directory
         self._dropped = dropped
         self._most = strangers
         self._owner, self._merge, self._place = owner, merge, place
         self._stands_by = owner.standby
+        self._waits_until = time.monotonic() + waits
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
         self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
@@ -300,6 +304,8 @@ class DirectoryService:
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
             return found + [one for one in self._owner.directories() if one not in found]
+        if is_new and not self._directory.peers and time.monotonic() < self._waits_until:
+            return found  # of none, it asks again
         return found or None
 
     def _tell_directories(self, now: float) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
 from lossycoll.plan import Delivery, copies, signature
-from lossycoll.runtime.control.schema import Malformed
+from lossycoll.runtime.control.schema import Malformed, printable
 from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 
@@ -89,7 +89,7 @@ def refuse(pair: Pair, reason: str) -> None:
     """Tells the joiner why there is nothing. LossyError: the joiner is lost, or silent."""
     pair.move([np.zeros(1, np.uint64).view(np.uint8)], DONOR)
     said = np.zeros(REASON, np.uint8)
-    text = reason.encode()[:REASON]
+    text = reason.encode(errors="replace")[:REASON]
     said[: len(text)] = np.frombuffer(text, np.uint8)
     pair.move([said], DONOR)
 
@@ -114,8 +114,8 @@ def donate(pair: Pair, snapshot: Snapshot) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """State that a joiner has received. ``donors``: of how many peers chunks came. ``bytes``: that
-    came, without what this peer had."""
+    """State that a joiner has received, or its own one, if that is as new as all others.
+    ``donors``: of how many peers chunks came. ``bytes``: that came, without what this peer had."""
 
     snapshot: Snapshot
     donors: int
@@ -128,7 +128,7 @@ def receive_state(
     most: int,
     timeout: float,
     end: Callable[[Pair], None],
-) -> TransferredState | None:
+) -> TransferredState:
     """A state, from all donors at once, as of :meth:`StateTransfers.fetch`. ``pairs``: one for each
     donor, one at least. ``end``: ends a pair, so that whoever waits in it hears of that."""
     begin = time.monotonic()
@@ -149,8 +149,8 @@ def receive_state(
         for thread in threads:
             thread.join()
     gathering = receiving.gathering
-    if receiving.is_newest:
-        return None
+    if receiving.is_newest and own is not None:
+        return TransferredState(own, donors=0, bytes=0)
     if gathering is None or not gathering.complete:
         if time.monotonic() - begin >= timeout:
             raise OperationTimeout(f"the others' state hasn't come within {timeout:.1f} s")
@@ -233,7 +233,7 @@ class _Receiving:
         if not size[0]:
             reason = np.zeros(REASON, np.uint8)
             pair.move([reason], DONOR)
-            said = reason.tobytes().rstrip(b"\0").decode(errors="replace")
+            said = printable(reason.tobytes().rstrip(b"\0").decode(errors="replace"))
             raise EngineError(f"a donor refuses: {said}")
         if size[0] > MOST_MANIFEST:
             raise MismatchError(f"a manifest of {size[0]} bytes, wanted at most {MOST_MANIFEST}")
@@ -295,26 +295,33 @@ class StateTransfers:
 
     def fetch(
         self, transfers: Sequence[Transfer], own: Snapshot | None, most: int, timeout: float
-    ) -> TransferredState | None:
-        """Take a state from all donors; None: none is newer than this peer's. ``own``: what this
-        peer has already; None: nothing. ``most``: bytes that a state may have. OperationTimeout: it
-        hasn't come within ``timeout``. LossyError: no donor has all of it, or none is there any
-        more."""
+    ) -> TransferredState:
+        """Take a state from all donors, one at least; with ``own`` itself for a snapshot if none is
+        newer. ``own``: what this peer has already; None: nothing. ``most``: bytes that a state may
+        have. OperationTimeout: it hasn't come within ``timeout``. LossyError: no donor has all of
+        it, or none is there any more."""
+        until = time.monotonic() + timeout
         pairs: list[Pair] = []
-        failed: LossyError = EngineError(f"peer {self._number} has no donor")
+        failed: LossyError | None = None
 
         def end(pair: Pair) -> None:
             self._paths.end_transfer(pair.engine)
 
+        # All at once, as each looks for a route from when all were told of it, and not for long.
+        incarnation = transfers[-1].members[JOINER].incarnation
+        donors = [transfer.members[DONOR] for transfer in transfers]
+        unreachable = self._paths.admit_all(donors, incarnation, timeout)
         try:
-            for transfer in transfers:
+            for transfer, donor in zip(transfers, donors, strict=True):
                 try:
-                    pairs.append(self._pair(transfer, JOINER))
+                    if donor in unreachable:
+                        raise self._paths.no_route(donor)
+                    pairs.append(self._made(transfer, JOINER))
                 except LossyError as error:  # it can't be reached: others can
                     failed = error
             if not pairs:
-                raise failed
-            return receive_state(pairs, own, most, timeout, end)
+                raise failed or EngineError(f"peer {self._number} has no donor")
+            return receive_state(pairs, own, most, max(0.0, until - time.monotonic()), end)
         finally:
             for pair in pairs:
                 end(pair)
@@ -367,5 +374,10 @@ class StateTransfers:
     def _pair(self, transfer: Transfer, rank: int) -> Pair:
         own, other = transfer.members[rank], transfer.members[1 - rank]
         self._paths.admit(other, own.incarnation)
+        return self._made(transfer, rank)
+
+    def _made(self, transfer: Transfer, rank: int) -> Pair:
+        """The pair of a transfer whose other end is known to the engine."""
+        other = transfer.members[1 - rank]
         engine = self._paths.transfer(transfer.number, transfer.members)
         return Pair(engine, rank, f"{other.host}:{other.port}", self._per_packet, self.schema)

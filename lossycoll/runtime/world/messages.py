@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
 from lossycoll.runtime.control.schema import (
+    PRINTABLE_LINES,
     Between,
     Check,
     Coded,
@@ -64,7 +65,7 @@ def _names_kind(body: list[Any], size: int) -> list[Any]:
 Flag: TypeAlias = bool
 Number: TypeAlias = Annotated[int, Between(-1, (1 << 64) - 1)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e12)]
-Text: TypeAlias = Annotated[str, Length(0, 1 << 16)]
+Text: TypeAlias = Annotated[str, Length(0, 1 << 16), PRINTABLE_LINES]
 Rank: TypeAlias = Annotated[int, Between(0, MOST_RANKS), Check("a rank", _is_rank)]
 Ranks: TypeAlias = Annotated[
     tuple[Rank, ...], Length(0, MOST_RANKS), Check("ascending, each once", _ascend)

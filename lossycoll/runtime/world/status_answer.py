@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from lossycoll.runtime.control.schema import (
+    PRINTABLE,
+    PRINTABLE_LINES,
     Address,
     Between,
     Coded,
@@ -45,7 +47,7 @@ class Status:
     """Begin of an answer: where each rank's control plane listens; so many records follow."""
 
     version: Annotated[int, Version(VERSION)]
-    session: Annotated[str, Length(16, 16)]
+    session: Annotated[str, Length(16, 16), PRINTABLE]
     addresses: Annotated[tuple[Address, ...], Length(0, MOST_ENTRIES)]
     records: Annotated[int, Between(0, MOST_ENTRIES)]
 
@@ -64,7 +66,7 @@ class Record:
 class Stacks:
     """Answer to "stacks": the Python stacks of all threads."""
 
-    text: Annotated[str, Length(0, 4 * MOST_TEXT)]
+    text: Annotated[str, Length(0, 4 * MOST_TEXT), PRINTABLE_LINES]
 
 
 Message: TypeAlias = Status | Record | Stacks
@@ -144,6 +146,5 @@ def read_record(body: bytes) -> status_record.Record:
 
 
 def read_stacks(body: bytes) -> str:
-    """The answer to ``STACKS``, without what would move a terminal's cursor. Malformed: none."""
-    text = _read(body, Stacks).text
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    """The answer to ``STACKS``, which moves no terminal's cursor. Malformed: none."""
+    return _read(body, Stacks).text

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
-from lossycoll.runtime.control.schema import Between, Check, Length, Malformed, Schema
+from lossycoll.runtime.control.schema import PRINTABLE, Between, Check, Length, Malformed, Schema
 from lossycoll.runtime.world.polled_store import PolledStore
 from lossycoll.runtime.world.view_agreement import has_quorum
 
@@ -49,7 +49,7 @@ class Participant:
     on; NONE: it comes from no such."""
 
     slot: Annotated[int, Between(0, MOST_SLOTS), Check("below the job's slots", _is_slot)]
-    incarnation: Annotated[str, Length(1, 64)]
+    incarnation: Annotated[str, Length(1, 64), PRINTABLE]
     steps: Annotated[int, Between(FRESH, 1 << 62)]
     before: Annotated[int, Between(NONE, 1 << 31)] = NONE
 

@@ -124,7 +124,9 @@ class MoshpitAverager:
         self._kinds = list(map(_kind, parts))
         self._staging = Staging(parts)
         self._values, self._parts = self._staging.values, self._staging.parts
-        self._reference: Floats | None = None  # values at the end of the latest round, if needed
+        self._reference: Floats | None = None
+        """Values at the end of the latest round in which each was finite, with ``max_norm``: else
+        nobody could tell how far the means have moved that heal it."""
         if max_norm is not None:
             with torch.no_grad():
                 self._staging.fill(parts)
@@ -268,7 +270,7 @@ class MoshpitAverager:
                 parts.scatter(chosen[1], self._parts, chosen[0])
             self._staging.spill(tensors)
             if reference is not None and report.kept < 1:
-                reference[:] = self._values
+                np.copyto(reference, self._values, where=np.isfinite(self._values))
         return self._member.show(replace(report, left_out=sick)) if sick else report
 
     def mark(self) -> Any:
@@ -307,7 +309,7 @@ class MoshpitAverager:
             timeout: Seconds for all of it.
 
         Returns:
-            The state of one of those peers; None: no peer has a newer one.
+            The state of one of those peers, or ``own`` if that is as new; None: no peer has one.
 
         Raises:
             OperationTimeout: The directory doesn't answer, or the state doesn't come in time.

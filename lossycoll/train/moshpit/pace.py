@@ -95,10 +95,10 @@ class Pace:
 
     def has_had(self, samples: int) -> None:
         """A round is over, in which the swarm had had so many samples, those reported among
-        them."""
+        them. The others hear what is left: else another directory would count these again."""
         self.samples = max(self.samples, samples)
         self.since -= self._reported
-        self._reported = 0
+        self.tell()
 
     def continue_from(self, samples: int) -> None:
         """This peer has the state of so many samples, and none since."""

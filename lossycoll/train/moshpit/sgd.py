@@ -31,6 +31,7 @@ from lossycoll.errors import (
     OptionError,
     RendezvousError,
 )
+from lossycoll.runtime.control.schema import printable
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.runtime.swarm.state import Snapshot
@@ -58,6 +59,7 @@ FAILED: Final = -1  # in place of a step
 LONGEST_SCHEDULE: Final = 200
 log: Final = logging.getLogger("lossycoll")
 AGAIN_SECONDS: Final = 0.2  # after donors that have failed
+LINES: Final = "\n\t"  # torch's errors have several
 
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
@@ -169,6 +171,8 @@ class MoshpitSGD(Optimizer):
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
         self._sick_buffers: list[str] = []  # names that were told
+        self._is_sick = False  # values weren't finite as the latest round began, or aren't since
+        self._skipped = 0  # steps since then that were none, as their gradients weren't finite
         self._calls = 0  # calls of :meth:`step` whose gradients have added up
         self._rest: dict[int, Tensor] = {}
         """Rest of the latest mean that parameters of 16 bits can't hold."""
@@ -294,8 +298,9 @@ class MoshpitSGD(Optimizer):
         if self._of_gradients:
             return self._step_by_gradients(weight)
         with self._changing:
-            for one in self._inner:
-                one.step()
+            if not self._is_sick or self._has_finite_gradients():
+                for one in self._inner:
+                    one.step()
             self._steps += 1
         by_steps = self._pace.is_by_steps
         if not by_steps and self._round is not None and not self._round.is_over:
@@ -305,11 +310,13 @@ class MoshpitSGD(Optimizer):
             return report
         report = self.finish() or report
         self._pace.tell()
-        self._round = self._new_round(self._pace.weight(weight), self._timeout)
+        begun = self._new_round(self._pace.weight(weight), self._timeout)
         if self._delayed:
-            self._round.start()
+            begun.start()
+            self._round = begun
             return report
-        self._round.run()
+        begun.run()  # Ctrl-C in it leaves no round behind
+        self._round = begun
         return self.finish()
 
     def finish(self) -> RoundReport | None:
@@ -322,19 +329,28 @@ class MoshpitSGD(Optimizer):
         Raises:
             RendezvousError: The directory refuses this peer.
         """
-        one, self._round = self._round, None
+        one = self._round
         if one is None:
             return None
-        report = one.result()
+        try:
+            report = one.result()  # Ctrl-C in it leaves the round to the next call
+        except Exception:
+            self._round = None
+            raise
+        self._round = None
         self._pace.formed(one.formed)
         if report.newer:
             return self._take_newer(report)
         if report.round < 0:  # none began
             return report
         with self._changing, torch.no_grad():
-            sound = self._take(one.before, one.values, self._fragments.of(report.round))
-            if report.left_out or not sound:
+            part, sick = self._fragments.of(report.round), bool(report.left_out)
+            # After a round that fails values are as before, and the outer optimizer has no step.
+            sound = bool(report.failure) or self._take(one.before, one.values, part, sick=sick)
+            if sick or not sound:
                 self._heal()
+            self._is_sick = sick or not sound or self._skipped > 0
+            self._skipped = 0
             self._has_had(report, one.at)
         self._offer(report)
         return report
@@ -387,15 +403,19 @@ class MoshpitSGD(Optimizer):
         how = weight, timeout, self._steps, self._fragments, origin
         return OneRound(self._averager, self._values(), *how)
 
-    def _take(self, before: list[Tensor], means: list[Tensor], part: int) -> bool:
+    def _take(
+        self, before: list[Tensor], means: list[Tensor], part: int, *, sick: bool = False
+    ) -> bool:
         """Adds what a round has changed in a fragment: steps that were taken meanwhile stay. False:
-        some that were taken meanwhile weren't finite, and means stand for what they left."""
+        some that were taken meanwhile weren't finite, and means stand for what they left.
+        ``sick``: not all of ``before`` is finite, nor of ``means`` where none came."""
         rows, sound = self._fragments.rows, True
         ends = rows(means, part)
         if self._outer is not None:
             anchors = self._anchors[part]
             for anchor, mean in zip(anchors, ends, strict=False):
-                anchor.grad = -mean if self._of_pseudo else anchor - mean
+                gradient = -mean if self._of_pseudo else anchor - mean
+                anchor.grad = _finite(gradient) if sick else gradient
             self._outer.step()
             for anchor in anchors:  # the next fragment's step is none of this one
                 anchor.grad = None
@@ -414,6 +434,15 @@ class MoshpitSGD(Optimizer):
             if own.dtype != torch.float32:
                 rests[number].copy_(value - own.float())
         return sound
+
+    def _has_finite_gradients(self) -> bool:
+        """False: this step is skipped. Values may still not be finite for which no mean came, and a
+        step would spread that to all others. The next rounds bring what is left."""
+        found = all(
+            bool(local(p.grad).isfinite().all()) for p in self._parameters if p.grad is not None
+        )
+        self._skipped += not found
+        return found
 
     def _heal(self) -> None:
         """What isn't finite here after a round that healed its part, and would spoil it in the next
@@ -469,7 +498,8 @@ class MoshpitSGD(Optimizer):
     def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
         count = len(self._parameters)
         for parameter, mean in zip(self._parameters, means[:count], strict=True):
-            parameter.grad = like(parameter, mean)
+            # Of a gradient that wasn't finite, no mean came for what still isn't.
+            parameter.grad = like(parameter, _finite(mean) if report.left_out else mean)
         with self._changing:
             for buffer, mean in zip(self._buffers, means[count:], strict=True):
                 buffer.copy_(mean)
@@ -559,10 +589,17 @@ class MoshpitSGD(Optimizer):
                 failed = error
                 time.sleep(min(AGAIN_SECONDS, left))
                 continue
-            if taken is None and own is first and not is_behind:
+            if taken is None and failed is not None and own is first:
+                if self._averager.peers == 1:  # all others have gone
+                    raise failed
+                # For a while the directory names none that couldn't be reached.
+                time.sleep(min(AGAIN_SECONDS, left))
+                continue
+            is_newer = taken is not None and taken.snapshot is not own
+            if not is_newer and own is first and not is_behind:
                 return None
             sources = 0 if taken is None else taken.donors
-            if taken is not None:
+            if taken is not None and is_newer:
                 own, came = taken.snapshot, came + taken.bytes
                 skeleton, data, newest = own.skeleton, own.data, own.round
                 self._take_whole(
@@ -662,7 +699,8 @@ class MoshpitSGD(Optimizer):
         except Exception as error:  # whatever the state may be
             self._take_state(unpacked(own.skeleton, own.data), own.round)
             raise CheckpointError(
-                f"{whose} isn't one of this model and its optimizers: {error}"
+                f"{whose} isn't one of this model and its optimizers: "
+                f"{printable(str(error), but=LINES)}"
             ) from error
 
     def _take_state(self, state: Any, latest: int) -> None:
@@ -765,6 +803,11 @@ class MoshpitSGD(Optimizer):
                 anchor.copy_(saved)
         if self._outer is not None:
             load_optimizer(self._outer, state["outer"])
+
+
+def _finite(values: Tensor) -> Tensor:
+    """The same, with 0 for what isn't finite."""
+    return torch.where(values.isfinite(), values, 0.0)
 
 
 def _check_schedule(name: str) -> None:

@@ -296,7 +296,19 @@ def test_who_isnt_admitted_goes_after_a_while(
         assert found == [Closed(peer, "closed by whoever listens there")]
         assert server.counts["silent"] == 1
         assert not server.send(there, b"too late")
+        assert server.poll(0) == [Closed(there, "it wasn't admitted in time")]
         assert server.poll(0) == []
+
+
+def test_the_end_of_a_stranger_in_a_crowd_is_told_if_it_was_heard() -> None:
+    server, place = listening(strangers=1)
+    with contextlib.closing(server), contextlib.closing(Transport()) as client:
+        client.send(client.connect(place), b"first")
+        first = hear(server, count(2), client)[0].peer  # type: ignore[union-attr]
+        client.send(client.connect(place), b"second")
+        told = hear(server, lambda found: any(isinstance(one, Closed) for one in found), client)
+        why = "others have come that weren't admitted"
+        assert [one for one in told if isinstance(one, Closed)] == [Closed(first, why)]
 
 
 def test_too_long_a_message_ends_its_connection(keys: Keys | None) -> None:

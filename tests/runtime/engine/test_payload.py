@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from lossycoll._native import lib
+
 from lossycoll.runtime.engine.payload import SHARED_PAYLOAD, payload_bytes
 
 

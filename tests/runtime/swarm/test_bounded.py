@@ -84,6 +84,31 @@ def test_a_liar_is_left_out(count: int, lie: str, stack: ExitStack) -> None:
         assert np.abs(one - wanted).max() < 0.2
 
 
+@pytest.mark.parametrize("lie", [1.0, 1000.0])
+@pytest.mark.parametrize("where", ["first half", "second half", "all"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_what_nobody_trains_stays_whatever_one_says(
+    count: int, where: str, lie: float, stack: ExitStack
+) -> None:
+    """Frozen values, which may be all of what a peer owns. A liar is refused there, and an honest
+    peer isn't for what rounding does."""
+    reference, values = trained(count)
+    half = COUNT // 2
+    frozen = {"first half": slice(half), "second half": slice(half, None), "all": slice(None)}
+    for one in values:
+        one[frozen[where]] = reference[frozen[where]]
+    values[0] *= np.float32(lie)
+    members = bounded(stack, count)
+    reports = has(members, values, reference)
+    for _ in range(2):
+        for one, report in zip(values[1:], reports[1:], strict=True):
+            ends = one[frozen[where]], reference[frozen[where]]
+            np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
+            assert report.refused == (() if lie == 1 else (members[0].number,))
+        values[0] *= np.float32(lie)
+        reports = together(members, values)
+
+
 def test_an_owner_that_spreads_lies_is_not_believed(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

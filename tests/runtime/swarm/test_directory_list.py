@@ -112,6 +112,21 @@ def test_the_first_by_address_of_those_that_are_alive_begins_a_swarm() -> None:
     assert not DirectoryList([A, C]).may_begin([], BEGIN_SECONDS)  # it doesn't listen
 
 
+@pytest.mark.parametrize("first", [f"{net}.0.1" for net in ("10.0", "172.16", "192.168", "8.8")])
+def test_its_own_directory_at_its_loopback_is_nobody_to_wait_for(first: str) -> None:
+    """One that listens on all addresses reaches itself by the loopback, which may sort first."""
+    hosts = [first, first[:-1] + "2", "2001:db8::1"]
+    for host in hosts:
+        known, at = (host, 7000), ("::1" if ":" in host else "127.0.0.1", 7000)
+        others = [(one, 7000) for one in hosts if one != host]
+        opened: list[int] = []
+        begin = Begin(at, known, lambda opened=opened: opened.append(1))
+        where = DirectoryList([*others, at], begin)
+        assert where.may_begin([at], BEGIN_SECONDS), host
+        assert where.may_begin([*others, at], BEGIN_SECONDS) == (host == hosts[0])
+        assert len(opened) == 1 + (host == hosts[0])
+
+
 def test_a_newcomer_that_has_one_place_to_ask_seeks_no_other() -> None:
     assert not DirectoryList([A]).seeks
     assert DirectoryList([A, B]).seeks

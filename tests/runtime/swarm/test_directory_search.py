@@ -160,6 +160,19 @@ def test_a_swarm_is_begun_in_time_though_all_others_are_dead(others: str) -> Non
     assert BEGIN_SECONDS <= begun[0] < BEGIN_SECONDS + 2 * STEP
 
 
+@pytest.mark.parametrize("host", ["10.0.0.7", "172.16.0.7", "192.168.1.5", "8.8.8.7", "fd00::7"])
+def test_one_of_a_list_begins_a_swarm_whatever_kind_its_addresses_are_of(host: str) -> None:
+    """It listens on all addresses, and its own directory answers at the loopback's."""
+    at = "::1" if ":" in host else "127.0.0.1", 7000
+    network, begun = Network({at: "stands by"}, names=at), list[float]()
+    begin = Begin(at, (host, 7000), lambda: begun.append(network.now))
+    places = [(f"{host[:-1]}{number}", 7000) for number in (8, 9)]
+    one = DirectorySearch(network, DirectoryList([*places, at], begin), lambda: network.now)
+    goes_on(one, network, BEGIN_SECONDS + 2.0)
+    assert begun
+    assert begun[0] < BEGIN_SECONDS + 2 * STEP
+
+
 @pytest.mark.parametrize("earlier", ["stands by", "silent"])
 def test_none_is_begun_while_an_earlier_one_lives(earlier: str) -> None:
     """Where that one is reached and silent, it may be busy: until a limit."""

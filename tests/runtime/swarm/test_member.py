@@ -16,6 +16,7 @@ from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.swarm.client import DirectoryClient
 from lossycoll.runtime.swarm.directory import FIRST_GRACE
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
@@ -83,6 +84,26 @@ def together(
         thread.join()
     assert all(isinstance(one, RoundReport) for one in out), out
     return out
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OperationTimeout])
+def test_a_wait_for_a_group_that_ends_early_is_no_readiness(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory may still take the peer for ready: it comes anew."""
+
+    def ends(*rest: Any) -> None:
+        raise error("enough")
+
+    transport: Any = SimpleNamespace(wake=lambda: None)
+    client = DirectoryClient([("127.0.0.1", 9)], "a", transport, print, print)
+    monkeypatch.setattr(client, "_awaited", ends)
+    client._in_round = True
+    with pytest.raises(error):
+        client.next_group(1.0, 5.0)
+    assert client._broken.is_set()
+    assert not client._in_round
+    assert not client._pending
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["clear", "sealed"])

@@ -6,9 +6,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE
-from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS
+from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE, SETTLE
+from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS, Progress
+from lossycoll.runtime.swarm.peer import Peer, Rounds
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,
@@ -19,8 +22,11 @@ from lossycoll.runtime.swarm.protocol import (
     Offers,
     difference,
     digest_of,
+    pack,
     text_of,
+    unpack,
 )
+from lossycoll.train.moshpit.pace import MOST_TARGET
 from tests.runtime.swarm.test_directory import SCHEMA, Swarm, join, numbers
 
 
@@ -157,6 +163,58 @@ def test_samples_count_once() -> None:
     swarm.ready(a, b)
     (group,) = swarm.form()
     assert group.samples == 47
+
+
+def leave(swarm: Swarm) -> None:
+    for peer in list(swarm.directory.peers):
+        swarm.directory.lost(peer)
+
+
+def test_a_training_that_is_over_leaves_no_samples_to_the_next() -> None:
+    """Of its peers none is left. A checkpoint of the next one's peers is newer than nothing."""
+    swarm = Swarm()
+    trained(swarm, 30, 12)
+    leave(swarm)
+    trained(swarm, 5, 7)
+    leave(swarm)
+    (fresh,) = trained(swarm, 5)
+    loaded = swarm.come("loaded")
+    swarm.directory.offers(loaded, Offers(1, 20, 0, 1))
+    behind = {number: peer.behind for number, peer in swarm.directory.peers.items()}
+    assert behind == {fresh: 20, loaded: 0}
+
+
+@pytest.mark.parametrize("claims", [0, 1], ids=["reconnected", "restarted"])
+def test_peers_that_have_all_gone_for_a_moment_go_on(claims: int) -> None:
+    """A router restarts, or all machines do, of which some have a checkpoint."""
+    swarm = Swarm()
+    trained(swarm, 30, 12)
+    leave(swarm)
+    swarm.now += 1.0
+    for number, since in enumerate((3, 4)):
+        had = {} if claims else {"number": number, "round": 1}
+        assert swarm.come(f"peer {number}", **had) == number
+        swarm.directory.offers(number, Offers(1, 42, 0 if claims else since, claims))
+    swarm.now += SETTLE
+    swarm.ready(0, 1)
+    (group,) = swarm.form()
+    assert (group.samples, group.newer, len(group.members)) == (42 if claims else 49, 0, 2)
+    assert group.round == (0 if claims else 1)
+
+
+def test_a_training_that_is_over_leaves_no_grid_to_the_next() -> None:
+    swarm = Swarm()
+    for name in "abcd":
+        peer = silent(swarm, name)
+        assert swarm.directory.averages(peer, Averages(SCHEMA, "2x2")) == Agreed("")
+    assert swarm.directory.free == 0
+    leave(swarm)
+    for name in "efghi":
+        swarm.come(name)
+    given = Swarm(2, 2)
+    given.come("a")
+    leave(given)
+    assert given.directory.grid.shape == (2, 2)
 
 
 @pytest.mark.parametrize("claim", [10**15, (1 << 53) - 1])
@@ -345,6 +403,30 @@ def test_a_liar_counts_for_a_whole_round_at_most(claim: int) -> None:
     (group,) = swarm.form()
     assert weights(group) == {a: 100.0, b: 50.0}
     assert group.samples <= 50 + MOST_TARGETS * 100
+
+
+@pytest.mark.parametrize("target", [2_900_000, 3_000_001, 10**9 + 7, *range(10**6 - 1, 10**6 + 2)])
+def test_no_weight_is_more_than_messages_carry(target: int) -> None:
+    """Rounding included; below that, a weight is the samples."""
+    swarm = Swarm()
+    (peer,) = aimed(swarm, target, "a")
+    for since in (target - 1, target, 2 * target):
+        says_since(swarm, peer, since)
+        swarm.directory.due()
+        swarm.ready(peer)
+        (group,) = swarm.form()
+        (weight,) = weights(group).values()
+        assert unpack(pack(group)) == group
+        assert weight == pytest.approx(min(since, target) * min(1.0, MOST_WEIGHT / target))
+
+
+@given(st.integers(1, MOST_TARGET), st.floats(0, 4))
+def test_weights_of_any_target_can_be_said(target: int, share: float) -> None:
+    progress, peer = Progress(), Peer(0, "a", "0f" * 16, Rounds(), 0.0, 0)
+    progress.target, peer.since, peer.weight = target, round(share * target), 1.0
+    progress.begin([peer])
+    assert peer.weight is not None
+    assert 0 <= peer.weight <= MOST_WEIGHT
 
 
 def test_targets_may_be_beyond_what_weights_can_be() -> None:

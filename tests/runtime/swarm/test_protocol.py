@@ -17,11 +17,14 @@ from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
     MOST_WEIGHT,
     START,
+    SWARM,
     VERSION,
     Agreed,
     Averages,
     Directories,
     DirectoryStatus,
+    Due,
+    Found,
     Gone,
     Group,
     Heartbeat,
@@ -34,11 +37,14 @@ from lossycoll.runtime.swarm.protocol import (
     Offers,
     Peers,
     Present,
+    Probe,
     Ready,
     Redirect,
     Refused,
+    Seek,
     Serves,
     Spare,
+    Transfer,
     Unreachable,
     Who,
     pack,
@@ -78,7 +84,16 @@ MESSAGES: list[Message] = [
     DirectoryStatus("5" * 16, INCARNATION, 0, 0, 0, 0, "", "same", "::1", 7000, 0),
     Redirect("10.0.0.1", 7000),
     Offers(1, 2**53 - 1, 5, 1),
+    Due(),
+    Seek(4),
+    Transfer(7, MEMBERS),
+    Found(2),
+    Probe(),
 ]
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {type(one) for one in MESSAGES} == set(SWARM.kinds.values())
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
@@ -113,6 +128,9 @@ def test_there_and_back(message: Message) -> None:
         ["here", "localhost", 5, []],
         ["here", "10.0.0.1", 0, []],
         ["here", 5, 5, []],
+        ["here", "fe80::1%\ud800", 5, []],
+        ["here", "fe80::1%eth0\x1b[2J", 5, []],
+        ["here", "fe80::1% eth0", 5, []],
         ["here", "10.0.0.1", 5],
         ["here", "10.0.0.1", 5, [["somewhere", 1]]],
         ["here", "10.0.0.1", 5, [["10.0.0.1", 0]]],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,7 +16,9 @@ from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import state_transfer
+from lossycoll.runtime.swarm.ice_agent import Route
 from lossycoll.runtime.swarm.member import SwarmMember
+from lossycoll.runtime.swarm.protocol import Member
 from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.state import CHUNK, Snapshot
 from lossycoll.runtime.swarm.state_transfer import MOST_DONATIONS
@@ -93,6 +96,44 @@ def test_a_newcomer_has_the_state_of_the_others(
 def test_nobody_has_a_state(peers: Peers) -> None:
     peers.come("one without")
     assert peers.come("newcomer").fetch_state(None, 4, MOST) is None
+
+
+def test_a_donor_out_of_reach_keeps_no_other_waiting(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looks for a route from when all were told: a newcomer that tried one after the other
+    would find none but the first."""
+    state = snapshot(2)
+    lost, *_ = [peers.donor(name, state).number for name in "abc"]
+    newcomer = peers.come("newcomer")
+    assert newcomer._endpoint is not None
+    agent, looked = newcomer._endpoint.nat_agent, []
+    finds = agent.find_routes
+
+    def find_routes(members: Sequence[Member], own: str, timeout: float) -> dict[int, Route]:
+        looked.append(([one.number for one in members], timeout))
+        found = finds(members, own, timeout)
+        found.pop(lost, None)
+        return found
+
+    monkeypatch.setattr(agent, "find_routes", find_routes)
+    taken = newcomer.fetch_state(None, 4, MOST, 2.0)
+    assert taken is not None
+    assert taken.donors <= 2
+    np.testing.assert_array_equal(taken.snapshot.data, state.data)
+    ((members, timeout),) = looked
+    assert sorted(members) == [0, 1, 2]
+    assert timeout <= 2.0
+
+
+def test_an_own_state_that_is_as_new_is_the_one_to_have(peers: Peers) -> None:
+    state = dataclasses.replace(snapshot(2), samples=5)
+    peers.donor("a", state)
+    own = dataclasses.replace(changed(state, 1), samples=6)
+    taken = peers.come("newcomer").fetch_state(own, 4, MOST)
+    assert taken is not None
+    assert taken.snapshot is own
+    assert (taken.donors, taken.bytes) == (0, 0)
 
 
 def test_only_what_has_changed_is_sent(peers: Peers) -> None:

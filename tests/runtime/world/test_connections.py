@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from lossycoll.errors import EngineError, RendezvousError
+from lossycoll.runtime.control import transport
 from lossycoll.runtime.control.events import Closed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
@@ -145,6 +146,19 @@ def test_probes_are_answered_by_that_rank_of_that_world_alone() -> None:
                 assert not answers("127.0.0.1", port, 1, "secret", 3)
             assert coordinator.foreign >= 2
         assert found == [], "no rank is taken for alive because of a probe"
+
+
+@pytest.mark.parametrize("purpose", ["status", "probe"])
+def test_who_has_its_answer_and_holds_the_connection_is_forgotten(
+    purpose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.2)
+    with ends(1) as (rank,), contextlib.closing(Transport()) as asker:
+        peer = asker.connect(rank.place_of(0))
+        asker.send(peer, pack(Hello(VERSION, "secret", 0, purpose)))
+        until(lambda: [rank.poll(0.01), asker.poll(0)] and rank._connections)
+        assert not rank.foreign
+        until(lambda: [rank.poll(0.01)] and not rank._connections)
 
 
 def test_a_port_that_is_anothers_by_now_is_no_answer() -> None:

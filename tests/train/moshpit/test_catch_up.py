@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
-from lossycoll.errors import CheckpointError, OperationTimeout, OptionError, RendezvousError
+from lossycoll.errors import (
+    CheckpointError,
+    EngineError,
+    OperationTimeout,
+    OptionError,
+    RendezvousError,
+)
+from lossycoll.runtime.swarm.state_transfer import TransferredState
 from tests.support.waiting import until
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
 
@@ -218,6 +225,71 @@ def test_a_first_round_that_fails_loses_no_report(
     assert caught is not None
     assert (tries, caught.tries, caught.bytes > 0) == (2, 1, True)
     thread.join(60)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_donors_that_cannot_be_reached_are_no_reason_to_begin(
+    stack: ExitStack, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory names them no more for a while; there is a state all the same."""
+    first = joined(stack, "0")
+    old = Peer(first, "0", HOWS["parameters"], model)
+    thread = threading.Thread(target=old.train, args=(10**6,))
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(old.stops.set)
+    until(lambda: len(old.rounds) > 1)
+    new = Peer(joined(stack, "1", first), "1", HOWS["parameters"], other_model)
+    fetches, tries = MoshpitAverager.fetch_state, 0
+
+    def fetch_state(*given: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise EngineError("peer 1: no route to peer 0")
+        return fetches(*given) if comes and tries > 3 else None
+
+    monkeypatch.setattr(MoshpitAverager, "fetch_state", fetch_state)
+    if comes:
+        caught = new.optimizer.catch_up(timeout=40.0)
+        assert caught is not None
+        assert caught.donors == 1
+    else:
+        with pytest.raises(EngineError, match="no route to peer 0"):
+            new.optimizer.catch_up(timeout=1.0)
+    assert tries > 3
+
+
+def test_a_donor_that_has_gone_is_not_waited_for(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Peer(joined(stack, "0"), "0", HOWS["parameters"], model)
+    until(lambda: new.optimizer._averager.peers == 1)
+    found: list[Any] = [EngineError("the other end of a transfer has gone"), None]
+
+    def fetch_state(*given: Any) -> Any:
+        one = found.pop(0)
+        if one is not None:
+            raise one
+
+    monkeypatch.setattr(MoshpitAverager, "fetch_state", fetch_state)
+    with pytest.raises(EngineError, match="has gone"):
+        new.optimizer.catch_up(timeout=600.0)
+
+
+def test_an_own_state_as_new_as_the_others_is_taken_for_that_whatever_failed(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Peer(joined(stack, "0"), "0", HOWS["parameters"], model)
+    found = [EngineError("peer 0: no route to peer 1")]
+
+    def fetch_state(averager: MoshpitAverager, own: Any, *rest: Any) -> Any:
+        if found:
+            raise found.pop()
+        return TransferredState(own, 0, 0)
+
+    monkeypatch.setattr(MoshpitAverager, "fetch_state", fetch_state)
+    assert new.optimizer.catch_up(timeout=600.0) is None
 
 
 def test_nobody_has_a_state_yet(stack: ExitStack) -> None:

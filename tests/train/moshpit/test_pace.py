@@ -7,11 +7,13 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, Swarm
+from lossycoll.train.moshpit.pace import Pace
 from tests.train.moshpit.test_people import Make, at_once, made
 from tests.train.moshpit.test_sgd import backward, inner, model
 
@@ -210,6 +212,22 @@ def test_gradients_add_up_until_all_have_seen_enough(made: Make) -> None:
     rounds = [{one.round for one in ran.reports if len(one.members) == 3} for _, ran in found]
     assert len(set.intersection(*rounds)) >= 2, found
     assert all(ran.steps > 2 * len(ran.reports) for _, ran in found[1:])
+
+
+def test_after_a_round_others_hear_what_is_left_for_the_next() -> None:
+    """Another directory hears it again, and would count twice what the round has had."""
+    told: list[tuple[int, int]] = []
+    averager = SimpleNamespace(progress=lambda *said: told.append(said), is_due=False, peers=1)
+    pace = Pace(averager, 1, None, 100, 5.0)  # type: ignore[arg-type]
+    pace.since = 60
+    pace.tell()
+    pace.since += 2  # beside the round
+    pace.has_had(130)
+    assert (told[-1], pace.since, pace.samples) == ((130, 2), 2, 130)
+    pace.since += 10
+    assert not pace.is_due(1)
+    pace.has_had(142)
+    assert (told[-1], pace.since, pace.samples) == ((142, 0), 0, 142)
 
 
 @pytest.mark.parametrize(

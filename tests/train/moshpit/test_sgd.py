@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.devices import registry
+from lossycoll.train.moshpit import averager
 from tests.support import fake_device
 
 SECRET = "a secret of tests"
@@ -261,6 +262,49 @@ def test_what_a_checkpoint_cannot_be_of() -> None:
     finally:
         close()
         close_other()
+
+
+def test_a_step_after_one_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, in a notebook: the round that it was in is forgotten."""
+    own, optimizer, close = alone()
+
+    def interrupted(*rest: Any, **how: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    try:
+        monkeypatch.setattr(optimizer._averager, "step_on", interrupted)
+        backward(own, 0, 0)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        assert optimizer.finish() is None
+        report = optimizer.step()
+        assert report is not None
+        assert report.failure == ""
+    finally:
+        close()
+
+
+def test_a_wait_that_was_interrupted_is_waited_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round beside the steps goes on: its change isn't lost."""
+    own, optimizer, close = alone(delayed=True)
+
+    def interrupted(round_: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    try:
+        backward(own, 0, 0)
+        assert optimizer.step() is None
+        monkeypatch.setattr(averager.OneRound, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.finish()
+        report = optimizer.finish()
+        assert report is not None
+        assert report.failure == ""
+        assert optimizer.finish() is None
+    finally:
+        close()
 
 
 def test_what_cannot_be() -> None:

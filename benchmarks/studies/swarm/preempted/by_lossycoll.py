@@ -20,7 +20,7 @@ ROUND_SECONDS: Final = 60.0
 
 def serve(config: Mapping[str, Any]) -> None:
     """The directory, as ``lossycoll directory`` has it."""
-    main(["directory", f"{config['always']}:{PORT}"])
+    main(["directory", "--new", f"{config['always']}:{PORT}"])
 
 
 class Averaging:

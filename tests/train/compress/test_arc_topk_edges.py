@@ -162,7 +162,8 @@ def loses(rank: int, world: int) -> None:
 
     steps(1)
     harness.die(1)
-    with pytest.raises(lossycoll.PeerLostError, match=r"rank 1 is lost, and with it the err"):
+    # A gathering of means may be the first call that is made without it.
+    with pytest.raises(lossycoll.PeerLostError, match=r"rank 1 .*lost"):
         steps(400)
 
 

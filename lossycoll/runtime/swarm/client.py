@@ -358,7 +358,7 @@ class DirectoryClient:
                 turns = session.redirect if session.ended else None
                 reached.write(pack(turns or protocol.Leave()))
                 reached.finish()
-            elif not session.answered:
+            elif not (session.answered or (session.ended and reached.reached)):
                 self._trouble = reached.broken or ("" if reached.reached else "timed out")
         return session.answered
 

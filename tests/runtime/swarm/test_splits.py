@@ -455,6 +455,26 @@ def test_those_that_listened_find_the_swarm_when_they_come_back(stack: ExitStack
     until(lambda: len(again.peers()) == 5)
 
 
+def test_a_directory_that_was_restarted_begins_no_second_swarm(stack: ExitStack) -> None:
+    """Nobody's, at which all joined. Its peers have elected another, and a newcomer comes first."""
+    secret = Secret.of(TEXT.encode())
+    former = DirectoryServer("127.0.0.1", 0, secret)
+    at = f"127.0.0.1:{former.port}"
+    swarms = [Swarm(join=[at], secret=TEXT, name=name) for name in "ab"]
+    for swarm in swarms:
+        stack.callback(swarm.close)
+        swarm.member.averages(SCHEMA)
+    until(lambda: all(len(one.member.client.directories) == 3 for one in swarms))
+    former.close()
+    mean([one.member for one in swarms], [1.0, 2.0])
+    again = DirectoryServer("127.0.0.1", former.port, secret, waits=60.0)
+    stack.callback(again.close)
+    newcomer = Swarm(join=[at], secret=TEXT, name="new")
+    stack.callback(newcomer.close)
+    assert newcomer.member.session == swarms[0].member.session
+    until(lambda: len(newcomer.peers()) == 3)
+
+
 def test_who_may_not_serve_does_not(stack: ExitStack) -> None:
     first = Swarm("127.0.0.1:0", secret=TEXT, name="first")
     stack.callback(first.close)

@@ -66,8 +66,8 @@ CALLS = (
     mutation(
         "callers look again where others want the core",
         "native/loop.c",
-        "    if (end - begin > CROWDED_NS)\n",
-        "    if (0)\n",
+        "    if (end - begin > CROWDED_NS) {\n",
+        "    if (0) {\n",
         "native:test_wait",
     ),
     mutation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from lossycoll.errors import OptionError
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.simulate.training import METHODS, PERIOD, buckets_of, simulate_training
-from lossycoll.train.drift.bound import DriftBound
 
 NETWORK = Network(link=Link(delay_ms=2), port=Port(up_mbit=200, down_mbit=200, queue_ms=25))
 BUCKETS = buckets_of(1 << 20, 1 << 18)
@@ -47,10 +45,6 @@ def test_each_method_sends_what_it_needs(method: str) -> None:
     wanted = {"plain": 1, "drift_bound": 1 + 1 / (2 * PERIOD), "sharded": 1}[method]
     assert share == pytest.approx(wanted, abs=0.015)
     assert found.missing == 0
-
-
-def test_a_slice_is_as_large_as_the_method_makes_it() -> None:
-    assert inspect.signature(DriftBound).parameters["period"].default == PERIOD
 
 
 def test_a_threshold_drops_what_late_ranks_would_begin_after_it() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
 
 from lossycoll.cli.main import EXIT_USAGE, main
+from lossycoll.simulate.training import PERIOD
+from lossycoll.train.drift.bound import DriftBound
 
 SMALL = ["--bytes", "512k", "--network", "cross-dc", "--steps", "3", "--compute", "0.05"]
 
@@ -29,3 +32,7 @@ def test_a_table_says_what_takes_most(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_death_wants_a_group_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "training", *SMALL, "--death", "1"]) == EXIT_USAGE
     assert "on_peer_loss" in capsys.readouterr().err
+
+
+def test_a_slice_is_as_large_as_the_method_makes_it() -> None:
+    assert inspect.signature(DriftBound).parameters["period"].default == PERIOD

@@ -30,7 +30,8 @@ def wire_allreduce_(
 
         style = RowwiseParallel(output_layouts=Partial())
         parallelize_module(model, mesh, {"out": style})
-        model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int4"))
+        group = mesh.get_group("tp")
+        model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int5", group))
 
     Delivery is reliable, whatever the group's option, and tensors of any size are encoded (float16
     and bfloat16 in few bits only: bf16 and fp16 are for float32). Source: Flash Communication,
@@ -42,7 +43,7 @@ def wire_allreduce_(
         group: A group of this backend; None for the default group.
         average: Whether the sum is divided by the number of ranks.
         wire_group: Elements that share a grid, with few bits: the option of this name.
-        wire_spikes: Whether the ends of groups travel as floats: the option of this name.
+        wire_spikes: 1: the ends of groups travel as floats. The option of this name.
         wire_rounding: Rounding mode of few bits: the option of this name.
 
     Returns:
@@ -65,7 +66,7 @@ def wire_allreduce_(
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError(
             f"{where}: wire_allreduce_ got a tensor that autograd records, and works in "
-            f"place: call it under torch.no_grad() or torch.inference_mode()"
+            f"place: call it under torch.no_grad()"
         )
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
     how = {"wire_group": wire_group, "wire_spikes": wire_spikes, "wire_rounding": wire_rounding}

@@ -262,7 +262,7 @@ class Health:
             )
             self.fail(AbortedError(text, peer=rank))
         else:
-            remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets the survivors continue)"
+            remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets DDP's survivors go on)"
             cause = "" if ended else self.why_cut_off(rank)
             if not ended and not cause:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"

@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = f"lossycoll {version}"
 html_show_sphinx = False
 html_copy_source = False
+html_use_index = False  # nothing is declared for it: its page would be empty
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 

@@ -36,6 +36,9 @@ OFTEN: Final = 0.1
 """Share of a window that is lost where a limit is reached."""
 QUEUED: Final = 0.3
 """A queue of this share of what was sent too fast is no policer."""
+DROPS: Final = 0.2
+"""Share of the rest that a policer drops at least. Less may be the path's own loss, in bursts."""
+NO_QUEUE_MS: Final = 1.0
 NEAR: Final = 20
 LIMITS: Final = ("none", "queue", "policer", "receiver")
 
@@ -116,6 +119,9 @@ def rate_of(
     burst = end * size
     too_much = burst * max(0.0, 1 - passed / speed)
     is_policed = growth / 1e9 < QUEUED * too_much / passed
+    dropped = 1 - len(rest) / max(1, sent - rest[0].number)
+    if dropped < DROPS and (is_policed or growth / 1e6 < NO_QUEUE_MS):
+        return Rate(_mbit(speed), _mbit(min(passed, speed)), lost, 0, growth / 1e6, "none")
     limit = "policer" if is_policed else "queue"
     if is_policed:  # a bucket is filled again while it is emptied, for longer on a busy machine
         last = max((one.came for one in arrivals if one.number < end), default=arrivals[0].came)

@@ -275,6 +275,16 @@ def test_a_sender_that_is_held_up_still_finds_a_policers_rate() -> None:
     assert rate.got == pytest.approx(20, rel=0.1)
 
 
+def test_a_path_that_loses_bursts_is_no_policer() -> None:
+    for each in (400, 1500):
+        made, seconds = arrivals(
+            8000, 400, lambda n, now, each=each: None if n % each < 60 else 0.001
+        )
+        rate = measure.rate_of(made, 8000, seconds, 0.01)
+        assert (rate.limit, rate.burst) == ("none", 0)
+        assert 300 < rate.got < 400
+
+
 def test_a_path_without_limit_and_a_deep_queue() -> None:
     made, seconds = arrivals(4000, 400, lambda number, now: 0.001)
     rate = measure.rate_of(made, 4000, seconds)

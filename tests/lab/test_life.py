@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -163,12 +162,8 @@ def test_a_reader_that_has_enough_ends_the_job() -> None:
 def test_a_job_under_nohup_goes_on_when_its_terminal_hangs_up(tmp_path: Path) -> None:
     go = tmp_path / "go"
     wait = f"echo up; while ! [ -e {go} ]; do sleep 0.05; done"
-    with contextlib.ExitStack() as stack:
-        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        try:
-            process = stack.enter_context(command("--backend", "switch", "--", "sh", "-c", wait))
-        finally:
-            signal.signal(signal.SIGHUP, before)
+    line = ("--backend", "switch", "--", "sh", "-c", wait)
+    with command(*line, hang_up=signal.SIG_IGN) as process:
         assert process.stdout is not None
         lines: list[str] = []
         while sum("up" in line for line in lines) < 2:

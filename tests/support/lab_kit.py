@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,8 +37,12 @@ def eventually(true: Callable[[], object], seconds: float = 20.0) -> bool:
 
 
 @contextlib.contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """``lossycoll lab`` in a process of its own, which is gone when the block ends."""
+def command(
+    *arguments: str, hang_up: signal.Handlers = signal.SIG_DFL
+) -> Iterator[subprocess.Popen[str]]:
+    """``lossycoll lab`` in a process of its own, which is gone when the block ends. ``hang_up``:
+    what SIGHUP does to it at first, whatever it does to the tests, which nohup may have started."""
+    before = signal.signal(signal.SIGHUP, hang_up)
     process = subprocess.Popen(
         [sys.executable, "-m", "lossycoll.cli", "lab", *arguments],
         stdout=subprocess.PIPE,
@@ -47,6 +52,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
+    signal.signal(signal.SIGHUP, before)
     try:
         yield process
     finally:

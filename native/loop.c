@@ -161,11 +161,11 @@ static void start_queued(lc_host *h) {
 }
 
 /* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
- * others say that it has gone before this thread has its next turn. */
+ * others say that it has gone before this thread has its next turn. Operations that wait in the
+ * queue aren't started for it: they may be planned without the peer, and it has posted others. */
 static void take_last_words(lc_host *h) {
     for (const lc_group *g = h->groups; g; g = g->next)
         if (atomic_load(&g->departures)) {
-            start_queued(h);
             lc_receive_all(h);
             settle_turn(h);
             return;

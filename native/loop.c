@@ -126,38 +126,12 @@ static int has_new(lc_host *h, const lc_group *g) {
 
 /* Nothing of the group is left in the loop afterwards: its closer frees it. Takes the lock. */
 static void let_go(lc_host *h, lc_group *g) {
-    for (uint16_t i = 0; i < g->config.size; i++)
-        if (g->members[i].path)
-            lc_drop_waiting(g, i);
     take_out(h, g);
     h->gone[h->n_gone++ % LC_GONE] = g->config.number;
     pthread_mutex_lock(&h->lock);
     g->closed = 1;
     pthread_cond_broadcast(&g->changed);
     pthread_mutex_unlock(&h->lock);
-}
-
-static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
-           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
-}
-
-/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
-static void start_queued(lc_host *h) {
-    int started = 0;
-    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
-        while (may_start(g)) {
-            lc_op *op = g->queue_first;
-            g->queue_first = op->next;
-            if (!g->queue_first)
-                g->queue_last = NULL;
-            h->queued--;
-            lc_op_start(op);
-            started = 1;
-        }
-    }
-    if (started && h->config.eager_bytes)
-        lc_tell_before_data(h);
 }
 
 /* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
@@ -214,6 +188,29 @@ static void attend(lc_host *h) {
         look_at_groups(h);
     else if (h->failing)
         settle_turn(h);
+}
+
+static int may_start(const lc_group *g) {
+    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
+           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
+}
+
+/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
+static void start_queued(lc_host *h) {
+    int started = 0;
+    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
+        while (may_start(g)) {
+            lc_op *op = g->queue_first;
+            g->queue_first = op->next;
+            if (!g->queue_first)
+                g->queue_last = NULL;
+            h->queued--;
+            lc_op_start(op);
+            started = 1;
+        }
+    }
+    if (started && h->config.eager_bytes)
+        lc_tell_before_data(h);
 }
 
 /* ---- figures ---- */

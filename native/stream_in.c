@@ -121,6 +121,11 @@ static void tell_done(const lc_in *in, int soon) {
         lc_tell(s->op->group, in->peer, &done);
 }
 
+/* The round is asked for again unless something of it comes by then. */
+static void await_round(lc_in *in) {
+    in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace);
+}
+
 void lc_give_up(lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
     if (cause == LC_CAUSE_DEADLINE)
@@ -136,7 +141,7 @@ void lc_give_up(lc_in *in, int cause) {
             lc_source_settled(s, k);
     if (tells) {
         in->round = lc_next_round(in->round);
-        in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace);
+        await_round(in);
         lc_tell_missing(in);
         return;
     }
@@ -184,7 +189,7 @@ void lc_round_ended(lc_in *in) {
     }
     in->round = lc_next_round(in->round);
     in->state = LC_IN_OPEN;
-    in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace);
+    await_round(in);
     lc_inject_round(in);
     lc_tell_missing(in);
 }
@@ -456,7 +461,7 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     lc_op *op = in->slot->op;
     note_arrival(in);
     if (in->nack_ns && in->state == LC_IN_OPEN && header->round == in->round)
-        in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace); /* it was heard */
+        await_round(in); /* what was asked for was heard */
     op->report.bytes_received += lc_datagram_bytes(lc_path_from(in), header->length);
     take(in, header, payload);
     if (!in->decoder || !in->decoder->code || in->state == LC_IN_SETTLED)

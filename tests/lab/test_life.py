@@ -134,27 +134,15 @@ def test_a_signal_ends_the_job_in_order(which: signal.Signals, status: int) -> N
 
 def test_a_reader_that_has_enough_ends_the_job() -> None:
     """As in `lossycoll lab -- CMD | head`."""
-    line = [sys.executable, "-m", "lossycoll.cli", "lab", "--backend", "switch", "--", "yes"]
-    process = subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
+    line = ("--backend", "switch", "--", "yes")
+    with command(*line, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert process.stdout.readline()[3:] == " y\n"
         process.stdout.close()
+        process.stdout = None  # for whoever reads what is left
         assert process.wait(60) == 141  # as a shell reports SIGPIPE
         said = process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
     assert "Traceback" not in said
     assert eventually(lambda: not made_by(process.pid))
 

@@ -38,7 +38,7 @@ def eventually(true: Callable[[], object], seconds: float = 20.0) -> bool:
 
 @contextlib.contextmanager
 def command(
-    *arguments: str, hang_up: signal.Handlers = signal.SIG_DFL
+    *arguments: str, hang_up: signal.Handlers = signal.SIG_DFL, stderr: int = subprocess.STDOUT
 ) -> Iterator[subprocess.Popen[str]]:
     """``lossycoll lab`` in a process of its own, which is gone when the block ends. ``hang_up``:
     what SIGHUP does to it at first, whatever it does to the tests, which nohup may have started."""
@@ -46,7 +46,7 @@ def command(
     process = subprocess.Popen(
         [sys.executable, "-m", "lossycoll.cli", "lab", *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

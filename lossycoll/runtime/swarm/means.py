@@ -216,8 +216,7 @@ def movement(values: Floats, reference: Floats, came: NDArray[np.bool_]) -> floa
 
 def is_rounding(moved: float, reference: Floats) -> bool:
     """True if a movement is no more than what adding up and dividing equal values may make."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = float(np.sqrt(np.square(reference, dtype=np.float64).mean()))
+    size = movement(reference, np.zeros_like(reference), np.ones(len(reference), np.bool_))
     return moved <= ROUNDING * size < np.inf
 
 

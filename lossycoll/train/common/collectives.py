@@ -215,8 +215,12 @@ class Collectives:
 
         A rank may be one call ahead of another that has heard of a loss, but not two.
         """
-        for _ in range(2):
-            self.all_reduce(torch.ones(1, device=device)).wait()
+        self.agreed_survivors(device)
+        return self.agreed_survivors(device)
+
+    def agreed_survivors(self, device: torch.device) -> int:
+        """:attr:`survivors` of a collective that is made for it."""
+        self.all_reduce(torch.ones(1, device=device)).wait()
         return self.survivors
 
     def continues_after(self, error: PeerLostError) -> bool:

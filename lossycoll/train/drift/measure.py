@@ -149,7 +149,7 @@ def _sums_of_kind(
     have been with it and others without."""
     device = tensors[0].device
     for _ in range(ATTEMPTS):
-        before = [_survivors(each, device) for each in copies]
+        before = [each.agreed_survivors(device) for each in copies]
         sums = _compare(tensors, copies, exact)
         for each in copies:
             each.all_reduce(sums[0]).wait()
@@ -201,9 +201,3 @@ def _to_mean(values: Tensor, copies: Sequence[Collectives]) -> None:
     for each in copies:
         each.all_reduce(values).wait()
         values /= each.world
-
-
-def _survivors(collectives: Collectives, device: torch.device) -> int:
-    """Ranks of the group that take part in a call, agreed by all of them."""
-    collectives.all_reduce(torch.ones(1, device=device)).wait()
-    return collectives.survivors

@@ -459,22 +459,27 @@ void lc_group_abort(lc_group *g, int code, int peer) {
     lc_nudge(h);
 }
 
-void lc_group_peer_dead(lc_group *g, int peer) {
+/* Takes the lock. */
+static void depart(lc_group *g, int peer, int dead) {
     if (peer < 0 || peer >= g->config.size || peer == g->config.rank)
         return;
-    atomic_store(&g->members[peer].reported_dead, 1);
+    lc_member *m = &g->members[peer];
+    pthread_mutex_lock(&g->host->lock);
+    atomic_store(dead ? &m->reported_dead : &m->left, 1);
+    if (!atomic_load(&g->departures))
+        atomic_store(&g->departed_at, g->submitted);
     atomic_store(&g->departures, 1);
+    pthread_mutex_unlock(&g->host->lock);
     call_attention(g->host, LC_LOOK_GROUPS);
     lc_nudge(g->host);
 }
 
+void lc_group_peer_dead(lc_group *g, int peer) {
+    depart(g, peer, 1);
+}
+
 void lc_group_peer_left(lc_group *g, int peer) {
-    if (peer < 0 || peer >= g->config.size || peer == g->config.rank)
-        return;
-    atomic_store(&g->members[peer].left, 1);
-    atomic_store(&g->departures, 1);
-    call_attention(g->host, LC_LOOK_GROUPS);
-    lc_nudge(g->host);
+    depart(g, peer, 0);
 }
 
 void lc_group_stats(lc_group *g, lc_stats *stats) {

@@ -134,16 +134,37 @@ static void let_go(lc_host *h, lc_group *g) {
     pthread_mutex_unlock(&h->lock);
 }
 
+static int may_start(const lc_group *g) {
+    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
+           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
+}
+
+static void start_first(lc_group *g) {
+    lc_op *op = g->queue_first;
+    g->queue_first = op->next;
+    if (!g->queue_first)
+        g->queue_last = NULL;
+    g->host->queued--;
+    lc_op_start(op);
+}
+
 /* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
- * others say that it has gone before this thread has its next turn. Operations that wait in the
- * queue aren't started for it: they may be planned without the peer, and it has posted others. */
+ * others say that it has gone before this thread has its next turn. Operations that were submitted
+ * before that are for it, too, and are started; later ones may be planned without it. */
 static void take_last_words(lc_host *h) {
-    for (const lc_group *g = h->groups; g; g = g->next)
-        if (atomic_load(&g->departures)) {
-            lc_receive_all(h);
-            settle_turn(h);
-            return;
-        }
+    int any = 0;
+    for (lc_group *g = h->groups; g; g = g->next) {
+        if (!atomic_load(&g->departures))
+            continue;
+        uint32_t end = atomic_load(&g->departed_at);
+        while (may_start(g) && (int32_t)(g->queue_first->number - end) < 0)
+            start_first(g);
+        any = 1;
+    }
+    if (!any)
+        return;
+    lc_receive_all(h);
+    settle_turn(h);
 }
 
 static void look_at_groups(lc_host *h) {
@@ -190,22 +211,12 @@ static void attend(lc_host *h) {
         settle_turn(h);
 }
 
-static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
-           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
-}
-
 /* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
 static void start_queued(lc_host *h) {
     int started = 0;
     for (lc_group *g = h->groups; g && h->queued; g = g->next) {
         while (may_start(g)) {
-            lc_op *op = g->queue_first;
-            g->queue_first = op->next;
-            if (!g->queue_first)
-                g->queue_last = NULL;
-            h->queued--;
-            lc_op_start(op);
+            start_first(g);
             started = 1;
         }
     }

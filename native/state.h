@@ -285,8 +285,9 @@ struct lc_group {
     /* any thread's, with LC_LOOK_GROUPS */
     atomic_int abort_code; /* lc_code to fail everything with, 0: none */
     atomic_int abort_peer;
-    atomic_int departures; /* some member was reported dead, or left */
-    atomic_int closing;    /* the loop is to take the group away */
+    atomic_int departures;   /* some member was reported dead, or left, */
+    atomic_uint departed_at; /* and this was the number of the next operation when the first did */
+    atomic_int closing;      /* the loop is to take the group away */
     /* written by who drives */
     atomic_ullong lingering; /* operations that linger, above 32 bits: the number of the first */
     lc_page_group *page;     /* its block of the status page; NULL: none. Under the host's lock */

@@ -26,9 +26,9 @@ from .hosts import (
     MOST_KNOWN,
     Counts,
     Hosts,
-    crossing,
     planned,
     planned_peers,
+    traffic_of,
 )
 
 CAPACITY: Final = 16_384
@@ -154,7 +154,7 @@ def simulate_collective(
 ) -> Simulated:
     """Runs a collective some times in a row, by whole engines in virtual time.
 
-    The network has no gateways; hosts that it doesn't have are like its first ones, and its seed is
+    Hosts that the network doesn't have are like its first ones, and at the first site. Its seed is
     that of all chance. ``nbytes``, of float32, is the largest buffer of any rank. The first
     ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
     ``gap`` seconds between calls. ``capacity`` is the packets that a receive buffer holds,
@@ -335,24 +335,29 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     """In seconds, and what it is of."""
     topology = world.topology
     plans = [rank.group.plan for rank in world.ranks]
-    traffic = crossing([plan for plan in plans if plan is not None], topology)
+    traffic = traffic_of([plan for plan in plans if plan is not None], topology)
     # What travels, not what headers and parity add.
     first = phases(options.encoding)[0]
     dtype = "f32" if collective in REDUCTIONS or first != "same" else "bytes"
     element = world.payload / elements_of(first, dtype, world.payload)
     busiest, bound = 0.0, "no port has a rate"
-    for up, elements in zip((True, False), traffic, strict=True):
-        for host, count in enumerate(elements):
-            port = network.port_of(host) if host < network.total_hosts else network.port
-            rate = port.up_mbit if up else port.down_mbit
-            seconds = count * element * 8e-6 / rate if rate else 0.0
-            if seconds > busiest:
-                busiest = seconds
-                bound = f"{rate:g} Mbit/s {'up' if up else 'down'} of host {host}"
+    for what, port_of, all_elements in (
+        ("host", network.port_of, (traffic.up, traffic.down)),
+        ("site", lambda _: network.gateway, (traffic.out, traffic.into)),
+    ):
+        for up, elements in zip((True, False), all_elements, strict=True):
+            for number, count in enumerate(elements):
+                port = port_of(number) if number < network.total_hosts else network.port
+                rate = port.up_mbit if up else port.down_mbit
+                seconds = count * element * 8e-6 / rate if rate else 0.0
+                if seconds > busiest:
+                    busiest = seconds
+                    bound = f"{rate:g} Mbit/s {'up' if up else 'down'} of {what} {number}"
     ways = default_algorithm(collective).steps(topology.n_hosts) if topology.n_hosts > 1 else 0
-    delay = ways * network.link.delay_ms * 1e-3
+    link = network.link if topology.n_sites == 1 else network.wan
+    delay = ways * link.delay_ms * 1e-3
     if delay > busiest:
-        bound = f"{ways} ways of {network.link.delay_ms:g} ms"
+        bound = f"{ways} ways of {link.delay_ms:g} ms"
     return busiest + delay, bound
 
 

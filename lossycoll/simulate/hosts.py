@@ -48,6 +48,7 @@ class Counts:
     bytes: int  # of those, everything below the engine included
     dropped_up: int  # packets that found the queue before their sender's port full
     dropped_down: int  # the same before their receiver's
+    dropped_gateway: int  # the same before a site's gateway
     dropped_link: int  # the same before a link's own rate
     policed: int  # packets that were above a policer's rate
     lost: int  # by the links' own loss
@@ -215,7 +216,7 @@ def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
 class Hosts:
     """Hosts on a network, each with some ranks, which form one group.
 
-    Hosts that the network doesn't have are like its first ones; gateways raise OptionError.
+    Hosts that the network doesn't have are like its first ones.
     ``capacity`` is the packets that a rank's receive buffer holds. ``grain`` is the seconds that a
     rank rests between two turns at least, as an operating system's wake-ups have it: what comes
     meanwhile is taken at once. ``peers`` are whom each rank will send to or hear of; the others are
@@ -255,6 +256,10 @@ class Hosts:
             raise MemoryError("no memory for a simulation")
         if fold is not None:
             lib.lc_sim_fold(self._sim, world, SESSION, fold.fixed, fold.block)
+        site_of = dict(zip(topology.hosts, topology.sites, strict=True))
+        self._sites: Final = topology.n_sites if topology.n_sites > 1 else 0
+        if self._sites:
+            lib.lc_sim_set_sites(self._sim, ffi.new("uint16_t[]", list(site_of.values())))
         self.ranks: Final[list[Rank]] = []
         for host in range(self._hosts):
             lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
@@ -279,19 +284,20 @@ class Hosts:
         lib.lc_sim_close(self._sim)
 
     def change(self, network: Network) -> None:
-        """Changes the network from now on; it has as many hosts as before, no gateways, and no
-        policers of links."""
-        if network.gateway != Port():
-            raise OptionError("a simulation has no gateways: give the hosts' ports their rates")
+        """Changes the network from now on; it has as many hosts as before, and no policers of
+        links."""
         if any(link.policer_ms is not None for link in network.all_links):
             raise OptionError("a simulation has policers at ports alone: give policer_ms to a port")
         known = network.total_hosts
         usual = _link(network.link, network.mtu)
+        for site in range(self._sites):
+            for up in (0, 1):
+                gateway = _port(network.gateway, up, network.mtu)
+                lib.lc_sim_set_gateway(self._sim, site, up, gateway)
         for host in range(self._hosts):
             port = network.port_of(host) if host < known else network.port
             for up in (0, 1):
-                rate = port.up_mbit if up else port.down_mbit
-                lib.lc_sim_set_port(self._sim, host, up, _port(port, rate, network.mtu))
+                lib.lc_sim_set_port(self._sim, host, up, _port(port, up, network.mtu))
             for other in range(self.topology.n_hosts):
                 both = max(host, other) < known and host != other
                 link = _link(network.link_of(host, other), network.mtu) if both else usual
@@ -343,14 +349,18 @@ class Hosts:
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
         ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]
-        at_ports = sum(one.dropped + one.policed for both in ports for one in both)
+        gateways = [self._gateway_counts(i, up) for up in (0, 1) for i in range(self._sites)]
+        at_ports = [one for both in ports for one in both]
+        policed = sum(one.policed for one in at_ports + gateways)
+        dropped = sum(one.dropped for one in at_ports + gateways)
         return Counts(
             packets=all_.sent,
             bytes=sum(up.bytes for _, up in ports),
             dropped_up=sum(up.dropped for _, up in ports),
             dropped_down=sum(down.dropped for down, _ in ports),
-            dropped_link=all_.dropped - at_ports,
-            policed=sum(one.policed for both in ports for one in both),
+            dropped_gateway=sum(one.dropped for one in gateways),
+            dropped_link=all_.dropped - dropped - policed,
+            policed=policed,
             lost=all_.lost,
             overflow=all_.overflow,
             local_packets=all_.local_packets,
@@ -363,21 +373,37 @@ class Hosts:
         lib.lc_sim_port_counted(self._sim, host, up, counts)
         return counts
 
+    def _gateway_counts(self, site: int, up: int) -> Any:
+        counts = ffi.new("lc_sim_port_counts *")
+        lib.lc_sim_gateway_counted(self._sim, site, up, counts)
+        return counts
 
-def crossing(plans: Sequence[Plan], topology: Topology) -> tuple[list[int], list[int]]:
-    """Elements that leave each host, and that come to it, by the plans of all ranks, or of those
-    that are simulated."""
+
+@dataclass(frozen=True)
+class Traffic:
+    """Elements that cross each port, by the plans of all ranks, or of those simulated."""
+
+    up: list[int]  # by host: those that leave it, and
+    down: list[int]  # those that come to it
+    out: list[int]  # by site: those that leave it for others, and
+    into: list[int]  # those that come to it from others
+
+
+def traffic_of(plans: Sequence[Plan], topology: Topology) -> Traffic:
     hosts = topology.hosts[plans[-1].rank] + 1
-    up, down = [0] * hosts, [0] * hosts
+    found = Traffic(*([0] * n for n in (hosts, hosts, topology.n_sites, topology.n_sites)))
     for plan in plans:
-        here = topology.hosts[plan.rank]
+        here, site = topology.hosts[plan.rank], topology.sites[plan.rank]
         for slot in plan.slots:
             for dest in slot.dests:
-                there = topology.hosts[dest.peer]
+                there, other = topology.hosts[dest.peer], topology.sites[dest.peer]
                 if there != here:
-                    up[here] += slot.length
-                    down[there % hosts] += slot.length
-    return up, down
+                    found.up[here] += slot.length
+                    found.down[there % hosts] += slot.length
+                if other != site:
+                    found.out[site] += slot.length
+                    found.into[other] += slot.length
+    return found
 
 
 def _engine() -> Any:
@@ -393,8 +419,9 @@ def _bytes_per_s(mbit: float) -> float:
     return mbit * 125_000
 
 
-def _port(port: Port, mbit: float | None, mtu: int) -> Any:
+def _port(port: Port, up: int, mtu: int) -> Any:
     out = ffi.new("lc_sim_port *")
+    mbit = port.up_mbit if up else port.down_mbit
     if not mbit:
         return out
     rate = _bytes_per_s(mbit)

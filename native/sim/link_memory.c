@@ -18,8 +18,9 @@ typedef struct packet {
     uint64_t at_ns;
     uint32_t bytes;
     uint32_t kept; /* of those; the others read as zeros */
-    uint16_t from;
+    uint16_t from, to;
     uint8_t small; /* there is room for SMALL_BYTES only */
+    uint8_t far;   /* it has been through its sender's gateway */
     uint8_t data[];
 } packet;
 
@@ -29,6 +30,11 @@ typedef struct {
     uint64_t order; /* of those that come at the same time */
     packet *packet;
 } under_way;
+
+typedef struct {
+    under_way *first; /* the next one */
+    uint32_t n, room;
+} heap;
 
 /* A packet that was handed over: its payload is read when it leaves. */
 typedef struct flight {
@@ -46,10 +52,9 @@ typedef struct {
     memory_net *net;
     uint16_t rank;
     uint64_t full_until_ns;
-    int broken;      /* errno; 0: it works */
-    lc_event event;  /* kind 0: none */
-    under_way *heap; /* under way to this rank, the next one first */
-    uint32_t n_heap, room;
+    int broken;                     /* errno; 0: it works */
+    lc_event event;                 /* kind 0: none */
+    heap coming;                    /* under way to this rank's port */
     packet *port_first, *port_last; /* behind the port, in the order in which they come */
     packet *first, *last;           /* in the receive buffer */
     uint32_t n_buffer;
@@ -91,6 +96,9 @@ struct memory_net {
     lc_uplink_board *boards; /* by rank, where they share memory */
     memory_path *paths;      /* by the place that they are from, and to */
     memory_port *up, *down;  /* by place */
+    uint16_t *site;          /* by place; NULL: there is one */
+    memory_port *out, *in;   /* gateways, by site */
+    heap crossing;           /* under way to a gateway */
 };
 
 static uint64_t time_of(const memory_net *net) {
@@ -140,36 +148,40 @@ static int before(const under_way *a, const under_way *b) {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
-static void heap_put(memory_link *l, packet *p) {
-    if (l->n_heap == l->room) {
-        l->room = l->room ? 2 * l->room : 64;
-        l->heap = realloc(l->heap, l->room * sizeof *l->heap);
-        if (!l->heap)
+static void heap_put(memory_net *net, heap *h, packet *p) {
+    if (h->n == h->room) {
+        h->room = h->room ? 2 * h->room : 64;
+        h->first = realloc(h->first, h->room * sizeof *h->first);
+        if (!h->first)
             abort();
     }
-    const under_way one = {p->at_ns, l->net->order++, p};
-    uint32_t i = l->n_heap++;
-    while (i && before(&one, &l->heap[(i - 1) / 2])) {
-        l->heap[i] = l->heap[(i - 1) / 2];
+    const under_way one = {p->at_ns, net->order++, p};
+    uint32_t i = h->n++;
+    while (i && before(&one, &h->first[(i - 1) / 2])) {
+        h->first[i] = h->first[(i - 1) / 2];
         i = (i - 1) / 2;
     }
-    l->heap[i] = one;
+    h->first[i] = one;
 }
 
-static packet *heap_take(memory_link *l) {
-    packet *top = l->heap[0].packet;
-    under_way last = l->heap[--l->n_heap];
+static packet *heap_take(heap *h) {
+    packet *top = h->first[0].packet;
+    under_way last = h->first[--h->n];
     uint32_t i = 0;
-    for (uint32_t child = 1; child < l->n_heap; child = 2 * i + 1) {
-        if (child + 1 < l->n_heap && before(&l->heap[child + 1], &l->heap[child]))
+    for (uint32_t child = 1; child < h->n; child = 2 * i + 1) {
+        if (child + 1 < h->n && before(&h->first[child + 1], &h->first[child]))
             child++;
-        if (!before(&l->heap[child], &last))
+        if (!before(&h->first[child], &last))
             break;
-        l->heap[i] = l->heap[child];
+        h->first[i] = h->first[child];
         i = child;
     }
-    l->heap[i] = last;
+    h->first[i] = last;
     return top;
+}
+
+static uint64_t next_in(const heap *h) {
+    return h->n ? h->first[0].at_ns : UINT64_MAX;
 }
 
 static packet *new_packet(memory_net *net, size_t bytes) {
@@ -203,8 +215,8 @@ static uint16_t stands_for(const memory_net *net, uint16_t rank) {
     return net->real ? rank % net->real : rank;
 }
 
-static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
-                 uint64_t at_ns) {
+static packet *new_copy(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                        uint64_t at_ns) {
     size_t kept = iov[0].iov_len + (has_payload(net, iov) ? 0 : iov[1].iov_len);
     packet *p = new_packet(net, kept);
     memcpy(p->data, iov[0].iov_base, iov[0].iov_len);
@@ -213,18 +225,33 @@ static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec
     p->kept = (uint32_t)kept;
     p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
     p->at_ns = at_ns;
-    uint16_t stands = stands_for(net, to);
-    if (stands != to) {
-        net->rename(net->rename_context, to, p->data, p->kept, p->bytes);
-        from = (uint16_t)((from + net->size - (to - stands)) % net->size);
-        to = stands;
-    }
     p->from = from;
-    memory_link *l = net->links[to];
-    int first = !l->first && !l->port_first && (!l->n_heap || at_ns < l->heap[0].at_ns);
-    heap_put(l, p);
+    p->to = to;
+    p->far = 0;
+    return p;
+}
+
+/* On its last way, to its receiver's port. */
+static void post(memory_net *net, packet *p) {
+    uint16_t stands = stands_for(net, p->to);
+    if (stands != p->to) {
+        net->rename(net->rename_context, p->to, p->data, p->kept, p->bytes);
+        p->from = (uint16_t)((p->from + net->size - (p->to - stands)) % net->size);
+        p->to = stands;
+    }
+    memory_link *l = net->links[p->to];
+    int first = !l->first && !l->port_first && p->at_ns < next_in(&l->coming);
+    heap_put(net, &l->coming, p);
     if (first && net->wake)
-        net->wake(net->wake_context, to, at_ns);
+        net->wake(net->wake_context, p->to, p->at_ns);
+}
+
+/* To a gateway: that of its sender's site, or of its receiver's. */
+static void post_to_gateway(memory_net *net, packet *p) {
+    int first = p->at_ns < next_in(&net->crossing);
+    heap_put(net, &net->crossing, p);
+    if (first && net->wake)
+        net->wake(net->wake_context, net->size, p->at_ns);
 }
 
 /* When a packet that comes to a bottleneck leaves it; 0: it is dropped. */
@@ -284,17 +311,16 @@ static uint64_t wanders(memory_net *net, memory_path *path, uint64_t at_ns) {
     return path->last_ns;
 }
 
-static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
-                        int together) {
+static int is_far(const memory_net *net, uint16_t from, uint16_t to) {
+    return net->site && net->site[net->place[from]] != net->site[net->place[to]];
+}
+
+/* Through the link between two places: what leaves the port, or the gateway, at that time. */
+static void cross(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                  uint64_t leaves, int together) {
     memory_path *path = memory_path_of(net, net->place[from], net->place[to]);
-    memory_port *up = &net->up[net->place[from]];
     size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
-    net->counts.sent++;
-    if (net->tap)
-        net->tap(net->tap_context, from, to, iov);
-    uint64_t leaves = passes_port(up, time_of(net), bytes);
-    if (leaves)
-        leaves = passes(leaves, bytes, path->bytes_per_s, path->queue_ns, &path->free_ns);
+    leaves = passes(leaves, bytes, path->bytes_per_s, path->queue_ns, &path->free_ns);
     if (!leaves) {
         net->counts.dropped++;
         return;
@@ -312,8 +338,44 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
                                     : leaves + path->delay_ns + up_to(net, path->jitter_ns);
         if (happens(net, path->late))
             at += path->late_ns;
-        post(net, from, to, iov, at);
+        packet *p = new_copy(net, from, to, iov, at);
+        p->far = (uint8_t)is_far(net, from, to);
+        if (p->far)
+            post_to_gateway(net, p);
+        else
+            post(net, p);
     }
+}
+
+static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                        int together) {
+    size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
+    net->counts.sent++;
+    if (net->tap)
+        net->tap(net->tap_context, from, to, iov);
+    uint64_t leaves = passes_port(&net->up[net->place[from]], time_of(net), bytes);
+    if (!leaves)
+        net->counts.dropped++;
+    else if (is_far(net, from, to))
+        post_to_gateway(net, new_copy(net, from, to, iov, leaves));
+    else
+        cross(net, from, to, iov, leaves, together);
+}
+
+static void pass_gateway(memory_net *net, packet *p) {
+    uint16_t site = net->site[net->place[p->far ? p->to : p->from]];
+    memory_port *port = p->far ? &net->in[site] : &net->out[site];
+    p->at_ns = passes_port(port, p->at_ns, p->bytes + net->wire);
+    if (p->at_ns && p->far && net->links[p->to]) {
+        post(net, p);
+        return;
+    }
+    if (p->at_ns && !p->far) {
+        struct iovec iov[2] = {{p->data, p->kept}, {net->zeros, p->bytes - p->kept}};
+        cross(net, p->from, p->to, iov, p->at_ns, 0);
+    }
+    net->counts.dropped += !p->at_ns;
+    drop_packet(net, p);
 }
 
 static memory_link *of(lc_link *link) {
@@ -438,8 +500,8 @@ static void pass_port(memory_link *l) {
     memory_net *net = l->net;
     memory_port *down = &net->down[net->place[l->rank]];
     uint64_t now = time_of(net);
-    while (l->n_heap && l->heap[0].at_ns <= now) {
-        packet *p = heap_take(l);
+    while (next_in(&l->coming) <= now) {
+        packet *p = heap_take(&l->coming);
         p->at_ns = passes_port(down, p->at_ns, p->bytes + net->wire);
         if (p->at_ns) {
             put_last(&l->port_first, &l->port_last, p);
@@ -547,8 +609,8 @@ static void close_memory(lc_link *link) {
     memory_link *l = of(link);
     while (l->flights)
         drop_flight(l);
-    while (l->n_heap)
-        drop_packet(l->net, heap_take(l));
+    while (l->coming.n)
+        drop_packet(l->net, heap_take(&l->coming));
     while (l->port_first)
         drop_packet(l->net, take_first(&l->port_first, &l->port_last));
     while (l->first)
@@ -556,7 +618,7 @@ static void close_memory(lc_link *link) {
     while (l->n_taken)
         drop_packet(l->net, l->taken[--l->n_taken]);
     l->net->links[l->rank] = NULL;
-    free(l->heap);
+    free(l->coming.first);
     free(l->singly);
     free(l);
 }
@@ -634,6 +696,9 @@ memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity
 }
 
 void memory_net_free(memory_net *net) {
+    while (net->crossing.n)
+        drop_packet(net, heap_take(&net->crossing));
+    free(net->crossing.first);
     for (int small = 0; small < 2; small++)
         for (packet *p = net->free[small], *next; p; p = next) {
             next = p->next;
@@ -646,6 +711,9 @@ void memory_net_free(memory_net *net) {
     free(net->paths);
     free(net->up);
     free(net->down);
+    free(net->site);
+    free(net->out);
+    free(net->in);
     free(net);
 }
 
@@ -659,6 +727,21 @@ memory_port *memory_port_up(memory_net *net, uint16_t place) {
 
 memory_port *memory_port_down(memory_net *net, uint16_t place) {
     return &net->down[place];
+}
+
+void memory_set_sites(memory_net *net, const uint16_t *sites) {
+    net->site = zeros(net->places, sizeof *net->site);
+    memcpy(net->site, sites, net->places * sizeof *net->site);
+    net->out = zeros(net->places, sizeof *net->out);
+    net->in = zeros(net->places, sizeof *net->in);
+}
+
+memory_port *memory_gateway_out(memory_net *net, uint16_t site) {
+    return &net->out[site];
+}
+
+memory_port *memory_gateway_in(memory_net *net, uint16_t site) {
+    return &net->in[site];
 }
 
 void memory_set_wire(memory_net *net, uint32_t bytes) {
@@ -708,7 +791,7 @@ void memory_throw(memory_net *net, uint16_t from, uint16_t to, const void *bytes
     struct iovec iov[2] = {{(void *)(uintptr_t)bytes, n < net->packet_max ? n : net->packet_max},
                            {(void *)(uintptr_t)bytes, 0}};
     if (net->links[to] && !memory_path_of(net, net->place[from], net->place[to])->cut)
-        post(net, from, to, iov, time_of(net) + way_ns);
+        post(net, new_copy(net, from, to, iov, time_of(net) + way_ns));
 }
 
 void memory_set_sleep(memory_net *net, memory_sleep *sleep, void *context) {
@@ -767,6 +850,15 @@ void memory_advance(memory_net *net, uint16_t rank) {
     pass_port(net->links[rank]);
 }
 
+void memory_pass_gateways(memory_net *net) {
+    while (next_in(&net->crossing) <= time_of(net))
+        pass_gateway(net, heap_take(&net->crossing));
+}
+
+uint64_t memory_next_at_gateways(const memory_net *net) {
+    return next_in(&net->crossing);
+}
+
 uint64_t memory_next(const memory_net *net, uint16_t rank) {
     const memory_link *l = net->links[rank];
     uint64_t next = UINT64_MAX;
@@ -776,8 +868,8 @@ uint64_t memory_next(const memory_net *net, uint16_t rank) {
         next = time_of(net);
     else if (l && l->port_first)
         next = l->port_first->at_ns;
-    if (l && l->n_heap && l->heap[0].at_ns < next)
-        next = l->heap[0].at_ns;
+    if (l && next_in(&l->coming) < next)
+        next = next_in(&l->coming);
     if (l && l->flights && l->flights->leaves_ns < next)
         next = l->flights->leaves_ns;
     if (l && l->full_until_ns > time_of(net) && l->full_until_ns < next)

@@ -68,6 +68,16 @@ memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to);
 /* Before the paths from a place, and behind those to it. */
 memory_port *memory_port_up(memory_net *net, uint16_t place);
 memory_port *memory_port_down(memory_net *net, uint16_t place);
+/* Each place is in a site, by place; sites are fewer than places, numbered from 0. What goes from
+ * one to another passes the gateway of its sender's before the path, and that of its receiver's
+ * behind it. Once, and not with a fold or nets whose time another sets. */
+void memory_set_sites(memory_net *net, const uint16_t *sites);
+memory_port *memory_gateway_out(memory_net *net, uint16_t site);
+memory_port *memory_gateway_in(memory_net *net, uint16_t site);
+/* What has come to gateways by now is behind them, or dropped. */
+void memory_pass_gateways(memory_net *net);
+/* When something next comes to one; UINT64_MAX: nothing does. */
+uint64_t memory_next_at_gateways(const memory_net *net);
 /* What networks below add to each packet: counts at ports and bottlenecks. */
 void memory_set_wire(memory_net *net, uint32_t bytes);
 /* The links of this net are memory that ranks share, with payloads of so many bytes. For links that
@@ -75,7 +85,8 @@ void memory_set_wire(memory_net *net, uint32_t bytes);
 void memory_set_local(memory_net *net, uint32_t payload_bytes);
 /* Payloads of data are not kept, and read as zeros: they take neither memory nor time. */
 void memory_forget_payloads(memory_net *net);
-/* Called when a packet is under way that comes to its rank before all that was. */
+/* Called when a packet is under way that comes to its rank before all that was; the rank behind the
+ * last one is for gateways. */
 typedef void memory_wake(void *context, uint16_t rank, uint64_t at_ns);
 void memory_set_wake(memory_net *net, memory_wake *wake, void *context);
 /* Ranks from `real` on are stood for by those before, `real` ranks apart: what is sent to one of

@@ -40,8 +40,8 @@ struct lc_sim {
     lc_link *links[2];
     lc_setting setting;
     lc_fold fold;
-    sim_rank *ranks;
-    uint16_t *heap; /* of ranks: who wakes next is first */
+    sim_rank *ranks; /* and behind the last one, what wakes for gateways */
+    uint16_t *heap;  /* of these: who wakes next is first */
     uint16_t places;
     uint32_t awaited;
     uint64_t turns;
@@ -69,7 +69,7 @@ static void move_up(lc_sim *sim, uint16_t rank) {
 }
 
 static void move_down(lc_sim *sim, uint16_t rank) {
-    uint32_t at = sim->ranks[rank].at, n = sim->config.ranks;
+    uint32_t at = sim->ranks[rank].at, n = sim->config.ranks + 1u;
     for (uint32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
         if (child + 1 < n && before(sim, sim->heap[child + 1], sim->heap[child]))
             child++;
@@ -134,18 +134,19 @@ lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine) {
     memory_forget_payloads(sim->net);
     memory_set_wake(sim->net, packet_comes, sim);
     sim->local = config->local_payload ? local_net(config, sim) : NULL;
-    sim->ranks = calloc(config->ranks, sizeof *sim->ranks);
-    sim->heap = calloc(config->ranks, sizeof *sim->heap);
+    sim->ranks = calloc(config->ranks + 1u, sizeof *sim->ranks);
+    sim->heap = calloc(config->ranks + 1u, sizeof *sim->heap);
     if (!sim->ranks || !sim->heap) {
         lc_sim_close(sim);
         return NULL;
     }
     sim->config.places = NULL; /* the caller's */
-    for (uint16_t i = 0; i < config->ranks; i++) {
+    for (uint16_t i = 0; i < config->ranks; i++)
         sim->places =
             config->places[i] >= sim->places ? (uint16_t)(config->places[i] + 1) : sim->places;
+    for (uint32_t i = 0; i <= config->ranks; i++) {
         sim->ranks[i].wakes_ns = UINT64_MAX;
-        put_at(sim, i, i);
+        put_at(sim, i, (uint16_t)i);
     }
     return sim;
 }
@@ -191,12 +192,23 @@ void lc_sim_take(lc_sim *sim, uint16_t rank, void *host) {
 
 /* ---- the network ---- */
 
-void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port) {
-    memory_port *to = up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place);
+static void set_port(memory_port *to, const lc_sim_port *port) {
     to->bytes_per_s = port->bytes_per_s;
     to->queue_ns = port->queue_ns;
     to->police_bytes_per_s = port->police_bytes_per_s;
     to->police_ns = port->police_ns;
+}
+
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port) {
+    set_port(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place), port);
+}
+
+void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites) {
+    memory_set_sites(sim->net, sites);
+}
+
+void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lc_sim_port *port) {
+    set_port(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site), port);
 }
 
 void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path) {
@@ -278,6 +290,11 @@ int lc_sim_run(lc_sim *sim, uint64_t until_ns) {
         }
         if (r->wakes_ns > now)
             memory_set_now(sim->net, now = r->wakes_ns);
+        if (rank == sim->config.ranks) {
+            memory_pass_gateways(sim->net);
+            set_wakes(sim, rank, memory_next_at_gateways(sim->net));
+            continue;
+        }
         memory_advance(sim->net, rank);
         uint64_t next = next_of(sim, rank);
         if (next > now)
@@ -325,9 +342,17 @@ void lc_sim_stop(lc_sim *sim, uint16_t rank) {
     set_wakes(sim, rank, UINT64_MAX);
 }
 
+static lc_sim_port_counts counts_at(const memory_port *p) {
+    return (lc_sim_port_counts){p->packets, p->bytes, p->dropped, p->policed};
+}
+
 void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts) {
-    const memory_port *p = up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place);
-    *counts = (lc_sim_port_counts){p->packets, p->bytes, p->dropped, p->policed};
+    *counts = counts_at(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place));
+}
+
+void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts) {
+    *counts =
+        counts_at(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site));
 }
 
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {

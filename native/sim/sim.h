@@ -85,6 +85,10 @@ void lc_sim_take(lc_sim *sim, uint16_t rank, void *host);
 /* Of a host, up: to the network. */
 void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port);
 void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path);
+/* Hosts are in sites, by host: numbers from 0, fewer than hosts. Once, before anything is sent. */
+void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites);
+/* Of a site, which its hosts share; up: to other sites. */
+void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lc_sim_port *port);
 /* Of what goes through a host's memory. */
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s);
 /* A rank has submitted an operation to an lc_group: it is awaited. Returns 0 if too many are. */
@@ -99,6 +103,7 @@ uint64_t lc_sim_now(const lc_sim *sim);
  * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
 void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts);
+void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
 
 /* cdef end */

@@ -7,7 +7,7 @@
 #include "linger.h"
 #include "virtual_net.h"
 
-enum { RANKS = 2, PAYLOAD = 1024, SMALL = 3000, MANY = 300, USED = 0xEE };
+enum { RANKS = 2, PAYLOAD = 1024, SMALL = 3000, AHEAD = 64, MANY = 300, USED = 0xEE };
 
 static const uint64_t MS = 1000000, SECOND = 1000000000;
 
@@ -293,25 +293,29 @@ static void bring_about(pair *p, enum fate fate, uint8_t *data) {
         lc_group_abort(p->group[0], LC_E_ABORTED, 1);
 }
 
-/* A rank that is late reads what its peer sent before it reads that the peer has gone. */
-static void test_what_came_before_counts(enum fate fate) {
+/* A rank that is late reads what its peer sent before it reads that the peer has gone; also where
+ * its own call waits in the inbox, and what goes ahead of such calls has come. */
+static void test_what_came_before_counts(enum fate fate, int started) {
+    const copy how = {.bytes = started ? SMALL : AHEAD, .lossy = 1};
     pair p;
     lc_report report;
     uint8_t data[RANKS][SMALL] = {{0}};
     open_pair(&p);
     memset(data[0], 7, SMALL);
-    int64_t other = submit(&p, 1, (copy){.bytes = SMALL, .lossy = 1}, data[1]);
+    int64_t other = started ? submit(&p, 1, how, data[1]) : 0;
     virtual_go_on(&p, 5 * MS);
-    CHECK(submit(&p, 0, (copy){.bytes = SMALL, .lossy = 1}, data[0]) > 0);
+    CHECK(submit(&p, 0, how, data[0]) > 0);
     lc_host_turn(p.host[0]);
     virtual_set_now(&p, memory_now(p.net) + MS); /* all is there, and unread */
+    if (!started)
+        other = submit(&p, 1, how, data[1]);
     if (fate == DIES)
         lc_group_peer_dead(p.group[1], 0);
     else
         lc_group_peer_left(p.group[1], 0);
     lc_host_turn(p.host[1]);
     CHECK(state_of(&p, 1, other, &report) == LC_OK && report.packets_missing == 0);
-    CHECK(is_all(data[1], SMALL, 7));
+    CHECK(is_all(data[1], how.bytes, 7));
     virtual_close(&p);
 }
 
@@ -373,8 +377,10 @@ int main(void) {
     test_fate(DIES, LC_OK);
     test_fate(LEAVES, LC_OK);
     test_fate(ABORTED, LC_E_ABORTED);
-    test_what_came_before_counts(DIES);
-    test_what_came_before_counts(LEAVES);
+    for (int started = 0; started < 2; started++) {
+        test_what_came_before_counts(DIES, started);
+        test_what_came_before_counts(LEAVES, started);
+    }
     test_close(0);
     test_close(1);
     return check_result("test_linger");

@@ -76,6 +76,43 @@ static void test_shared_port(void) {
     closed(&w);
 }
 
+/* Two hosts of a site send to another site at 2 MB/s each: what leaves the site is 1 MB/s, and a
+ * queue of 50 packets drops the others. What stays at the site passes no gateway. */
+static void test_gateways(uint64_t queue_ns) {
+    static const uint16_t sites[] = {0, 0, 1};
+    world w = {.net = memory_net_new(3, BYTES, 100000, 5)};
+    memory_set_sites(w.net, sites);
+    for (uint16_t i = 0; i < 3; i++) {
+        w.link[i] = memory_link_open(w.net, i);
+        memory_port_up(w.net, i)->bytes_per_s = 2e6;
+        memory_path_of(w.net, i, 2)->delay_ns = 10 * MS;
+    }
+    uint64_t begin = memory_now(w.net);
+    memory_port *out = memory_gateway_out(w.net, 0);
+    out->bytes_per_s = 1e6;
+    out->queue_ns = queue_ns;
+    for (uint16_t i = 0; i < PACKETS; i++)
+        send_one(&w, i % 2, i);
+    CHECK(memory_next_at_gateways(w.net) == begin + MS / 2);
+    memory_set_now(w.net, begin + 10000 * MS);
+    memory_pass_gateways(w.net);
+    CHECK(memory_next_at_gateways(w.net) == UINT64_MAX);
+    seen s = receive_all(&w, begin + 10000 * MS);
+    CHECK(!s.overtaken && s.n + out->dropped == PACKETS);
+    CHECK(s.first_ns == begin + MS / 2 + MS + 10 * MS); /* port, gateway, path */
+    uint64_t sent_ns = PACKETS / 2 * MS / 2;
+    uint64_t kept = queue_ns ? (sent_ns + queue_ns) / MS : PACKETS;
+    CHECK_AT(s.n + 1 >= kept && s.n <= kept + 1, "%u of %u", s.n, (unsigned)kept);
+    CHECK(out->packets == PACKETS && memory_gateway_in(w.net, 1)->packets == s.n);
+    CHECK(memory_counts_of(w.net).dropped == out->dropped);
+    struct iovec iov[] = {{(uint8_t[BYTES]){0}, BYTES}, {NULL, 0}};
+    lc_run run = {.iov = iov, .n_packets = 1, .packet_bytes = BYTES, .peer = 1};
+    int error;
+    CHECK(w.link[0]->ops->send(w.link[0], &run, 1, &error) == 1);
+    CHECK(out->packets == PACKETS && memory_next(w.net, 1) < UINT64_MAX);
+    closed(&w);
+}
+
 /* 2 MB/s come to a policer of 1 MB/s with a bucket of 20 packets, and then none for a while. */
 static void test_policer(void) {
     world w = opened();
@@ -178,6 +215,8 @@ static void test_forgotten_payloads(void) {
 int main(void) {
     test_forgotten_payloads();
     test_shared_port();
+    test_gateways(0);
+    test_gateways(50 * MS);
     test_policer();
     test_jitter();
     test_wake();

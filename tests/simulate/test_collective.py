@@ -193,10 +193,22 @@ def test_refusals(how: dict[str, object], why: str) -> None:
         simulate_collective(QUIET, MIB, **how)  # type: ignore[arg-type]
 
 
-def test_gateways_are_refused() -> None:
-    network = Network(sites=2, hosts=1, gateway=Port(up_mbit=10, down_mbit=10))
-    with pytest.raises(OptionError, match="no gateways"):
-        simulate_collective(network, MIB)
+def test_a_gateway_bounds_what_leaves_its_site() -> None:
+    gateway = Port(up_mbit=50, down_mbit=50)
+    network = Network(sites=2, hosts=2, wan=Link(delay_ms=5), port=Port(up_mbit=1000, down_mbit=1000), gateway=gateway)
+    found = simulate_collective(network, 2 * MIB)
+    assert found.bound == "50 Mbit/s up of site 0"
+    least = 2 * MIB * 8e-6 / 50 + 0.01  # half a sum goes each way, twice
+    assert found.steady[0].limit == pytest.approx(least, rel=0.01)
+    assert least < found.seconds < 1.3 * least
+
+
+def test_hosts_overrun_a_gateway_that_nobody_paces() -> None:
+    gateway = Port(up_mbit=5, down_mbit=5, queue_ms=5)
+    network = Network(sites=2, hosts=4, port=Port(up_mbit=1000, down_mbit=1000), gateway=gateway)
+    found = simulate_collective(network, MIB, options=Options(algorithm="transpose"), calls=3)
+    assert sum(call.counts.dropped_gateway for call in found.calls) > 0
+    assert all(call.counts.dropped_up == 0 for call in found.calls)
 
 
 @pytest.mark.parametrize("algorithm", ["transpose", "ring"])

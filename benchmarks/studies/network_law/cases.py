@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from benchmarks.common.results import Piece
 from lossycoll.lab.network import Link, Network, Port
 
+LAN = Link(delay_ms=0.1)
 SETTLE = 2
 """Calls after the first, or after a change, that don't count."""
 
@@ -26,6 +27,10 @@ class Case(Piece):
     rtt_ms: float  # round trip
     mib: float  # size of the tensor
     ranks: int = 1
+    # that the hosts are at, with ``lan_mbit`` to each host: ``mbit`` is then a site's own rate to
+    # the others, which its hosts share, with the queue or policer
+    sites: int = 1
+    lan_mbit: float = 1000.0
     queue_ms: float = 25.0  # of the queues before ports; 0: a policer is there instead,
     policer_ms: float = 0.0  # with so much of its rate at once
     loss: float = 0.0  # share of packets that the network loses, in runs of ``burst``
@@ -70,7 +75,17 @@ class Case(Piece):
             reorder=self.reorder,
             hold_ms=5.0,
         )
-        return Network(hosts=2, link=link, port=port, seed=self.seed)
+        if self.sites == 1:
+            return Network(hosts=2, link=link, port=port, seed=self.seed)
+        return Network(
+            sites=self.sites,
+            hosts=self.hosts // self.sites,
+            link=LAN,
+            port=Port(up_mbit=self.lan_mbit, down_mbit=self.lan_mbit),
+            wan=link,
+            gateway=port,
+            seed=self.seed,
+        )
 
     @property
     def changed(self) -> Case:
@@ -105,6 +120,7 @@ GOALS = {
     "reliable": Goal(1.25, 0.0),
     "hosts of several": Goal(1.2, 0.001),
     "asymmetric": Goal(1.15, 0.005),
+    "sites": Goal(1.15, 0.005),
 }
 """By kind; docs/congestion-results.md says where they come from."""
 
@@ -116,6 +132,7 @@ def cases() -> Iterator[Case]:
     yield from _policed()
     yield from _changes()
     yield from _uneven()
+    yield from _sites()
     yield from _other()
 
 
@@ -187,6 +204,22 @@ def _policed() -> Iterator[Case]:
     yield Case("policer", 4, 100, 20, 4, policer_ms=10, loss=0.01)
     yield Case("policer", 4, 100, 20, 4, policer_ms=10, gap_s=1.0)
     yield Case("policer", 16, 100, 20, 8, policer_ms=10)
+
+
+def _sites() -> Iterator[Case]:
+    for hosts in (2, 4, 8, 16):
+        yield Case("sites", hosts, 200, 20, 8, sites=2)
+    for hosts, sites in ((4, 4), (8, 4)):
+        yield Case("sites", hosts, 200, 20, 8, sites=sites)
+    for mbit, rtt, mib in ((100, 20, 8), (1000, 20, 25), (1000, 80, 25), (200, 80, 8), (200, 5, 8)):
+        yield Case("sites", 4, mbit, rtt, mib, sites=2)
+    for ranks in (2, 4):
+        yield Case("sites", 4, 200, 20, 8, ranks=ranks, sites=2)
+    yield Case("sites", 4, 200, 20, 8, sites=2, loss=0.01)
+    yield Case("sites", 8, 200, 20, 8, sites=2, policer_ms=10)
+    yield Case("sites", 4, 200, 20, 8, sites=2, queue_ms=5)
+    yield Case("sites", 4, 200, 20, 8, sites=2, gap_s=0.3)
+    yield Case("sites", 4, 200, 20, 8, sites=2, algorithm="transpose")
 
 
 def _changes() -> Iterator[Case]:

@@ -29,6 +29,7 @@ from lossycoll.simulate.collective import Change, simulate_collective
 
 from .cases import SETTLE, Case, cases, sample
 
+COUNTS = ("dropped_up", "dropped_down", "dropped_gateway", "policed", "lost", "overflow")
 AT = 0.4
 """When a change comes: this share of its call's limit."""
 
@@ -75,7 +76,7 @@ def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
         "missings": [round(call.missing, 6) for call in found.calls],
         "drops": {
             name: sum(getattr(call.counts, name) for call in found.steady) / max(1, sent)
-            for name in ("dropped_up", "dropped_down", "policed", "lost", "overflow")
+            for name in COUNTS
         },
         "wall": time.perf_counter() - begin,
     }

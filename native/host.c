@@ -180,8 +180,8 @@ static uint64_t key_of_text(const char *text) {
 
 /* Before any other process looks there. */
 static void put_key(const lc_host *h, const lc_interface *via) {
-    if (via->link->board)
-        atomic_store(&via->link->board->key, h->address_key);
+    for (int i = 0; i < LC_UPLINKS && via->link->board; i++)
+        atomic_store(&via->link->board[i].key, h->address_key);
 }
 
 lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
@@ -393,9 +393,12 @@ void lc_host_crowded(lc_host *h) {
 
 /* Anew, after a start that failed. */
 static void begin_interface(const lc_host *h, lc_interface *via) {
-    via->n_paths = via->n_far = 0;
+    via->n_paths = 0;
     via->paces_port = h->config.paces_port;
-    lc_uplink_init(&via->uplink, lc_clock_now(h->clock));
+    for (int i = 0; i < LC_UPLINKS; i++) {
+        via->exits[i].n_paths = 0;
+        lc_uplink_init(&via->exits[i].uplink, lc_clock_now(h->clock));
+    }
 }
 
 /* Each host begins with another one, so that no receiver has all of them at once. */
@@ -423,10 +426,15 @@ static int share_uplink(lc_host *h) {
     if (!n)
         return LC_OK;
     free(h->uplink_ranks);
-    h->uplink_ranks = calloc(n, sizeof *h->uplink_ranks);
+    h->uplink_ranks = calloc(LC_UPLINKS * (size_t)n, sizeof *h->uplink_ranks);
     if (!h->uplink_ranks)
         return LC_E_MEMORY;
-    lc_uplink_share(&h->interfaces[0].uplink, own, h->uplink_ranks, boards, n);
+    for (int i = 0; i < LC_UPLINKS; i++) {
+        lc_uplink_share(&h->interfaces[0].exits[i].uplink, own + i, h->uplink_ranks + i * n, boards,
+                        n);
+        for (uint32_t k = 0; k < n; k++)
+            boards[k]++;
+    }
     return LC_OK;
 }
 

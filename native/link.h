@@ -126,7 +126,7 @@ static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_addres
 }
 
 /* Whether a peer's address is one of this host's, as far as that can be told. */
-/* The board that a peer writes (uplink.h); NULL: there is none, or not yet. */
+/* The boards that a peer writes (uplink.h); NULL: there is none, or not yet. */
 static inline const struct lc_uplink_board *lc_link_board(const lc_link *link, uint16_t peer) {
     return link->ops->board ? link->ops->board(link, peer) : NULL;
 }

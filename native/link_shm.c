@@ -116,7 +116,7 @@ static void write_header(lc_shm *s, uint16_t process) {
     s->header->version = LC_SHM_VERSION;
     s->header->process = process;
     s->header->processes = (uint16_t)(s->n_peers + 1);
-    s->link.board = &s->header->uplink;
+    s->link.board = s->header->uplinks;
     s->buffers = s->memory + buffers_at(s);
 }
 
@@ -195,7 +195,7 @@ static int is_here(const lc_link *link, uint16_t peer) {
 
 static const lc_uplink_board *board(const lc_link *link, uint16_t process) {
     const lc_shm_peer *p = lc_shm_peer_of(lc_shm_of_const(link), process);
-    return p && p->memory ? &((const lc_shm_header *)(const void *)p->memory)->uplink : NULL;
+    return p && p->memory ? ((const lc_shm_header *)(const void *)p->memory)->uplinks : NULL;
 }
 
 static void info(const lc_link *link, lc_link_info *info) {

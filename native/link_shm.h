@@ -11,9 +11,9 @@
 #include <stdatomic.h>
 
 enum {
-    LC_SHM_VERSION = 3,
+    LC_SHM_VERSION = 4,
     LC_SHM_PROCESSES = 256, /* of one host, at most */
-    LC_SHM_HEADER_BYTES = 4096,
+    LC_SHM_HEADER_BYTES = 8192,
     LC_SHM_ENTRIES = 512,            /* of a ring, at most; */
     LC_SHM_ENTRIES_LEAST = 64,       /* at least; a power of two */
     LC_SHM_ENTRIES_BUDGET = 4 << 20, /* for those of all rings, bytes; but the least for each */
@@ -37,7 +37,7 @@ typedef struct {
     uint16_t process, processes;        /* its number, and how many share this machine's memory */
     uint32_t peers[12];                 /* room to grow; zero */
     _Alignas(64) _Atomic uint32_t naps; /* odd: it sleeps, and wants to be woken */
-    _Alignas(64) lc_uplink_board uplink;
+    _Alignas(64) lc_uplink_board uplinks[LC_UPLINKS];
 } lc_shm_header;
 
 /* One packet. Its first piece lies here, and all of it if there is room. Small packets thus take no

@@ -342,7 +342,7 @@ static uint64_t gate_delay_by(const lc_host *h, const lc_interface *via) {
             continue;
         uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
         if (lc_leaves_by_port(p))
-            delay = lc_later(delay, lc_uplink_delay(&via->uplink, h->now, bytes));
+            delay = lc_later(delay, lc_uplink_delay(&lc_exit_of(p)->uplink, h->now, bytes));
         if (delay < least)
             least = delay;
     }

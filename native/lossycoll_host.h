@@ -67,6 +67,7 @@ typedef struct {
     int memory;     /* of link 1, shared memory: the peer's, and what wakes the peer, as its */
     int wake;       /* lc_host_share gave them. The caller closes them after lc_host_start */
     uint8_t absent; /* nobody has this number yet */
+    uint8_t far;    /* it is at another site */
     lc_verbs_address verbs; /* of the link of RDMA */
 } lc_address;
 

@@ -73,7 +73,8 @@ int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
     if (p->number == h->config.process)
         return LC_OK;
     p->interface->paths[p->interface->n_paths++] = p;
-    p->interface->n_far += !p->pace.same_host;
+    p->leaves_by = address->far ? LC_FAR : LC_NEAR;
+    lc_exit_of(p)->n_paths += !p->pace.same_host;
     return LC_OK;
 }
 
@@ -85,7 +86,8 @@ static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
 /* Where small packets take less room, the window is as many of those, and large ones count so much
  * that no more of them fit into it than there is room for. */
 void lc_share_credits(const lc_host *h, lc_interface *via) {
-    lc_uplink_serves(&via->uplink, via->n_far, lc_clock_now(h->clock));
+    for (int i = 0; i < LC_UPLINKS; i++)
+        lc_uplink_serves(&via->exits[i].uplink, via->exits[i].n_paths, lc_clock_now(h->clock));
     uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
     via->window = small_max ? share_of(via, small_max) : large;
     via->large_units = (via->window + large - 1) / large;
@@ -96,12 +98,13 @@ void lc_share_credits(const lc_host *h, lc_interface *via) {
 /* Whether it was there or not. */
 static void take_off(lc_interface *via, const lc_path *p) {
     uint16_t n = 0;
-    via->n_far = 0;
+    for (int i = 0; i < LC_UPLINKS; i++)
+        via->exits[i].n_paths = 0;
     for (uint16_t i = 0; i < via->n_paths; i++) {
         if (via->paths[i] == p)
             continue;
         via->paths[n++] = via->paths[i];
-        via->n_far += !via->paths[i]->pace.same_host;
+        lc_exit_of(via->paths[i])->n_paths += !via->paths[i]->pace.same_host;
     }
     via->n_paths = n;
     via->turn = 0;

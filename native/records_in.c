@@ -363,11 +363,12 @@ static void jump(lc_path *p, const lc_record *r) {
 static uint64_t port_rtt_ns(const lc_path *p) {
     const lc_interface *via = p->interface;
     int64_t rtt = lc_measure_rtt_ns(&p->pace.measure), least = INT64_MAX;
-    if (rtt <= PORT_RTT_NS || via->n_far < 2)
+    if (rtt <= PORT_RTT_NS || lc_exit_of(p)->n_paths < 2)
         return (uint64_t)rtt;
     for (uint16_t i = 0; i < via->n_paths; i++) {
         const lc_path *other = via->paths[i];
-        if (other == p || other->pace.same_host || !other->pace.measure.rtt.known)
+        if (other == p || other->pace.same_host || other->leaves_by != p->leaves_by ||
+            !other->pace.measure.rtt.known)
             continue;
         int64_t found = lc_measure_rtt_ns(&other->pace.measure);
         least = found < least ? found : least;
@@ -391,7 +392,7 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
 
 /* Its own law leaves the queue that all paths meet to the port's. */
 static void tell_port(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
-    lc_uplink *uplink = &p->interface->uplink;
+    lc_uplink *uplink = &lc_exit_of(p)->uplink;
     uint32_t renewed = lc_uplink_renewed(uplink);
     if (p->pace.renewed != renewed) {
         p->pace.renewed = renewed;
@@ -412,7 +413,7 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     if (!lc_leaves_by_port(p))
         return;
     lc_port_ack told = of_port(p, ack, taken);
-    if (lc_uplink_bound(&via->uplink, &told, lc_pace_rate(&p->pace)))
+    if (lc_uplink_bound(&lc_exit_of(p)->uplink, &told, lc_pace_rate(&p->pace)))
         lc_pace_start(&p->pace);
 }
 

@@ -272,7 +272,7 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
         lc_size_sent(&p->size, runs[i].packet_bytes, 1, p->tx_next, h->now);
         control_went(h, p, records_in_one(p));
         if (lc_leaves_by_port(p))
-            lc_uplink_spend(&via->uplink, h->now, runs[i].packet_bytes);
+            lc_uplink_spend(&lc_exit_of(p)->uplink, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;
     }
     if (sent)

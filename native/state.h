@@ -94,6 +94,7 @@ typedef struct lc_admission lc_admission;
 
 typedef struct {
     uint16_t number;         /* of the process */
+    uint8_t leaves_by;       /* LC_NEAR or LC_FAR */
     lc_interface *interface; /* by which it is reached; NULL: nobody has had the number yet, nor
                                 has a group it as a member, and all of the path is zero */
     lc_seal *seal;           /* NULL: what is sent there isn't sealed */
@@ -190,16 +191,21 @@ typedef struct {
     uint64_t until; /* the link has completed so many packets */
 } lc_flight;
 
+/* Paths of an interface to other hosts that are paced together. */
+typedef struct {
+    lc_uplink uplink;
+    uint16_t n_paths;
+    uint16_t n_sending; /* of those, that had something to send in this turn */
+} lc_exit;
+
 /* Paths of one wait for its link together, and for no other. */
 struct lc_interface {
     lc_link *link;
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
-    uint16_t n_far;             /* of those, to other hosts */
     uint16_t turn;              /* the path that sends first in this turn of the loop */
-    lc_uplink uplink;           /* what its paths to other hosts may send together, */
+    lc_exit exits[LC_UPLINKS];  /* what its paths to other hosts may send together, */
     int paces_port;             /* if that is bounded */
-    uint16_t n_sending;         /* of those, that had something to send in this turn */
     lc_shared_rate rate;        /* of its paths */
     double level;               /* packets/s beyond which none of them goes (fair_share.h), */
     uint64_t level_ns;          /* as of then */
@@ -305,7 +311,7 @@ struct lc_host {
     uint64_t session;
     lc_sealing sealing;
     uint64_t address_key;         /* of what its socket is bound to */
-    lc_uplink_rank *uplink_ranks; /* that share its uplink */
+    lc_uplink_rank *uplink_ranks; /* that share its uplinks */
     uint8_t *unsealed;            /* a datagram that was sealed; NULL: none are */
     lc_oob_ring *oob;             /* NULL: there are none, and what looks like one is malformed */
     double row_rate;     /* bytes/s of a row of parity, while all processes here make some */
@@ -440,9 +446,12 @@ uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
 static inline int lc_leaves_by_port(const lc_path *p) {
     return p->interface->paces_port && !p->pace.same_host;
 }
+static inline lc_exit *lc_exit_of(const lc_path *p) {
+    return &p->interface->exits[p->leaves_by];
+}
 /* by the port's law: of a path that has the port for itself, its own law finds the rate. */
 static inline int lc_shares_port(const lc_path *p) {
-    return lc_leaves_by_port(p) && (p->interface->n_far > 1 || p->interface->uplink.own);
+    return lc_leaves_by_port(p) && (lc_exit_of(p)->n_paths > 1 || lc_exit_of(p)->uplink.own);
 }
 /* How long packets that came may wait for an acknowledgement. On a slow path each would else have
  * one of its own, and they share the port with data. */

@@ -378,7 +378,8 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
         lc_pace_limited(&p->pace);
     if (!may || !lc_leaves_by_port(p))
         return may;
-    may = lc_uplink_room(&p->interface->uplink, h->now, may, packet_bytes, p->interface->n_sending);
+    lc_exit *exit = lc_exit_of(p);
+    may = lc_uplink_room(&exit->uplink, h->now, may, packet_bytes, exit->n_sending);
     if (!may && !lc_shares_port(p))
         lc_pace_limited(&p->pace);
     return may;
@@ -401,7 +402,7 @@ static int serve(lc_host *h, lc_path *p) {
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
     if (lc_leaves_by_port(p))
-        lc_uplink_spend(&p->interface->uplink, h->now, (double)sent * bytes);
+        lc_uplink_spend(&lc_exit_of(p)->uplink, h->now, (double)sent * bytes);
     lc_note_sent(h, p);
     list_remove(p, out);
     if (!has_more(out))
@@ -429,9 +430,11 @@ static int send_by(lc_host *h, lc_interface *via) {
     if (via->control_waits) /* READY among it, perhaps, which eager packets must not pass */
         return 0;
     int more = 1, most = batch_runs(via);
-    via->n_sending = 0;
+    for (int i = 0; i < LC_UPLINKS; i++)
+        via->exits[i].n_sending = 0;
     for (uint16_t i = 0; i < n && via->paces_port; i++)
-        via->n_sending += via->paths[i]->outs && !via->paths[i]->pace.same_host;
+        lc_exit_of(via->paths[i])->n_sending +=
+            via->paths[i]->outs && !via->paths[i]->pace.same_host;
     while (more && via->n_runs < most) {
         more = 0;
         uint16_t first = via->turn;

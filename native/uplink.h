@@ -12,6 +12,10 @@
 
 #include <stdatomic.h>
 
+/* A process's paths leave by one to hosts of its site, and by another to those of other sites. Each
+ * is paced by itself: a site's hosts share what joins it to others, which is often slower. */
+enum { LC_NEAR, LC_FAR, LC_UPLINKS };
+
 enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 8, LC_UPLINK_RANKS = 256 };
 
 /* Of one rank. Numbers that aren't whole are written as their bits. */

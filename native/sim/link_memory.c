@@ -568,7 +568,7 @@ static int is_here(const lc_link *link, uint16_t peer) {
 
 static const lc_uplink_board *board(const lc_link *link, uint16_t peer) {
     const memory_net *net = of_const(link)->net;
-    return net->boards ? &net->boards[peer] : NULL;
+    return net->boards ? &net->boards[peer * LC_UPLINKS] : NULL;
 }
 
 static void info(const lc_link *link, lc_link_info *info) {
@@ -651,7 +651,7 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
                         .aggregates = !net->local_payload,
                         .payload_bytes = net->local_payload,
                         .local = net->local_payload > 0};
-    l->link.board = net->boards ? &net->boards[rank] : NULL;
+    l->link.board = net->boards ? &net->boards[rank * LC_UPLINKS] : NULL;
     l->net = net;
     l->rank = rank;
     l->singly = zeros(net->size, 1);
@@ -750,7 +750,7 @@ void memory_set_wire(memory_net *net, uint32_t bytes) {
 
 void memory_set_local(memory_net *net, uint32_t payload_bytes) {
     net->local_payload = payload_bytes;
-    net->boards = zeros(net->size, sizeof *net->boards);
+    net->boards = zeros((size_t)net->size * LC_UPLINKS, sizeof *net->boards);
 }
 
 void memory_forget_payloads(memory_net *net) {

@@ -402,7 +402,7 @@ static void test_lie(const lie *lie, int paces_port, int reliable) {
             break;
     }
     for (uint16_t i = 0; i < LIAR; i++) {
-        const lc_port *law = &w.v.host[i]->interfaces[0].uplink.law;
+        const lc_port *law = &w.v.host[i]->interfaces[0].exits[LC_NEAR].uplink.law;
         CHECK_AT(law->rate >= 0 && law->rate < 4 * PORT_BYTES_S && law->allowed >= 0,
                  "%s, port %d: rank %u takes its port for one of %.3g bytes/s", lie->name,
                  paces_port, i, law->rate);

@@ -229,15 +229,17 @@ class Host:
 
         ``session``: 64 bits, equal in all processes. ``peers``: (numeric host, port) of each
         process, this one included; None: it is to come (:meth:`admit`). ``topology``: which
-        processes share a machine; None: none do.
+        processes share a machine, and a site; None: none share a machine, and all a site.
         """
         nowhere = ffi.new("char[]", b"")  # one for all: of thousands of numbers, few are anybody's
         hosts = [ffi.new("char[]", peer[0].encode()) if peer else nowhere for peer in peers]
         table = ffi.new("lc_address[]", len(peers))
-        for entry, host, peer in zip(table, hosts, peers, strict=True):
+        sites = topology.sites if topology else (0,) * len(peers)
+        for process, (entry, host, peer) in enumerate(zip(table, hosts, peers, strict=True)):
             entry.host = host
             entry.port = peer[1] if peer else 0
             entry.absent = peer is None
+            entry.far = sites[process] != sites[self.process]
         for process, address in (verbs or {}).items():
             table[process].link = self._verbs_link
             address.write(table[process].verbs)

@@ -109,7 +109,7 @@ static int tries_far(const lc_pace *pace) {
 
 static void set_gate(lc_pace *pace, uint64_t now) {
     double rtt = lc_measure_rtt_s(&pace->measure);
-    if (pace->same_host || (pace->by_port && !pace->cruising) || !pace->measure.rtt.known ||
+    if (pace->same_host || pace->by_port || !pace->measure.rtt.known ||
         lc_measure_rtt_ns(&pace->measure) < (int64_t)PACED_RTT_NS) {
         lc_rate_init(&pace->gate, 0, now);
         return;

@@ -66,7 +66,7 @@ def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
     return {
         "ratio": found.ratio,
         "missing": found.missing,
-        "loss": last.link.loss,
+        "loss": (last.wan if case.sites > 1 else last.link).loss,
         "seconds": found.seconds,
         "p99": found.seconds_p99,
         "limit": found.calls[-1].limit,

@@ -229,6 +229,7 @@ def figures(found: Simulated) -> dict[str, Any]:
         "host_bytes": per_call["local_bytes"],
         "dropped": {
             "own_port": per_call["dropped_up"],
+            "gateway": per_call["dropped_gateway"],
             "link": per_call["dropped_link"],
             "receivers_port": per_call["dropped_down"],
             "policer": per_call["policed"],

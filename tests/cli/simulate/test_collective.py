@@ -83,7 +83,6 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "rate_mbit=10:inf"], "rate_mbit is 'inf', wanted a finite number"),
         (["--sweep", "rate_mbit=none:10"], "wanted A above 0, and B no less"),
         (["--picture", "a.png"], "--picture draws a sweep"),
-        (["--network", "two-sites"], "no gateways"),
     ):
         assert main(["simulate", "collective", *arguments]) == EXIT_USAGE
         assert why in capsys.readouterr().err

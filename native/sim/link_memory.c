@@ -54,7 +54,7 @@ typedef struct {
     uint64_t full_until_ns;
     int broken;                     /* errno; 0: it works */
     lc_event event;                 /* kind 0: none */
-    heap coming;                    /* under way to this rank's port */
+    heap to_port;                   /* under way to this rank's port */
     packet *port_first, *port_last; /* behind the port, in the order in which they come */
     packet *first, *last;           /* in the receive buffer */
     uint32_t n_buffer;
@@ -240,8 +240,8 @@ static void post(memory_net *net, packet *p) {
         p->to = stands;
     }
     memory_link *l = net->links[p->to];
-    int first = !l->first && !l->port_first && p->at_ns < next_in(&l->coming);
-    heap_put(net, &l->coming, p);
+    int first = !l->first && !l->port_first && p->at_ns < next_in(&l->to_port);
+    heap_put(net, &l->to_port, p);
     if (first && net->wake)
         net->wake(net->wake_context, p->to, p->at_ns);
 }
@@ -500,8 +500,8 @@ static void pass_port(memory_link *l) {
     memory_net *net = l->net;
     memory_port *down = &net->down[net->place[l->rank]];
     uint64_t now = time_of(net);
-    while (next_in(&l->coming) <= now) {
-        packet *p = heap_take(&l->coming);
+    while (next_in(&l->to_port) <= now) {
+        packet *p = heap_take(&l->to_port);
         p->at_ns = passes_port(down, p->at_ns, p->bytes + net->wire);
         if (p->at_ns) {
             put_last(&l->port_first, &l->port_last, p);
@@ -609,8 +609,8 @@ static void close_memory(lc_link *link) {
     memory_link *l = of(link);
     while (l->flights)
         drop_flight(l);
-    while (l->coming.n)
-        drop_packet(l->net, heap_take(&l->coming));
+    while (l->to_port.n)
+        drop_packet(l->net, heap_take(&l->to_port));
     while (l->port_first)
         drop_packet(l->net, take_first(&l->port_first, &l->port_last));
     while (l->first)
@@ -618,7 +618,7 @@ static void close_memory(lc_link *link) {
     while (l->n_taken)
         drop_packet(l->net, l->taken[--l->n_taken]);
     l->net->links[l->rank] = NULL;
-    free(l->coming.first);
+    free(l->to_port.first);
     free(l->singly);
     free(l);
 }
@@ -868,8 +868,8 @@ uint64_t memory_next(const memory_net *net, uint16_t rank) {
         next = time_of(net);
     else if (l && l->port_first)
         next = l->port_first->at_ns;
-    if (l && next_in(&l->coming) < next)
-        next = next_in(&l->coming);
+    if (l && next_in(&l->to_port) < next)
+        next = next_in(&l->to_port);
     if (l && l->flights && l->flights->leaves_ns < next)
         next = l->flights->leaves_ns;
     if (l && l->full_until_ns > time_of(net) && l->full_until_ns < next)

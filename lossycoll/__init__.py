@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from .train.elastic.world import ElasticWorld, WorldChange
     from .train.hooks import WireFeedbackState, arc_topk_hook, dispersing_hook, wire_feedback_hook
     from .train.moshpit.averager import MoshpitAverager
-    from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
+    from .train.moshpit.newcomer import CatchUpReport
+    from .train.moshpit.sgd import MoshpitSGD
     from .train.sharded.backup import ShardBackup
     from .train.sharded.optimizer import ShardedOptimizer
     from .train.sharded.parameter_sync import ShardedStats
@@ -69,7 +70,7 @@ _HOME: Final = {
     "torchft_process_group": "train.elastic.torchft",
     **dict.fromkeys(("ElasticWorld", "WorldChange"), "train.elastic.world"),
     "MoshpitAverager": "train.moshpit.averager",
-    "CatchUpReport": "train.moshpit.sgd",
+    "CatchUpReport": "train.moshpit.newcomer",
     "MoshpitSGD": "train.moshpit.sgd",
     "ShardBackup": "train.sharded.backup",
     "ShardedStats": "train.sharded.parameter_sync",

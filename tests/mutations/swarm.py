@@ -190,8 +190,8 @@ SWARM = (
     mutation(
         "a newcomer that counts before it has trained",
         "lossycoll/train/moshpit/sgd.py",
-        "self._new_round(0.0, timeout)",
-        "self._new_round(1.0, timeout)",
+        "replica.new_round(0.0, timeout)",
+        "replica.new_round(1.0, timeout)",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-False]",
     ),
@@ -211,16 +211,16 @@ SWARM = (
     ),
     mutation(
         "a newcomer whose steps are a round behind",
-        "lossycoll/train/moshpit/sgd.py",
+        "lossycoll/train/moshpit/newcomer.py",
         "at + max(1, report.round - before) * self._pace.every",
-        "-(-self._steps // self._pace.every) * self._pace.every",
+        "-(-replica.steps // self._pace.every) * self._pace.every",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-True]",
     ),
     mutation(
         "another state for each round that has passed",
-        "lossycoll/train/moshpit/sgd.py",
-        "if self._outer is None and not self._of_gradients:",
+        "lossycoll/train/moshpit/newcomer.py",
+        "if replica.outer is None and not replica.by_gradients:",
         "if False:",
         "tests/train/moshpit/test_catch_up.py::test_rounds_pass_while_the_state_comes[parameters]",
     ),
@@ -379,9 +379,9 @@ SWARM = (
     ),
     mutation(
         "steps that undo what a round has healed",
-        "lossycoll/train/moshpit/sgd.py",
-        "if not self._is_sick or self._has_finite_gradients():",
-        "if self._inner:",
+        "lossycoll/train/moshpit/replica.py",
+        "if not skips and (not self.is_sick or self._has_finite_gradients()):",
+        "if not skips:",
         "tests/train/moshpit/test_healing.py"
         "::test_a_peer_that_is_healed_in_part_takes_no_step_until_it_is_whole",
     ),

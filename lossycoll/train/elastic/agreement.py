@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from lossycoll.errors import OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import PRINTABLE, Between, Check, Length, Malformed, Schema
@@ -74,6 +74,7 @@ class Ended:
 STORE: Final[Schema[Participant | Participants | Ended]] = Schema(
     Participant | Participants | Ended
 )
+_Said = TypeVar("_Said", Participant, Participants, Ended)
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,18 @@ class Watch:
             self._store.add(f"heartbeat/{self._number}/{at}", 0)  # so that it can be asked for
             self._arrivals.append(_Arrival())
         for at, one in enumerate(self._arrivals):
-            if one.participant is None and not one.malformed:
-                said = self._store.get(f"participant/{self._number}/{at}")
-                if said is not None:  # else it is about to be written, or its process has ended
-                    try:
-                        found = STORE.unpack(said.encode(), self._slots)
-                        one.participant = found if isinstance(found, Participant) else None
-                    except Malformed:
-                        pass
-                    one.malformed = one.participant is None
+            if one.participant is None:  # it is about to be written, or its process has ended
+                key = f"participant/{self._number}/{at}"
+                one.participant = _read(self._store, key, Participant, self._slots)
+
+
+def _read(store: PolledStore, key: str, kind: type[_Said], slots: int) -> _Said | None:
+    """What a process has written; None: nothing, or what it can't be."""
+    try:
+        found = STORE.unpack((store.get(key) or "").encode(), slots)
+    except Malformed:
+        return None
+    return found if isinstance(found, kind) else None
 
 
 @dataclass
@@ -173,7 +177,6 @@ class _Arrival:
     """Process that has a place: what it says, its heartbeat, and when that grew."""
 
     participant: Participant | None = None
-    malformed: bool = False
     heartbeat: int = 0
     grew: float = float("-inf")
 
@@ -288,22 +291,15 @@ class Agreement:
         """RendezvousError: all members of the latest generation that lived have ended."""
         if number < 0 or not self._store.is_marked(f"members/{number}"):
             return
-        left = {one.slot for one in self.members(number).members} - {self._slot}
-        ended: set[int] = set()
-        lost: set[int] = set()
-        for slot in sorted(left):
-            said = self._store.get(f"ended/{number}/{slot}")
-            if said is not None:
-                try:
-                    found = STORE.unpack(said.encode(), self._slots)
-                except Malformed:
-                    continue
-                if isinstance(found, Ended):
-                    ended.add(slot)
-                    lost |= {*found.lost}
-        if ended and left <= ended | lost:
+        left = {*self.members(number).slots} - {self._slot}
+        marks = {
+            slot: _read(self._store, f"ended/{number}/{slot}", Ended, self._slots) for slot in left
+        }
+        ended = sorted(slot for slot, mark in marks.items() if mark is not None)
+        lost = {slot for mark in marks.values() if mark is not None for slot in mark.lost}
+        if ended and left <= {*ended} | lost:
             raise RendezvousError(
-                f"{self._who}: the job has ended: slots {sorted(ended)} of its generation {number} "
+                f"{self._who}: the job has ended: slots {ended} of its generation {number} "
                 f"have left in good order, and no other of it lives; to begin another one, start "
                 f"all slots, or take a new store"
             )

@@ -202,22 +202,22 @@ class ElasticWorld:
         if self._watcher is None or self._generation is None:
             raise self._no_group()
         members, source = self._generation.members, self._generation.source
-        failed = share(parts, source)
-        if failed:
-            self._refused |= {members[rank].incarnation for rank in failed}
-            (rank, why), *_ = failed.items()
-            if dist.get_rank() in failed:
-                raise CheckpointError(
-                    f"slot {self.slot} can't take the state of slot {members[source].slot}: "
-                    f"{failed[dist.get_rank()]}; do all ranks share the same parts in the same "
-                    f"order?"
-                )
-            raise PeerLostError(
-                f"slot {members[rank].slot} can't take the state of slot {members[source].slot}"
-                f"{why and ': '}{why}; recover() continues without it",
-                peer=rank,
+        skeleton, data = state_from(source, lambda: [part.state_dict() for part in parts])
+        why = "" if dist.get_rank() == source else _loaded(parts, skeleton, data)
+        failed = _ranks_of(bool(why))
+        if not failed:
+            return max(members[source].steps, 0)
+        self._refused |= {members[rank].incarnation for rank in failed}
+        donor = f"the state of slot {members[source].slot}"
+        if why:
+            raise CheckpointError(
+                f"slot {self.slot} can't take {donor}: {why}; do all ranks share the same parts in "
+                f"the same order?"
             )
-        return max(members[source].steps, 0)
+        raise PeerLostError(
+            f"slot {members[failed[0]].slot} can't take {donor}; recover() continues without it",
+            peer=failed[0],
+        )
 
     def close(self) -> None:
         """Leave the group, and mark in the store that this rank has ended in good order.
@@ -417,17 +417,6 @@ class Stateful(Protocol):
         """Takes what it had, as torch's."""
 
 
-def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:
-    """Gives all ranks of the default group the source's state; ``parts`` are the same ones on all.
-
-    Returns the ranks that couldn't take it, the same on all; at each of them also why. A state that
-    can't travel raises CheckpointError on all ranks.
-    """
-    skeleton, data = state_from(source, lambda: [part.state_dict() for part in parts])
-    own = dist.get_rank() == source
-    return _told("" if own else _loaded(parts, skeleton, data))
-
-
 def _loaded(parts: Sequence[Stateful], skeleton: bytes, data: Bytes) -> str:
     """Why it couldn't be loaded; empty if it was."""
     try:
@@ -441,10 +430,11 @@ def _loaded(parts: Sequence[Stateful], skeleton: bytes, data: Bytes) -> str:
     return ""
 
 
-def _told(failed: str) -> dict[int, str]:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    told = torch.zeros(world, dtype=torch.uint8, device="cpu")
-    told[rank] = bool(failed)
+def _ranks_of(own: bool) -> list[int]:
+    """The ranks of the default group that say so, on all of them."""
+    told = torch.zeros(dist.get_world_size(), dtype=torch.uint8, device="cpu")
+    told[dist.get_rank()] = own
     with reliable():
         dist.all_reduce(told, dist.ReduceOp.MAX)
-    return {one: failed if one == rank else "" for one in told.nonzero().flatten().tolist()}
+    ranks: list[int] = told.nonzero().flatten().tolist()
+    return ranks

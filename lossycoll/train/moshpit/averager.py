@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ from lossycoll.train.common.models import is_dtensor, local
 from .fragments import WHOLE, Fragments
 
 MOST_NORM: Final = 1e6
+MOST_SECONDS: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
 log: Final = logging.getLogger("lossycoll")
 
@@ -161,7 +163,7 @@ class MoshpitAverager:
             RendezvousError: There are fewer after ``timeout``.
             OperationTimeout: The directory doesn't answer.
         """
-        self._member.wait_for(peers, timeout)
+        self._member.wait_for(peers, check_seconds(timeout))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
         """Report the progress of this peer's training.
@@ -205,7 +207,7 @@ class MoshpitAverager:
             values that aren't finite don't count (``left_out``), and become the mean of the others.
 
         Raises:
-            OptionError: The weight can't be.
+            OptionError: The weight or the timeout can't be.
             RendezvousError: The directory refuses this peer.
         """
         tensors = self._tensors
@@ -239,14 +241,14 @@ class MoshpitAverager:
             The round's report.
 
         Raises:
-            OptionError: The weight can't be.
+            OptionError: The weight or the timeout can't be.
             RendezvousError: The directory refuses this peer.
         """
-        check_weight(weight)
+        weight, timeout = check_weight(weight), check_seconds(timeout)
         with torch.no_grad():
             self._staging.fill(tensors, after)
             sick = self._find_sick()
-            counts, reference = 0.0 if sick else float(weight), self._reference
+            counts, reference = 0.0 if sick else weight, self._reference
             if reference is not None:
                 reference[: sum(part.numel() for part in self._parts[:increments])] = 0.0
             parts = fragments or WHOLE
@@ -376,10 +378,18 @@ def _kind(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
     return str(tensor.dtype), tuple(tensor.shape), str(tensor.device)
 
 
-def check_weight(weight: float) -> None:
-    """Raises OptionError unless a peer's weight in a mean is 0 to 1e6."""
+def check_weight(weight: float) -> float:
+    """A peer's weight in a mean, of any type of number. OptionError: it isn't 0 to 1e6."""
     if not 0 <= weight <= 1e6:
         raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
+    return float(weight)
+
+
+def check_seconds(timeout: float) -> float:
+    """A timeout. OptionError: it can't be."""
+    if not 0 <= timeout <= MOST_SECONDS:
+        raise OptionError(f"timeout is {timeout}, wanted 0 to {MOST_SECONDS:g} seconds")
+    return timeout
 
 
 def averaged(tensors: Iterable[Tensor] | nn.Module) -> list[Tensor]:
@@ -415,62 +425,32 @@ def _shard(tensor: Any) -> str:
 
 
 class OneRound:
-    """One round, maybe on a thread of its own; ``values`` has what it makes of ``before`` less
-    ``origin``, a tensor for each of the first, or none. ``at`` is this peer's steps before it,
-    ``timeout`` the seconds for all of it, ``fragments`` those of which the round averages one."""
+    """One round, maybe on a thread of its own. ``values`` become its means. ``before`` and ``at``
+    are its caller's: the values, and its steps, as it began. ``timeout``: seconds for all of it."""
 
     def __init__(
         self,
         averager: MoshpitAverager,
         values: list[Tensor],
+        before: list[Tensor],
+        at: int,
         weight: float,
         timeout: float,
-        at: int,
         fragments: Fragments = WHOLE,
-        origin: Sequence[Tensor] = (),
     ) -> None:
-        self._averager = averager
-        self.at = at
-        self.before = values
-        self.values = [value.clone() for value in values]
-        for value, begin in zip(self.values, origin, strict=False):
-            value.sub_(begin)
-        self._after = averager.mark()
-        self._fragments = fragments
-        self._how = weight, timeout
-        self._report: RoundReport | None = None
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-        self.formed = 0.0
-        """When its group had formed: at about the same time for all of its members. 0: it isn't
-        over yet, or there was none."""
+        self.values, self.before, self.at = values, before, at
+        how = {"fragments": fragments, "after": averager.mark()}
+        self._step = partial(averager.step_on, values, weight, timeout, **how)
+        self.report: Future[RoundReport] = Future()
+        self.began = 0.0
 
     def run(self) -> None:
         """Has the round, on this thread."""
-        begin = time.monotonic()
+        self.began = time.monotonic()
         try:
-            self._report = self._averager.step_on(
-                self.values, *self._how, fragments=self._fragments, after=self._after
-            )
-        except Exception as error:  # the thread that asks for the result raises it
-            self._error = error
-        else:
-            self.formed = begin + self._report.waited if self._report.round >= 0 else 0.0
+            self.report.set_result(self._step())
+        except Exception as error:  # the thread that asks for the report raises it
+            self.report.set_exception(error)
 
     def start(self) -> None:
-        self._thread = start_thread(self.run, "moshpit round")
-
-    @property
-    def is_over(self) -> bool:
-        """True if :meth:`result` waits for nothing."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def result(self) -> RoundReport:
-        """Waits for its end. OperationTimeout: no group formed in time. RendezvousError: it was
-        refused."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._report is not None
-        return self._report
+        start_thread(self.run, "moshpit round")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from numbers import Integral
 from typing import Final
 
 from lossycoll.errors import OptionError
 
-from .averager import MoshpitAverager
+from .averager import MOST_SECONDS, MoshpitAverager
 
-MOST_PAUSE: Final = 1e6
 MOST_TARGET: Final = 1 << 40
 REPORTS: Final = 16  # reports of a peer's samples between rounds, if all are equally fast
 log: Final = logging.getLogger("lossycoll")
@@ -106,12 +106,12 @@ class Pace:
 
 
 def _check(every: int, every_seconds: float | None, target: int | None) -> None:
-    if every < 1:
+    if not isinstance(every, Integral) or every < 1:
         raise OptionError(f"every is {every}, wanted 1 or more")
-    if every_seconds is not None and not (0 < every_seconds < MOST_PAUSE and every == 1):
+    if every_seconds is not None and not (0 < every_seconds < MOST_SECONDS and every == 1):
         raise OptionError(
             f"every_seconds is {every_seconds} and every {every}, wanted seconds above 0 and "
-            f"below {MOST_PAUSE:g}, or steps"
+            f"below {MOST_SECONDS:g}, or steps"
         )
     if target is None:
         return

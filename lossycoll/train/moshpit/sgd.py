@@ -1,89 +1,38 @@
 """Training in a swarm: local steps, and now and then a round of averaging with some peers.
 
-Sources: Ryabinin et al., "Moshpit SGD", NeurIPS 2021, algorithm 2 (local steps, then the mean over
-a group). Douillard et al., "DiLoCo", 2023, algorithm 1 (an outer optimizer, whose gradient is the
-way that local steps went).
-
-Long because steps, rounds, newcomers and checkpoints change one state.
+Source: Ryabinin et al., "Moshpit SGD", NeurIPS 2021, algorithm 2 (local steps, then the mean over a
+group).
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lossycoll.errors import (
-    CheckpointError,
-    ClosedError,
-    LossyError,
-    OperationTimeout,
-    OptionError,
-    RendezvousError,
-)
-from lossycoll.runtime.control.schema import printable
+from lossycoll.errors import LossyError, OptionError
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
-from lossycoll.runtime.swarm.state import Snapshot
-from lossycoll.train.common.collectives import extremes
-from lossycoll.train.common.models import is_dtensor, like, local, parts
-from lossycoll.train.common.packing import packed, unpacked
+from lossycoll.train.common.models import local
 
 from . import checkpoint
-from .averager import MoshpitAverager, OneRound, averaged, check_weight
-from .checkpoint import load_model, load_optimizer, model_state, shards_of
+from .averager import MoshpitAverager, OneRound, averaged, check_seconds, check_weight
 from .fragments import Fragments
+from .newcomer import CatchUpReport, Newcomer
 from .pace import Pace
+from .replica import GRADIENTS, PSEUDO, Outer, Replica
 
-GRADIENTS: Final = "gradients"
-PSEUDO: Final = "pseudo-gradients"
 AVERAGES: Final = ("parameters", GRADIENTS, PSEUDO)
-
-MOST_STATES: Final = 16
-"""A state may have so many times the bytes of the model's own, and MOST_BYTES besides."""
-MOST_BYTES: Final = 1 << 26
-
-MOST_DONORS: Final = 127
-MOST_KEPT: Final = 0.5  # a round of which less came is none to begin with
-FAILED: Final = -1  # in place of a step
 LONGEST_SCHEDULE: Final = 200
 log: Final = logging.getLogger("lossycoll")
-AGAIN_SECONDS: Final = 0.2  # after donors that have failed
-LINES: Final = "\n\t"  # torch's errors have several
-
-Outer = Callable[[Iterable[Tensor]], Optimizer]
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUpReport:
-    """Report of a newcomer's catch-up with the others' state.
-
-    Attributes:
-        round: Number of the round in which it took part with weight 0.
-        in_step: Whether its state is the others'. False: its outer optimizer is of an earlier
-            round.
-        tries: Number of states that it fetched.
-        donors: Number of peers that sent parts of the last state.
-        bytes: Bytes received, in all.
-        seconds: Seconds in all, the wait for the others' round included.
-    """
-
-    round: int
-    in_step: bool
-    tries: int
-    donors: int
-    bytes: int
-    seconds: float
 
 
 class MoshpitSGD(Optimizer):
@@ -94,7 +43,7 @@ class MoshpitSGD(Optimizer):
 
     Args:
         model: Model to train, compiled or not. Frozen parameters are ignored.
-        optimizer: Optimizer of the model's parameters: any of torch's, or several.
+        optimizer: Optimizer of the model's parameters: any of torch's but LBFGS, or several.
         averager: ``MoshpitAverager(swarm, model)``, which averages floating-point buffers as well,
             or ``MoshpitAverager(swarm, model.parameters())``.
         every: Number of steps from round to round.
@@ -128,6 +77,10 @@ class MoshpitSGD(Optimizer):
         RendezvousError: Other peers have other settings.
     """
 
+    _step_supports_amp_scaling = True
+    """GradScaler has :meth:`step` skip overflows: it would skip the round that heals this peer, as
+    well."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -146,8 +99,7 @@ class MoshpitSGD(Optimizer):
     ) -> None:
         """Long because each argument that can't be is named."""
         self._inner: list[Optimizer] = []  # before Optimizer's __init__ looks at the groups
-        self._parameters = averaged(model.parameters())
-        super().__init__(self._parameters or [{"params": []}], {})
+        super().__init__(averaged(model.parameters()) or [{"params": []}], {})
         self._pace = Pace(averager, every, every_seconds, target_samples, timeout)
         if average not in AVERAGES:
             raise OptionError(f"average is {average!r}, wanted one of {', '.join(AVERAGES)}")
@@ -163,56 +115,40 @@ class MoshpitSGD(Optimizer):
         _check_schedule(schedule)
         if fragments != 1 and averager.bounds:
             raise OptionError(f"fragments is {fragments} with max_norm, wanted one of the two")
-        self._fragments = Fragments(fragments)
-        buffers = [one for one in model.buffers() if one.is_floating_point()]
-        has_buffers = averager.count == len(self._parameters) + len(buffers)
-        self._buffers = buffers if has_buffers else []
-        averager.check(self._locals)
         self._inner = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._averager = averager
-        self._sick_buffers: list[str] = []  # names that were told
-        self._is_sick = False  # values weren't finite as the latest round began, or aren't since
-        self._skipped = 0  # steps since then that were none, as their gradients weren't finite
-        self._calls = 0  # calls of :meth:`step` whose gradients have added up
-        self._rest: dict[int, Tensor] = {}
-        """Rest of the latest mean that parameters of 16 bits can't hold."""
-        self._of_gradients, self._of_pseudo = average == GRADIENTS, average == PSEUDO
-        self._timeout = timeout
-        self._steps = 0
-        self._anchors = [
-            [
-                one.clone().float()
-                for one in self._fragments.rows(list(map(local, self._parameters)), part)
-            ]
-            for part in range(fragments if outer else 0)
-        ]  # parameters of the outer optimizer, of each fragment, as its latest round ended
-        self._outer = outer(self._anchor) if outer else None
-        self._delayed = delayed
-        self._round: OneRound | None = None
-        self._model = model
-        self._shards = shards_of(model)
-        if self._shards and (target_samples or every_seconds):
+        self._replica = Replica(
+            *(model, self._inner, averager, self._pace),
+            average=average,
+            outer=outer,
+            delayed=delayed,
+            fragments=Fragments(fragments),
+        )
+        _check_optimizers(self._inner, model)
+        shared = set.intersection(*(set(one.defaults) for one in self._inner))
+        self.defaults = {name: self._inner[0].defaults[name] for name in shared}  # for schedulers
+        if self._replica.shards and (target_samples or every_seconds):
             raise OptionError(
                 f"target_samples is {target_samples} and every_seconds {every_seconds}, and the "
                 f"model has shards (fully_shard), whose ranks could begin a round at unlike steps: "
                 f"wanted every="
             )
-        self._latest = 0  # the round that the parameters have had last
-        self._latest_at = 0  # after how many steps it began
-        self._offers = False
-        self._changing = threading.Lock()
-        """Lock that a donor of the state takes between two changes."""
+        self._timeout = check_seconds(timeout)
+        self._round: OneRound | None = None
+        self._sums: list[Tensor] = []  # of gradients since the latest round
+        self._calls = 0  # calls of :meth:`step` whose gradients they have
+        kinds = " and ".join(self._replica.kinds())
         averager.settle(
             {
                 AVERAGE: average,
                 "every": every,
                 "every_seconds": every_seconds,
                 "target_samples": target_samples,
-                "outer": None if self._outer is None else type(self._outer).__name__,
+                "outer": None if outer is None else type(self._replica.outer).__name__,
                 "delayed": delayed,
                 "fragments": fragments,
                 # With gradients all peers make the same steps.
-                **({"optimizer": " and ".join(self._kinds())} if self._of_gradients else {}),
+                **({"optimizer": kinds} if self._replica.by_gradients else {}),
                 **({"schedule": schedule} if schedule else {}),
             },
             self._pace.target,
@@ -229,6 +165,22 @@ class MoshpitSGD(Optimizer):
     def param_groups(self, groups: Any) -> None:
         """They stay those of the optimizers inside."""
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimizer.
+
+        Args:
+            param_group: The group. Rounds don't average parameters that were frozen before.
+
+        Raises:
+            OptionError: There are several optimizers: add it to one of them.
+        """
+        if len(self._inner) > 1:
+            raise OptionError("there are several optimizers inside: add the group to one of them")
+        if self._inner:
+            self._inner[0].add_param_group(param_group)
+        else:  # by Optimizer's __init__
+            super().add_param_group(param_group)
+
     @property
     def state(self) -> defaultdict[Tensor, Any]:
         """State of the wrapped optimizers."""
@@ -242,11 +194,6 @@ class MoshpitSGD(Optimizer):
         """It stays that of the optimizers inside."""
 
     @property
-    def _locals(self) -> list[Tensor]:
-        """This rank's part of each parameter, and the buffers; without autograd."""
-        return [local(one) for one in (*self._parameters, *self._buffers)]
-
-    @property
     def samples(self) -> int:
         """Samples of the swarm when this peer's latest round began: the sum of all steps'
         ``weight``. A schedule by it is the same for all peers, newcomers included."""
@@ -255,18 +202,7 @@ class MoshpitSGD(Optimizer):
     @property
     def round(self) -> int:
         """Number of the latest round that the parameters include."""
-        return self._latest
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients as the optimizer does. Between rounds of gradients they are kept and add
-        up.
-
-        Args:
-            set_to_none: Whether gradients become None rather than 0.
-        """
-        if not self._calls:
-            for one in self._inner:
-                one.zero_grad(set_to_none)
+        return self._replica.latest
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0
@@ -290,34 +226,42 @@ class MoshpitSGD(Optimizer):
             OptionError: The weight is out of range.
             RendezvousError: The directory refuses this peer.
         """
-        check_weight(weight)
+        weight = check_weight(weight)
         if closure is not None:
             with torch.enable_grad():
                 closure()
         self._pace.since += round(weight)
-        if self._of_gradients:
-            return self._step_by_gradients(weight)
-        with self._changing:
-            if not self._is_sick or self._has_finite_gradients():
-                for one in self._inner:
-                    one.step()
-            self._steps += 1
+        overflows = self._unscale()
+        if self._replica.by_gradients:
+            return self._step_by_gradients(weight, overflows=overflows)
+        self._replica.step(skips=overflows)
         by_steps = self._pace.is_by_steps
-        if not by_steps and self._round is not None and not self._round.is_over:
+        if not by_steps and self._round is not None and not self._round.report.done():
             return None  # no step waits for it
         report = None if by_steps else self.finish()
-        if not self._pace.is_due(self._steps):
+        if not self._pace.is_due(self._replica.steps):
             return report
         report = self.finish() or report
         self._pace.tell()
-        begun = self._new_round(self._pace.weight(weight), self._timeout)
-        if self._delayed:
+        begun = self._replica.new_round(self._pace.weight(weight), self._timeout)
+        if self._replica.is_delayed:
             begun.start()
             self._round = begun
             return report
         begun.run()  # Ctrl-C in it leaves no round behind
         self._round = begun
         return self.finish()
+
+    def _unscale(self) -> bool:
+        """Divide gradients by the scale of a ``GradScaler`` that calls :meth:`step`; return whether
+        it has found some that aren't finite."""
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is not None:
+            grads = [one.grad for group in self.param_groups for one in group["params"]]
+            for grad in grads:
+                if grad is not None:
+                    local(grad).div_(scale)
+        return found is not None and bool(found)
 
     def finish(self) -> RoundReport | None:
         """Wait for a round that runs beside the steps, and apply its change. Call it after the last
@@ -332,45 +276,17 @@ class MoshpitSGD(Optimizer):
         one = self._round
         if one is None:
             return None
-        try:
-            report = one.result()  # Ctrl-C in it leaves the round to the next call
-        except Exception:
-            self._round = None
-            raise
+        wait([one.report])  # Ctrl-C in it leaves the round to the next call
         self._round = None
-        self._pace.formed(one.formed)
+        report = one.report.result()
+        if report.round >= 0:
+            self._pace.formed(one.began + report.waited)
         if report.newer:
             return self._take_newer(report)
-        if report.round < 0:  # none began
-            return report
-        with self._changing, torch.no_grad():
-            part, sick = self._fragments.of(report.round), bool(report.left_out)
-            # After a round that fails values are as before, and the outer optimizer has no step.
-            sound = bool(report.failure) or self._take(one.before, one.values, part, sick=sick)
-            if sick or not sound:
-                self._heal()
-            self._is_sick = sick or not sound or self._skipped > 0
-            self._skipped = 0
-            self._has_had(report, one.at)
-        self._offer(report)
+        if report.round >= 0:
+            self._replica.take(one, report)
+            self._replica.offer(report)
         return report
-
-    def _has_had(self, report: RoundReport, at: int) -> None:
-        self._latest, self._latest_at = report.round, at
-        self._pace.has_had(report.samples)
-        if report.left_out and not self._buffers:
-            self._tell_sick_buffers()
-
-    def _tell_sick_buffers(self) -> None:
-        named = self._model.named_buffers()
-        sick = [name for name, one in named if not bool(one.isfinite().all())]
-        if sick and sick != self._sick_buffers:
-            log.warning(
-                "buffers of this peer aren't finite either, and rounds average parameters alone: "
-                "%s; catch_up() takes another peer's, MoshpitAverager(swarm, model) averages them",
-                ", ".join(sick[:4]) + (" ..." if len(sick) > 4 else ""),
-            )
-        self._sick_buffers = sick
 
     def _take_newer(self, report: RoundReport) -> RoundReport:
         """Another peer has loaded a newer state: this one's is lost."""
@@ -386,129 +302,52 @@ class MoshpitSGD(Optimizer):
             return replace(report, failure=f"{report.failure}, and wasn't taken: {error}")
         return report
 
-    def _values(self) -> list[Tensor]:
-        """Copies of what is averaged, in float32, what 16 bits couldn't hold included."""
-        values = [one.clone().float() for one in self._locals]
-        for number, rest in self._rest.items():
-            values[number] += rest
-        return values
-
-    def _new_round(self, weight: float, timeout: float) -> OneRound:
-        origin: list[Tensor] = []
-        if self._of_pseudo:
-            origin = [torch.empty_like(local(p), dtype=torch.float32) for p in self._parameters]
-            for part, anchors in enumerate(self._anchors):
-                for view, anchor in zip(self._fragments.rows(origin, part), anchors, strict=True):
-                    view.copy_(anchor)
-        how = weight, timeout, self._steps, self._fragments, origin
-        return OneRound(self._averager, self._values(), *how)
-
-    def _take(
-        self, before: list[Tensor], means: list[Tensor], part: int, *, sick: bool = False
-    ) -> bool:
-        """Adds what a round has changed in a fragment: steps that were taken meanwhile stay. False:
-        some that were taken meanwhile weren't finite, and means stand for what they left.
-        ``sick``: not all of ``before`` is finite, nor of ``means`` where none came."""
-        rows, sound = self._fragments.rows, True
-        ends = rows(means, part)
-        if self._outer is not None:
-            anchors = self._anchors[part]
-            for anchor, mean in zip(anchors, ends, strict=False):
-                gradient = -mean if self._of_pseudo else anchor - mean
-                anchor.grad = _finite(gradient) if sick else gradient
-            self._outer.step()
-            for anchor in anchors:  # the next fragment's step is none of this one
-                anchor.grad = None
-            ends = [*anchors, *ends[len(anchors) :]]
-        whole = rows(self._values() if self._delayed else before, part)
-        begins, owns = rows(before, part), rows(self._locals, part)
-        rests = rows(self._rests(), part)
-        for number, (own, begin, end) in enumerate(zip(owns, begins, ends, strict=True)):
-            value = end
-            if self._delayed:
-                moved = whole[number] + (end - begin)
-                finite = moved.isfinite()
-                sound = sound and bool(finite.all())
-                value = torch.where(finite, moved, end)
-            own.copy_(value)
-            if own.dtype != torch.float32:
-                rests[number].copy_(value - own.float())
-        return sound
-
-    def _has_finite_gradients(self) -> bool:
-        """False: this step is skipped. Values may still not be finite for which no mean came, and a
-        step would spread that to all others. The next rounds bring what is left."""
-        found = all(
-            bool(local(p.grad).isfinite().all()) for p in self._parameters if p.grad is not None
-        )
-        self._skipped += not found
-        return found
-
-    def _heal(self) -> None:
-        """What isn't finite here after a round that healed its part, and would spoil it in the next
-        step: parameters outside of it take the outer ones, moments begin as in a first step."""
-        for part, anchors in enumerate(self._anchors):
-            owns = self._fragments.rows(list(map(local, self._parameters)), part)
-            for own, anchor in zip(owns, anchors, strict=True):
-                own.copy_(torch.where(own.isfinite(), own, anchor.to(own.dtype)))
-        for one in self._inner:
-            for parameter, kept in list(one.state.items()):
-                floats = [
-                    x for x in kept.values() if isinstance(x, Tensor) and x.is_floating_point()
-                ]
-                if not all(bool(local(x).isfinite().all()) for x in floats):
-                    del one.state[parameter]
-
-    def _rests(self) -> list[Tensor]:
-        """What parameters of 16 bits can't hold. Those of 32, which hold all, stand for theirs."""
-        averages = self._locals
-        for number, one in enumerate(averages):
-            if one.dtype != torch.float32 and number not in self._rest:
-                self._rest[number] = torch.zeros_like(one, dtype=torch.float32)
-        return [self._rest.get(number, one) for number, one in enumerate(averages)]
-
-    @property
-    def _anchor(self) -> list[Tensor]:
-        return [one for part in self._anchors for one in part]
-
-    def _step_by_gradients(self, weight: float) -> RoundReport | None:
-        self._steps += 1
-        self._calls += 1
-        if not self._pace.is_due(self._steps):
+    def _step_by_gradients(self, weight: float, *, overflows: bool) -> RoundReport | None:
+        """Sums lie apart from the gradients: what clips or unscales them has those of one call."""
+        replica = self._replica
+        replica.steps += 1
+        if not self._sums:
+            self._sums = [torch.zeros_like(local(one)) for one in replica.parameters]
+        self._calls += not overflows
+        for total, parameter in zip(self._sums, replica.parameters, strict=True):
+            if parameter.grad is not None and not overflows:
+                total.add_(local(parameter.grad))
+            parameter.grad = None
+        if not self._pace.is_due(replica.steps):
             return None
-        calls, self._calls = self._calls, 0
-        with torch.no_grad():
-            means = [
-                torch.zeros_like(local(p)) if p.grad is None else local(p.grad) / calls
-                for p in self._parameters
-            ]
-            means += [buffer.clone() for buffer in self._buffers]
-            self._pace.tell()
-            report = self._average_gradients(means, self._pace.weight(weight), self._timeout)
+        # Of calls that all overflowed it is 0 / 0, which the averager leaves out.
+        means = [total / self._calls for total in self._sums]
+        self._sums, self._calls = [], 0
+        self._pace.tell()
+        report = self._average_gradients(means, self._pace.weight(weight), self._timeout)
         if report.newer:
             return self._take_newer(report)
-        self._step_on(means, report)
-        self._offer(report)
+        replica.step_by(means, report)
+        replica.offer(report)
         return report
 
     def _average_gradients(self, means: list[Tensor], weight: float, timeout: float) -> RoundReport:
-        count = len(self._parameters)
+        """Extends ``means`` by the buffers, whose means are taken with them."""
+        count = len(means)
+        means += [buffer.clone() for buffer in self._replica.buffers]
         return self._averager.step_on(means, weight, timeout, increments=count)
 
-    def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
-        count = len(self._parameters)
-        for parameter, mean in zip(self._parameters, means[:count], strict=True):
-            # Of a gradient that wasn't finite, no mean came for what still isn't.
-            parameter.grad = like(parameter, _finite(mean) if report.left_out else mean)
-        with self._changing:
-            for buffer, mean in zip(self._buffers, means[count:], strict=True):
-                buffer.copy_(mean)
-            for one in self._inner:
-                one.step()
-            if report.round >= 0:
-                self._has_had(report, self._steps)
-
-    # ---- newcomers ----
+    def _empty_round(self, timeout: float) -> RoundReport:
+        """The others' next round, to which this peer brings nothing."""
+        replica = self._replica
+        if replica.by_gradients:
+            means = [torch.zeros_like(local(p)) for p in replica.parameters]
+            report = self._average_gradients(means, 0.0, timeout)
+            if report.kept < 1:
+                replica.step_by(means, report)
+                self.zero_grad()
+            return report
+        empty = replica.new_round(0.0, timeout)
+        empty.run()
+        if (report := empty.report.result()).newer:
+            return report  # of a third peer: it is taken next
+        self._round = empty
+        return self.finish() or report
 
     def catch_up(
         self, timeout: float = 60.0, *, donors: int = 4, tries: int = 3
@@ -539,178 +378,11 @@ class MoshpitSGD(Optimizer):
                 own state hasn't changed.
             LossyError: No donor has all of the state, or all donors have gone.
         """
-        _check_catch_up(donors, tries)
+        how = self._replica, self._averager, self._pace, self._empty_round
+        newcomer = Newcomer(*how, donors, tries)
+        until = time.monotonic() + check_seconds(timeout)
         self.finish()
-        until = time.monotonic() + timeout
-        if not self._shards:
-            return self._catch_up_alone(until, donors, tries)
-        return self._catch_up_together(until, donors, tries)
-
-    def _catch_up_together(self, until: float, donors: int, tries: int) -> CatchUpReport | None:
-        """:meth:`catch_up` of the ranks of one peer, which come to one step: those that are behind
-        have the others' next round. If one fails, all do."""
-        shard = next(filter(is_dtensor, self._shards.values()))
-        report: CatchUpReport | None = None
-        greatest: int | None = None
-        while True:
-            failed: LossyError | None = None
-            try:
-                if greatest is None or self._latest_at < greatest:
-                    how = {"is_behind": greatest is not None}
-                    report = self._catch_up_alone(until, donors, tries, **how)
-            except LossyError as error:
-                failed = error
-            at = FAILED if failed else self._latest_at
-            least, greatest = extremes(at, shard)
-            if least == FAILED:
-                raise failed or OperationTimeout(
-                    "another rank of this peer can't come to the others' step"
-                )
-            if least == greatest:
-                return report
-
-    def _catch_up_alone(
-        self, until: float, donors: int, tries: int, *, is_behind: bool = False
-    ) -> CatchUpReport | None:
-        """:meth:`catch_up` of this rank. ``is_behind``: it has a round even with the newest state.
-
-        Long because it explains each way in which a try ends.
-        """
-        begin, came, number = time.monotonic(), 0, 0
-        own = first = self._snapshot()
-        most = MOST_STATES * len(own.data) + MOST_BYTES
-        failed: LossyError | None = None
-        while (left := until - time.monotonic()) > 0:
-            try:
-                taken = self._averager.fetch_state(own, donors, most, left)
-            except (ClosedError, RendezvousError, OperationTimeout):
-                raise
-            except LossyError as error:  # others may have it
-                failed = error
-                time.sleep(min(AGAIN_SECONDS, left))
-                continue
-            if taken is None and failed is not None and own is first:
-                if self._averager.peers == 1:  # all others have gone
-                    raise failed
-                # For a while the directory names none that couldn't be reached.
-                time.sleep(min(AGAIN_SECONDS, left))
-                continue
-            is_newer = taken is not None and taken.snapshot is not own
-            if not is_newer and own is first and not is_behind:
-                return None
-            sources = 0 if taken is None else taken.donors
-            if taken is not None and is_newer:
-                own, came = taken.snapshot, came + taken.bytes
-                skeleton, data, newest = own.skeleton, own.data, own.round
-                self._take_whole(
-                    partial(unpacked, skeleton, data), newest, first, "the others' state"
-                )
-                self._pace.samples = own.samples
-                self._pace.tell()
-            number += 1
-            report = self._join_in(until - time.monotonic())
-            if report.failure or report.kept > MOST_KEPT:
-                number -= 1
-                continue
-            in_step = self._is_in_step(own, report)
-            if in_step or (number >= tries and not self._of_gradients):
-                self._offer(report)
-                took = time.monotonic() - begin
-                return CatchUpReport(report.round, in_step, number, sources, came, took)
-        raise failed or OperationTimeout(f"no round of the others within {until - begin:g} s")
-
-    def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
-        """Return whether this peer is where the others are, after its first round."""
-        if self._outer is None and not self._of_gradients:
-            # The mean is all that they have in common. Moments are each peer's own: those of some
-            # rounds ago are as good, and by the time that newer ones came they would be old, too.
-            return True
-        # A round that runs beside steps has begun when the one before is taken.
-        follows = report.round - began_with.round - 1 <= int(self._delayed)
-        return follows and (report.kept == 0 or not self._of_gradients)
-
-    def _join_in(self, timeout: float) -> RoundReport:
-        """The others' next round, to which this peer brings nothing. Then it has had as many steps
-        as they had when it began."""
-        timeout = max(1.0, timeout)
-        before, at = self._latest, self._latest_at
-        report = self._empty_round(timeout)
-        # A state doesn't say which round comes next: this one is known by its number.
-        self._steps = self._latest_at = at + max(1, report.round - before) * self._pace.every
-        return report
-
-    def _empty_round(self, timeout: float) -> RoundReport:
-        if self._of_gradients:
-            means = [torch.zeros_like(local(p)) for p in self._parameters]
-            means += [buffer.clone() for buffer in self._buffers]
-            report = self._average_gradients(means, 0.0, timeout)
-            if report.kept < 1:
-                self._step_on(means, report)
-                for one in self._inner:
-                    one.zero_grad()
-            return report
-        empty = self._new_round(0.0, timeout)
-        empty.run()
-        if (report := empty.result()).newer:
-            return report  # of a third peer: it is taken next
-        self._round = empty
-        ended = self.finish()
-        assert ended is not None
-        return ended
-
-    def _offer(self, report: RoundReport) -> None:
-        """A peer that has had a round, if only by itself, has a state that others may take."""
-        if not report.failure and (report.kept < 1 or len(report.members) == 1):
-            self._offer_state()
-
-    def _offer_state(self) -> None:
-        if not self._offers:
-            self._offers = True
-            self._averager.offer(self._snapshot)
-
-    def _snapshot(self) -> Snapshot:
-        with self._changing:
-            # A donor's thread reads what this one's stream of the device may not have written yet.
-            if (device := self._locals[0].device).type != "cpu":
-                torch.accelerator.synchronize(device)
-            return Snapshot(self._latest, *packed(self._state()), self.samples)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "kinds": self._kinds(),
-            "model": model_state(self._model, self._shards),
-            "training": parts(self.state_dict()),
-            "latest at": self._latest_at,
-        }
-
-    def _kinds(self) -> list[Any]:
-        """Kinds of the optimizers, which a state must have to be for them."""
-        outer = [] if self._outer is None else [self._outer]
-        return [type(one).__name__ for one in (*self._inner, *outer)]
-
-    def _take_whole(
-        self, state_of: Callable[[], Any], latest: int, own: Snapshot, whose: str
-    ) -> None:
-        try:
-            state = state_of()
-            if state["kinds"] != self._kinds():
-                raise OptionError(f"it is of {state['kinds']}, and here are {self._kinds()}")
-            self._take_state(state, latest)
-        except Exception as error:  # whatever the state may be
-            self._take_state(unpacked(own.skeleton, own.data), own.round)
-            raise CheckpointError(
-                f"{whose} isn't one of this model and its optimizers: "
-                f"{printable(str(error), but=LINES)}"
-            ) from error
-
-    def _take_state(self, state: Any, latest: int) -> None:
-        with self._changing:
-            load_model(self._model, state["model"], self._shards)
-            self._rest = {}
-            self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
-            self._latest, self._latest_at = latest, int(state.get("latest at", self._latest_at))
-
-    # ---- checkpoints ----
+        return newcomer.catch_up(until)
 
     def save(self, path: checkpoint.PathLike) -> int:
         """Write a checkpoint: the model's parameters and buffers, and the optimizers' state. Any
@@ -727,7 +399,7 @@ class MoshpitSGD(Optimizer):
             CheckpointError: The file can't be written, for example because the disk is full. This
                 peer and the others are unaffected.
         """
-        state = self._state()
+        state = self._replica.state()
         checkpoint.check_finite(state["model"])
         memory = {"of": self._averager.name, "parts": self._averager.memory()}
         return checkpoint.write(path, {**state, "memory": memory})
@@ -744,19 +416,19 @@ class MoshpitSGD(Optimizer):
                 optimizers. This peer's own state hasn't changed.
         """
         self.finish()
-        own = self._snapshot()
+        own = self._replica.snapshot()
         memory: dict[int, Tensor] = {}
 
         def take(state: Any) -> None:
             known = state if isinstance(state, dict) else {}
             checkpoint.check_finite(known.get("model"))
             kept = checkpoint.memory_of(known, self._averager.name)
-            self._take_whole(lambda: state, own.round, own, "the state")
+            self._replica.take_state(lambda: state, own.round, own, "the state")
             memory.update(kept)
 
         checkpoint.read(path, take)
         self._averager.remember(memory)
-        self._offer_state()
+        self._replica.offer()
         self._averager.progress(self.samples, 0, claims=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -765,14 +437,7 @@ class MoshpitSGD(Optimizer):
         Returns:
             The steps so far, the optimizer's state, and the outer optimizer's.
         """
-        return {
-            "steps": self._steps,
-            "samples": self._pace.samples,
-            "since": self._pace.since,
-            "optimizers": [one.state_dict() for one in self._inner],
-            "anchor": [anchor.clone() for anchor in self._anchor],
-            "outer": None if self._outer is None else self._outer.state_dict(),
-        }
+        return self._replica.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state, after the model's has been loaded.
@@ -783,31 +448,21 @@ class MoshpitSGD(Optimizer):
         Raises:
             OptionError: The state is of another ``outer``, or of other parameters.
         """
-        if (state["outer"] is None) != (self._outer is None):
-            raise OptionError("the checkpoint has an outer optimizer and this has none, or reverse")
-        shapes = [tuple(anchor.shape) for anchor in self._anchor]
-        if [tuple(anchor.shape) for anchor in state["anchor"]] != shapes:
-            raise OptionError("the checkpoint is of parameters of other shapes")
-        if type(state["steps"]) is not int or state["steps"] < 0:
-            raise OptionError(f"the checkpoint has had {state['steps']!r} steps")
-        for name in ("samples", "since"):
-            if type(state[name]) is not int or not 0 <= state[name] < 1 << 52:
-                raise OptionError(f"the checkpoint has had {state[name]!r} samples")
-        self._steps = state["steps"]
-        self._pace.continue_from(state["samples"] + state["since"])
-        self._latest_at = self._steps - self._steps % self._pace.every
-        for own, theirs in zip(self._inner, state["optimizers"], strict=True):
-            load_optimizer(own, theirs)
-        with torch.no_grad():
-            for anchor, saved in zip(self._anchor, state["anchor"], strict=True):
-                anchor.copy_(saved)
-        if self._outer is not None:
-            load_optimizer(self._outer, state["outer"])
+        self._replica.load_state_dict(state)
 
 
-def _finite(values: Tensor) -> Tensor:
-    """The same, with 0 for what isn't finite."""
-    return torch.where(values.isfinite(), values, 0.0)
+def _check_optimizers(inner: Sequence[Optimizer], model: nn.Module) -> None:
+    own = set(map(id, model.parameters()))
+    for one in inner:
+        if isinstance(one, torch.optim.LBFGS):
+            raise OptionError("optimizer is LBFGS, whose steps need a closure; wanted another one")
+        if not any(id(each) in own for group in one.param_groups for each in group["params"]):
+            raise OptionError(
+                f"optimizer: {type(one).__name__} has no parameter of the model; make it of the "
+                f"model's parameters, after fully_shard()"
+            )
+    if not inner:
+        raise OptionError("optimizer is an empty list, wanted one optimizer or several")
 
 
 def _check_schedule(name: str) -> None:
@@ -815,11 +470,4 @@ def _check_schedule(name: str) -> None:
         raise OptionError(
             f"schedule is {name!r:.220}, wanted at most {LONGEST_SCHEDULE} characters that can be "
             f"printed, without commas and equals signs"
-        )
-
-
-def _check_catch_up(donors: int, tries: int) -> None:
-    if not 1 <= donors <= MOST_DONORS or tries < 1:
-        raise OptionError(
-            f"donors={donors} and tries={tries}, wanted 1 to {MOST_DONORS}, and 1 or more"
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,33 +14,16 @@ from torch.nn.utils import vector_to_parameters
 
 import lossycoll
 from lossycoll import MoshpitAverager, Swarm
-
-SECRET = "a secret of tests"
+from tests.support.swarms import Make, all_do, made_in
 
 
 @pytest.fixture
-def swarms() -> Iterator[list[Swarm]]:
-    with ExitStack() as stack:
-        made = [stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))]
-        made += [
-            stack.enter_context(Swarm(join=[made[0].address], secret=SECRET, name=str(number)))
-            for number in range(1, 4)
-        ]
-        yield made
+def swarms(made: Make) -> list[Swarm]:
+    return made(4)
 
 
 def step(averagers: Sequence[MoshpitAverager], weights: Sequence[float]) -> list[Any]:
-    out: list[Any] = [None] * len(averagers)
-
-    def work(i: int) -> None:
-        out[i] = averagers[i].step(weights[i], timeout=30.0)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(averagers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+    return all_do(len(averagers), lambda i: averagers[i].step(weights[i], timeout=30.0))
 
 
 def models(count: int) -> list[torch.nn.Module]:
@@ -93,22 +75,15 @@ def test_tensors_of_several_types_count_by_weight(swarms: list[Swarm]) -> None:
 @pytest.mark.parametrize("given", ["", "repair"])
 def test_what_is_lost_comes_back_unless_it_may_be_missing(given: str) -> None:
     """What the swarm's options say goes first."""
-    options = lossycoll.Options(
-        link="udp", inject="loss=0.2,seed=3", **({"repair": 0} if given else {})
-    )
+    options = {"link": "udp", "inject": "loss=0.2,seed=3", **({"repair": 0} if given else {})}
     means = []
     for missing in (None, 0.01):
         with ExitStack() as stack:
-            first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=options))
-            others = [
-                stack.enter_context(Swarm(join=[first.address], name=str(n), options=options))
-                for n in range(1, 4)
-            ]
             averagers = [
                 MoshpitAverager(
                     swarm, [torch.full((40_000,), float(n))], grid=(4,), max_missing=missing
                 )
-                for n, swarm in enumerate([first, *others])
+                for n, swarm in enumerate(made_in(stack, 4, **options))
             ]
             rounds = [step(averagers, [1.0] * 4) for _ in range(8)]
         reports = [report for one in rounds[4:] for report in one]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,8 +22,10 @@ from lossycoll.errors import (
     RendezvousError,
 )
 from lossycoll.runtime.swarm.state_transfer import TransferredState
+from lossycoll.train.moshpit.newcomer import Newcomer
+from tests.support.swarms import SECRET
 from tests.support.waiting import until
-from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
+from tests.train.moshpit.test_sgd import backward, inner, model, outer
 
 HOWS: dict[str, dict[str, Any]] = {
     "parameters": {"every": 3},
@@ -74,12 +76,6 @@ class Peer:
         values = [p.detach().clone() for p in self.model.parameters()]
         self.steps[number] = self.optimizer.state_dict()["steps"]
         self.rounds[number] = values, report
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def joined(stack: ExitStack, name: str, first: Swarm | None = None) -> Swarm:
@@ -209,17 +205,17 @@ def test_a_first_round_that_fails_loses_no_report(
     thread.start()
     until(lambda: len(old.rounds) == 2)
     new = Peer(joined(stack, "1", first), "1", HOWS["parameters"], other_model)
-    joins, tries = new.optimizer._join_in, 0
+    joins, tries = Newcomer.join_in, 0
 
-    def join_in(timeout: float) -> Any:
+    def join_in(newcomer: Newcomer, timeout: float) -> Any:
         nonlocal tries
         tries += 1
         if tries == 1:
             return dataclasses.replace(old.rounds[1][1], failure="a link is dead")
         old.goes_on.set()
-        return joins(timeout)
+        return joins(newcomer, timeout)
 
-    monkeypatch.setattr(new.optimizer, "_join_in", join_in)
+    monkeypatch.setattr(Newcomer, "join_in", join_in)
     caught = new.optimizer.catch_up(timeout=40.0)
     new.stops.set()
     assert caught is not None

@@ -20,7 +20,8 @@ from torch import nn
 import lossycoll
 from lossycoll import CheckpointError, MoshpitAverager, MoshpitSGD, Swarm
 from tests.support.new_network import ROOT
-from tests.train.moshpit.test_sgd import SECRET, assert_alike, backward, inner, model, outer
+from tests.support.swarms import SECRET
+from tests.train.moshpit.test_sgd import assert_alike, backward, inner, model, outer
 
 NEW_MOUNTS = ["unshare", "--map-root-user", "--mount"]
 HOWS: dict[str, dict[str, Any]] = {

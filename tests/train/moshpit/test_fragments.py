@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, RendezvousError, Swarm
-from lossycoll.options.fields import Options
+from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, RendezvousError
 from lossycoll.train.moshpit.fragments import MOST_FRAGMENTS, Fragments
+from tests.support.swarms import Make, all_do
 from tests.support.waiting import until
 from tests.train.moshpit.test_catch_up import Peer, joined
 from tests.train.moshpit.test_sgd import (
     PEERS,
-    SECRET,
     STEPS,
     assert_alike,
     backward,
@@ -34,36 +33,6 @@ from tests.train.moshpit.test_sgd import (
 
 EVERY = 2
 PSEUDO: dict[str, Any] = {"every": EVERY, "outer": outer, "average": "pseudo-gradients"}
-Make = Callable[..., list[Swarm]]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-def made(stack: ExitStack, count: int = PEERS, **options: Any) -> list[Swarm]:
-    how = Options(**options) if options else None
-    swarms = [stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0", options=how))]
-    while len(swarms) < count:
-        at, name = swarms[0].address, str(len(swarms))
-        swarms.append(stack.enter_context(Swarm(join=[at], secret=SECRET, name=name, options=how)))
-    return swarms
-
-
-def all_do(count: int, work: Callable[[int], Any]) -> list[Any]:
-    found: list[Any] = [None] * count
-
-    def run(peer: int) -> None:
-        found[peer] = work(peer)
-
-    threads = [threading.Thread(target=run, args=(peer,)) for peer in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
 
 
 # ---- which rows ----
@@ -103,8 +72,8 @@ def test_fragments_that_cannot_be(count: Any) -> None:
         Fragments(count)
 
 
-def test_what_cannot_go_together(stack: ExitStack) -> None:
-    (swarm,) = made(stack, 1)
+def test_what_cannot_go_together(made: Make) -> None:
+    (swarm,) = made(1)
     own = model()
     optimizer = inner(own.parameters())
     for how, said in (
@@ -120,8 +89,8 @@ def test_what_cannot_go_together(stack: ExitStack) -> None:
         MoshpitSGD(own, optimizer, averager, fragments=2)
 
 
-def test_peers_of_other_fragments_are_refused_and_the_setting_is_named(stack: ExitStack) -> None:
-    swarms, trained = made(stack, 2), [model(), model()]
+def test_peers_of_other_fragments_are_refused_and_the_setting_is_named(made: Make) -> None:
+    swarms, trained = made(2), [model(), model()]
 
     def make(number: int, **how: Any) -> MoshpitSGD:
         own = trained[number]
@@ -188,14 +157,14 @@ def streaming(
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("how", ["parameters", "outer", "pseudo-gradients"])
-def test_each_round_averages_another_fragment(how: str, delayed: bool, stack: ExitStack) -> None:
+def test_each_round_averages_another_fragment(how: str, delayed: bool, made: Make) -> None:
     """Of means, of DiLoCo and of pseudo-gradients: exact, where nothing is lost or rounded."""
     kinds: dict[str, dict[str, Any]] = {
         "parameters": {"every": EVERY},
         "outer": {"every": EVERY, "outer": outer},
         "pseudo-gradients": PSEUDO,
     }
-    models, reports = train(made(stack), fragments=2, delayed=delayed, **kinds[how])
+    models, reports = train(made(3), fragments=2, delayed=delayed, **kinds[how])
     rounds = [one.round for one in reports[0] if one is not None]
     assert len(rounds) == STEPS // EVERY
     wanted = streaming(rounds, 2, has_outer=how != "parameters", delayed=delayed)
@@ -203,22 +172,22 @@ def test_each_round_averages_another_fragment(how: str, delayed: bool, stack: Ex
     assert not torch.equal(parameters(models[0])[0], parameters(models[1])[0]), "all was averaged"
 
 
-def test_parameters_of_16_bits_keep_what_they_cannot_hold(stack: ExitStack) -> None:
-    (swarm,) = made(stack, 1)
+def test_parameters_of_16_bits_keep_what_they_cannot_hold(made: Make) -> None:
+    (swarm,) = made(1)
     own = model().bfloat16()
     averager = MoshpitAverager(swarm, own.parameters())
     optimizer = MoshpitSGD(own, torch.optim.SGD(own.parameters(), lr=0.0), averager, fragments=2)
     sums = [one.float() + 2**-12 * one.float().abs() for one in parameters(own)]
     with torch.no_grad():
         for part in range(2):
-            optimizer._take(parameters(own), sums, part)
-    for value, wanted in zip(optimizer._values(), sums, strict=True):
+            optimizer._replica.add([], sums, part)
+    for value, wanted in zip(optimizer._replica.values(), sums, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
 
 
-def test_lost_packets_cost_weight_and_another_fragment_nothing(stack: ExitStack) -> None:
+def test_lost_packets_cost_weight_and_another_fragment_nothing(made: Make) -> None:
     """What came is a mean of some peers' values, never scaled; the rest stays."""
-    swarms = made(stack, 4, link="udp", inject="loss=0.2,seed=5", repair=0)
+    swarms = made(4, link="udp", inject="loss=0.2,seed=5", repair=0)
     fragments = Fragments(3)
     values = [[torch.full((300, 100), peer + 1.0)] for peer in range(4)]
     averagers = [
@@ -240,10 +209,10 @@ def test_lost_packets_cost_weight_and_another_fragment_nothing(stack: ExitStack)
 
 
 @pytest.mark.parametrize("wire", ["int4", "int2"])
-def test_each_fragments_rounding_is_made_up_for(wire: str, stack: ExitStack) -> None:
+def test_each_fragments_rounding_is_made_up_for(wire: str, made: Make) -> None:
     """The same values in each round, and other ones in each fragment: sums of the means are as far
     off after many rounds as after a few."""
-    swarms, fragments, rounds = made(stack, 3, link="udp"), Fragments(2), 40
+    swarms, fragments, rounds = made(3, link="udp"), Fragments(2), 40
     generator = torch.Generator().manual_seed(3)
     values = [[torch.randn(64, 64, generator=generator)] for _ in range(3)]
     exact = sum(own[0] for own in values) / 3  # type: ignore[arg-type]
@@ -271,8 +240,8 @@ def test_each_fragments_rounding_is_made_up_for(wire: str, stack: ExitStack) -> 
     assert {len(one) for one in averagers[0].memory().values()} == {32 * 64}
 
 
-def test_rounding_at_random_is_right_on_average(stack: ExitStack) -> None:
-    swarms = made(stack, 2, link="udp", wire_rounding="stochastic")
+def test_rounding_at_random_is_right_on_average(made: Make) -> None:
+    swarms = made(2, link="udp", wire_rounding="stochastic")
     fragments, rounds = Fragments(2), 200
     values = [[torch.full((4, 128), 0.3)] for _ in range(2)]
     for own in values:
@@ -333,8 +302,8 @@ def test_a_newcomer_between_two_fragments_has_the_others_outer_optimizer(stack: 
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_has_the_rounding_of_its_peer_alone(stack: ExitStack, tmp_path: Path) -> None:
-    swarms, models = made(stack, 2, link="udp"), [model(), model()]
+def test_a_checkpoint_has_the_rounding_of_its_peer_alone(made: Make, tmp_path: Path) -> None:
+    swarms, models = made(2, link="udp"), [model(), model()]
     optimizers = []
     for swarm, own in zip(swarms, models, strict=True):
         averager = MoshpitAverager(swarm, own.parameters(), grid=(2,), wire="int4")
@@ -359,8 +328,8 @@ def test_a_checkpoint_has_the_rounding_of_its_peer_alone(stack: ExitStack, tmp_p
     assert optimizers[1]._averager.memory() == {}  # the first one makes up for it
 
 
-def test_a_memory_of_other_values_counts_nothing(stack: ExitStack) -> None:
-    swarms = made(stack, 2, link="udp")
+def test_a_memory_of_other_values_counts_nothing(made: Make) -> None:
+    swarms = made(2, link="udp")
     values = [[torch.full((8, 8), float(peer))] for peer in range(2)]
     averagers = [
         MoshpitAverager(swarm, own, grid=(2,), wire="int8")

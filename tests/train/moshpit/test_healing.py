@@ -4,8 +4,6 @@ peer by a thread."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from torch import nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD
 from lossycoll.runtime.swarm.member import RoundReport
-from tests.train.moshpit.test_fragments import all_do, made
+from tests.support.swarms import Make, all_do
 from tests.train.moshpit.test_sgd import alone, backward, inner, outer, parameters
 
 SIDE = 128
@@ -31,22 +29,14 @@ HOWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
 def are_finite(state: Any) -> bool:
     return all(bool(torch.as_tensor(x).isfinite().all()) for one in state for x in one.values())
 
 
 @pytest.mark.parametrize("name", HOWS)
-def test_a_peer_is_healed_of_a_sick_batch_though_packets_are_lost(
-    name: str, stack: ExitStack
-) -> None:
+def test_a_peer_is_healed_of_a_sick_batch_though_packets_are_lost(name: str, made: Make) -> None:
     """A mean of so many packets never comes whole; and healthy peers take no harm."""
-    swarms = made(stack, 3, link="udp", inject="loss=0.3,seed=4", repair=0)
+    swarms = made(3, link="udp", inject="loss=0.3,seed=4", repair=0)
     models: list[nn.Module] = [nn.Sequential(nn.Linear(SIDE, SIDE), nn.Linear(SIDE, SIDE))]
     models += [copy.deepcopy(models[0]) for _ in swarms[1:]]
     averagers = [MoshpitAverager(s, m.parameters()) for s, m in zip(swarms, models, strict=True)]
@@ -73,10 +63,12 @@ def test_a_peer_is_healed_of_a_sick_batch_though_packets_are_lost(
     assert not any(one.left_out for own in reports for one in own[-5:])
     assert not any(one.left_out for own in (reports[0], reports[2]) for one in own)
     for own, optimizer in zip(models, optimizers, strict=True):
-        assert all(bool(one.isfinite().all()) for one in (*own.parameters(), *optimizer._anchor))
+        assert all(
+            bool(one.isfinite().all()) for one in (*own.parameters(), *optimizer._replica.anchor)
+        )
         assert are_finite(optimizer.state.values())
-        if optimizer._outer is not None:
-            assert are_finite(optimizer._outer.state.values())
+        if optimizer._replica.outer is not None:
+            assert are_finite(optimizer._replica.outer.state.values())
 
 
 @pytest.mark.parametrize("how", [{}, {"average": "pseudo-gradients"}], ids=["means", "pseudo"])
@@ -91,7 +83,7 @@ def test_a_round_that_fails_is_no_step_of_the_outer_optimizer(
     try:
         expected = copy.deepcopy(own)
         alike = inner(expected.parameters())
-        anchor = [one.clone() for one in optimizer._anchor]
+        anchor = [one.clone() for one in optimizer._replica.anchor]
         for step in range(3):
             for trained, using in ((own, optimizer), (expected, alike)):
                 using.zero_grad()
@@ -99,9 +91,9 @@ def test_a_round_that_fails_is_no_step_of_the_outer_optimizer(
                 using.step()
         assert optimizer.finish() == (failed if delayed else None)
         torch.testing.assert_close(parameters(own), parameters(expected), rtol=0, atol=0)
-        torch.testing.assert_close(optimizer._anchor, anchor, rtol=0, atol=0)
-        assert optimizer._outer is not None
-        assert not optimizer._outer.state
+        torch.testing.assert_close(optimizer._replica.anchor, anchor, rtol=0, atol=0)
+        assert optimizer._replica.outer is not None
+        assert not optimizer._replica.outer.state
     finally:
         close()
 
@@ -156,8 +148,43 @@ def test_a_peer_that_is_healed_in_part_takes_no_step_until_it_is_whole(
             sick.append([not bool(one.isfinite().all()) for one in own.parameters()])
         assert sick[1] == sick[2] == [False, False, False, True]
         assert not any(any(one) for one in sick[3:])
-        assert not optimizer._is_sick
+        assert not optimizer._replica.is_sick
         for one, other in zip(parameters(own), healthy, strict=True):
             assert not torch.equal(one, other), "it trains on"
     finally:
         close()
+
+
+@pytest.mark.parametrize("how", [{}, {"delayed": True}], ids=["means", "delayed"])
+def test_a_grad_scaler_keeps_no_sick_peer_from_the_round_that_heals_it(
+    how: dict[str, Any], made: Make
+) -> None:
+    """By itself it skips all of a step whose gradients aren't finite: of such a peer each one."""
+    swarms = made(3)
+    models = [nn.Linear(8, 4) for _ in swarms]
+    averagers = [MoshpitAverager(s, m.parameters()) for s, m in zip(swarms, models, strict=True)]
+    optimizers = [
+        MoshpitSGD(own, inner(own.parameters()), averager, every=2, timeout=20.0, **how)
+        for own, averager in zip(models, averagers, strict=True)
+    ]
+
+    def train(number: int) -> list[RoundReport]:
+        own, optimizer, found = models[number], optimizers[number], []
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        averagers[number].wait_for(3)
+        for step in range(20):
+            if (number, step) == (SICK, AT):
+                nn.init.constant_(own.weight, float("nan"))
+            optimizer.zero_grad()
+            scaler.scale(own(torch.randn(8, 8)).square().mean()).backward()
+            found.append(scaler.step(optimizer, weight=8))
+            scaler.update()
+        return [one for one in (*found, optimizer.finish()) if one is not None]
+
+    reports = all_do(3, train)
+    assert {len(own) for own in reports} == {10}
+    assert all(len(one.members) == 3 for own in reports for one in own)
+    assert [bool(one.left_out) for one in reports[SICK]].count(True) in (1, 2)
+    for own, optimizer in zip(models, optimizers, strict=True):
+        assert all(bool(one.isfinite().all()) for one in own.parameters())
+        assert are_finite(optimizer.state.values())

@@ -9,10 +9,9 @@ import pytest
 from benchmarks.micro import liars
 from benchmarks.micro.liars import EVERY, LIES, NORMS, PEERS, Case, margin, rows, trained
 from lossycoll import MoshpitAverager, OptionError, RendezvousError
-from tests.train.moshpit.test_people import Make, made
+from tests.support.swarms import Make
 from tests.train.moshpit.test_sgd import model
 
-__all__ = ["made"]
 STEPS = 100
 MOST = 1.03
 """Times the loss without a liar. The mean of six seeds is below 1.02 (docs/moshpit.md)."""

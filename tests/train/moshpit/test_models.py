@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,16 +15,8 @@ from torch import nn
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.train.moshpit.checkpoint import load_model, load_optimizer, model_state
-from tests.train.moshpit.test_people import Make, at_once, made
-from tests.train.moshpit.test_sgd import SECRET, backward, inner, model
-
-__all__ = ["made"]
-
-
-@pytest.fixture
-def swarm() -> Iterator[Swarm]:
-    with Swarm("127.0.0.1:0", secret=SECRET) as one:
-        yield one
+from tests.support.swarms import Make, all_do, at_once
+from tests.train.moshpit.test_sgd import backward, inner, model
 
 
 def trained(swarm: Swarm, own: nn.Module, optimizer: Any = None, **how: Any) -> MoshpitSGD:
@@ -78,7 +70,7 @@ def test_compiled_and_plain_peers_have_a_round(made: Make) -> None:
         backward(own, number, 0)
         return optimizer.step()
 
-    found = at_once(lambda: work(0), lambda: work(1))
+    found = all_do(2, work)
     assert [(one.failure, len(one.members), one.kept) for one in found] == [("", 2, 0.0)] * 2
     for own in plain:
         for parameter, mean in zip(own.parameters(), wanted, strict=True):
@@ -206,6 +198,36 @@ def test_it_is_an_optimizer_of_torch(swarm: Swarm) -> None:
     assert len(optimizer.state) == 4
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_gradients_of_each_call_are_scaled_and_clipped_alone(swarm: Swarm, clips: bool) -> None:
+    """Though they add up over calls, while the scale grows; and a call that overflows is none."""
+    own, alike = model(), model()
+    rate = {"lr": 1.0}
+    optimizer = trained(
+        *(swarm, own, torch.optim.SGD(own.parameters(), **rate)), every=4, average="gradients"
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    expected = [torch.zeros_like(one) for one in alike.parameters()]
+    for step in range(4):
+        overflow = float("inf") if step == 2 else 1.0
+        optimizer.zero_grad()
+        scaler.scale(own(torch.ones(3, 5) * (step + 1)).pow(2).sum() * overflow).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(own.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if step != 2:
+            alike.zero_grad()
+            alike(torch.ones(3, 5) * (step + 1)).pow(2).sum().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(alike.parameters(), 1.0)
+            for total, one in zip(expected, alike.parameters(), strict=True):
+                total.add_(one.grad / 3)  # type: ignore[operator]
+    for one, before, mean in zip(own.parameters(), alike.parameters(), expected, strict=True):
+        torch.testing.assert_close(one.detach(), before.detach() - mean)
+
+
 def test_several_optimizers_inside(swarm: Swarm) -> None:
     """As of Muon, which takes matrices alone."""
     own = model()
@@ -220,6 +242,22 @@ def test_several_optimizers_inside(swarm: Swarm) -> None:
     assert all(not torch.equal(p, old) for p, old in zip(own.parameters(), before, strict=True))
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(OptionError, match="add the group to one of them"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def test_schedulers_and_new_groups_find_the_defaults_of_the_optimizer_inside(swarm: Swarm) -> None:
+    own = model()
+    own[0].requires_grad_(False)  # type: ignore[index]
+    optimizer = trained(swarm, own)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    backward(own, 0, 0)
+    optimizer.step(weight=np.int64(8))
+    scheduler.step()
+    assert optimizer.param_groups[0]["betas"][0] != 0.9, "its momentum is cycled"
+    optimizer.add_param_group({"params": own[0].weight})  # type: ignore[index]
+    assert [group["weight_decay"] for group in optimizer._inner[0].param_groups] == [0.01] * 2
+    assert type(optimizer.state_dict()["samples"]) is int
 
 
 def test_a_state_of_another_torch_is_taken_as_far_as_both_know_it() -> None:
@@ -277,7 +315,7 @@ def test_samples_of_a_checkpoint_that_cannot_be(
 ) -> None:
     own = model()
     optimizer = trained(swarm, own)
-    state = optimizer._state()
+    state = optimizer._replica.state()
     state["training"][name] = wrong
     torch.save(state, tmp_path / "state")
     with pytest.raises(CheckpointError, match=f"has had {wrong!r} samples"):
@@ -286,7 +324,7 @@ def test_samples_of_a_checkpoint_that_cannot_be(
 
 def test_rounds_by_time(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     own, now = model(), [100.0]
-    monkeypatch.setattr("lossycoll.train.moshpit.sgd.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lossycoll.train.moshpit.pace.time.monotonic", lambda: now[0])
     optimizer = trained(swarm, own, every_seconds=3.0)
     due = []
     for _ in range(9):

@@ -14,10 +14,9 @@ import pytest
 
 from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, Swarm
 from lossycoll.train.moshpit.pace import Pace
-from tests.train.moshpit.test_people import Make, at_once, made
+from tests.support.swarms import Make, all_do, at_once
 from tests.train.moshpit.test_sgd import backward, inner, model
 
-__all__ = ["made"]
 BATCH = 8
 
 
@@ -148,7 +147,7 @@ def test_peers_that_began_at_unlike_times_have_their_rounds_in_phase(
         training.finish()
         return reports
 
-    found = at_once(*(lambda number=number: work(number) for number in range(3)))
+    found = all_do(3, work)
     for reports in found:
         assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 5
     first, *later = (one.waited for one in found[2])  # the first that is due

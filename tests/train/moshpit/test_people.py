@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +14,9 @@ from torch import nn
 
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from tests.support.swarms import SECRET, Make, all_do, at_once
 from tests.support.waiting import until
-from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
-
-Make = Callable[[int], list[Swarm]]
-
-
-@pytest.fixture
-def made() -> Iterator[Make]:
-    with ExitStack() as stack:
-
-        def make(count: int) -> list[Swarm]:
-            first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))
-            others = [
-                stack.enter_context(Swarm(join=[first.address], secret=SECRET, name=str(number)))
-                for number in range(1, count)
-            ]
-            return [first, *others]
-
-        yield make
-
-
-def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """What each returns, or raises."""
-    out: list[Any] = [None] * len(works)
-
-    def run(number: int) -> None:
-        try:
-            out[number] = works[number]()
-        except Exception as error:
-            out[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return out
+from tests.train.moshpit.test_sgd import backward, inner, model, outer
 
 
 @pytest.mark.parametrize("order", ["swarm waits", "averager waits", "nobody waits"])
@@ -69,7 +33,7 @@ def test_a_full_grid_is_exact_whatever_the_order_of_the_calls(made: Make, order:
             averager.wait_for(8, 30.0)
         return [averager.step(timeout=30.0) for _ in range(3)]
 
-    found = at_once(*(lambda number=number: peer(number) for number in range(8)))
+    found = all_do(8, peer)
     assert all(not one.failure and one.absent == () for reports in found for one in reports), found
     for value in values:
         torch.testing.assert_close(value, torch.full((500,), 255 / 8), rtol=0, atol=1e-4)
@@ -79,7 +43,7 @@ def test_a_report_says_who_was_absent_and_why(made: Make) -> None:
     swarms = made(3)
     averagers = [MoshpitAverager(one, [torch.ones(40)]) for one in swarms]
     averagers[0].wait_for(2, 30.0)
-    found = at_once(*(lambda one=one: one.step(timeout=30.0) for one in averagers[:2]))
+    found = all_do(2, lambda number: averagers[number].step(timeout=30.0))
     for report in found:
         assert (report.failure, len(report.members)) == ("", 2)
         assert report.absent == (("2", "it hasn't said what it averages"),)
@@ -177,7 +141,7 @@ def test_a_sick_peer_is_healed_and_costs_the_others_nothing(
     values[1][7] = float("nan")
     averagers = [MoshpitAverager(swarms[n], [values[n]]) for n in range(3)]
     with caplog.at_level(logging.WARNING, "lossycoll"):
-        found = at_once(*(lambda one=one: one.step(timeout=20.0) for one in averagers))
+        found = all_do(len(averagers), lambda number: averagers[number].step(timeout=20.0))
     assert [(one.failure, one.kept) for one in found] == [("", 0.0)] * 3
     assert [bool(one.left_out) for one in found] == [False, True, False]
     for value in values:
@@ -217,7 +181,7 @@ def test_a_peer_is_healed_of_one_sick_batch(made: Make, kind: Any, how: dict[str
             found.append(optimizer.step(weight=8))
         return [one for one in [*found, optimizer.finish()] if one is not None]
 
-    reports = at_once(*(lambda number=number: train(number) for number in range(3)))
+    reports = all_do(3, train)
     assert how.get("delayed") or any(one.left_out for one in reports[1])
     assert reports[1][-1].left_out == ""
     for own, optimizer in zip(models, made_here, strict=True):
@@ -276,7 +240,7 @@ def test_buffers_that_no_round_heals_are_named_once(
             optimizers[number].step(weight=8)
 
     with caplog.at_level(logging.WARNING, "lossycoll"):
-        at_once(lambda: train(0), lambda: train(1))
+        all_do(2, train)
     assert all(bool(one.isfinite().all()) for one in models[1].parameters())
     assert not bool(models[1][1].running_var.isfinite().all())  # type: ignore[union-attr,operator]
     told = [one.message for one in caplog.records if "buffers of this peer" in one.message]
@@ -287,7 +251,7 @@ def test_buffers_that_no_round_heals_are_named_once(
 def test_all_sick_is_a_failure_of_the_round_and_no_wait(made: Make) -> None:
     swarms = made(2)
     averagers = [MoshpitAverager(one, [torch.full((3,), float("inf"))]) for one in swarms]
-    found = at_once(*(lambda one=one: one.step(timeout=20.0) for one in averagers))
+    found = all_do(len(averagers), lambda number: averagers[number].step(timeout=20.0))
     assert [one.failure for one in found] == ["no peer of the round has a weight above 0"] * 2
     assert all(one.kept == 1.0 for one in found)
 
@@ -357,7 +321,7 @@ def test_peers_with_equal_checkpoints_begin_at_once(made: Make, tmp_path: Path) 
         caught = optimizers[number].catch_up(timeout=20.0)
         return caught, steps(optimizers[number], models[number], 2)
 
-    found = at_once(*(lambda number=number: begin(number) for number in range(3)))
+    found = all_do(3, begin)
     for caught, reports in found:
         assert caught is None
         assert [(one.failure, len(one.members)) for one in reports] == [("", 3)] * 2
@@ -420,7 +384,7 @@ def test_buffers_are_means_of_the_peers(made: Make, average: str) -> None:
         report = optimizer.step(weight=1.0 + 2 * number)
         return before, report
 
-    found = at_once(lambda: train(0), lambda: train(1))
+    found = all_do(2, train)
     assert [(report.failure, report.kept) for _, report in found] == [("", 0.0)] * 2
     for name in ("1.running_mean", "1.running_var"):
         first, second = (before[name] for before, _ in found)

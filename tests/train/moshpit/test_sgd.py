@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.devices import registry
-from lossycoll.train.moshpit import averager
+from lossycoll.train.moshpit import sgd
 from tests.support import fake_device
+from tests.support.swarms import SECRET, all_do
 
-SECRET = "a secret of tests"
 PEERS = 3
 STEPS = 12
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -26,17 +25,6 @@ NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 def outer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, **NESTEROV)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def swarms() -> Iterator[list[Swarm]]:
-    with ExitStack() as stack:
-        made = [stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))]
-        made += [
-            stack.enter_context(Swarm(join=[made[0].address], secret=SECRET, name=str(number)))
-            for number in range(1, PEERS)
-        ]
-        yield made
 
 
 def model() -> nn.Module:
@@ -75,11 +63,7 @@ def train(swarms: Sequence[Swarm], **how: Any) -> tuple[list[nn.Module], list[li
             reports[peer].append(optimizer.step(weight=peer + 1.0))
         reports[peer].append(optimizer.finish())
 
-    threads = [threading.Thread(target=work, args=(peer,)) for peer in range(len(swarms))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_do(len(swarms), work)
     for one in (report for own in reports for report in own if report is not None):
         assert (one.failure, one.kept, len(one.members)) == ("", 0.0, len(swarms))
     return models, reports
@@ -289,14 +273,14 @@ def test_a_wait_that_was_interrupted_is_waited_again(monkeypatch: pytest.MonkeyP
     """A round beside the steps goes on: its change isn't lost."""
     own, optimizer, close = alone(delayed=True)
 
-    def interrupted(round_: Any) -> Any:
+    def interrupted(rounds: Any) -> Any:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     try:
         backward(own, 0, 0)
         assert optimizer.step() is None
-        monkeypatch.setattr(averager.OneRound, "result", interrupted)
+        monkeypatch.setattr(sgd, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.finish()
         report = optimizer.finish()
@@ -314,6 +298,8 @@ def test_what_cannot_be() -> None:
         inside = inner(own.parameters())
         for how, said in (
             ({"every": 0}, "every is 0, wanted 1 or more"),
+            ({"every": 2.5}, "every is 2.5, wanted 1 or more"),
+            ({"timeout": float("nan")}, "timeout is nan, wanted 0 to 1e\\+06 seconds"),
             ({"average": "both"}, "average is 'both', wanted one of parameters, gradients"),
             ({"average": "gradients", "delayed": True}, "outer, delayed, fragments"),
             ({"average": "gradients", "outer": outer}, "outer, delayed, fragments"),
@@ -324,6 +310,18 @@ def test_what_cannot_be() -> None:
             MoshpitSGD(nn.Linear(3, 3), inside, averager)
         with pytest.raises(lossycoll.OptionError, match="4 tensors and the model 2 parameters"):
             MoshpitSGD(nn.Linear(5, 6), inside, averager)
+        for optimizers, said in (
+            ([], "optimizer is an empty list"),
+            ([inside, inner(model().parameters())], "AdamW has no parameter of the model; make it"),
+            (torch.optim.LBFGS(own.parameters()), "LBFGS, whose steps need a closure"),
+        ):
+            with pytest.raises(lossycoll.OptionError, match=said):
+                MoshpitSGD(own, optimizers, averager)
+        for seconds in (-1.0, float("inf")):
+            with pytest.raises(lossycoll.OptionError, match=r"wanted 0 to 1e\+06 seconds"):
+                averager.step(timeout=seconds)
+            with pytest.raises(lossycoll.OptionError, match=r"wanted 0 to 1e\+06 seconds"):
+                optimizer.catch_up(seconds)
         for wrong in (-1.0, float("nan")):
             with pytest.raises(lossycoll.OptionError, match="weight is"):
                 optimizer.step(weight=wrong)

@@ -17,7 +17,8 @@ from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from lossycoll.train.common.collectives import extremes
 from tests.support.harness import init, run_good
-from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, parameters, weighted
+from tests.support.swarms import SECRET
+from tests.train.moshpit.test_sgd import backward, inner, model, parameters, weighted
 
 PEERS, SHARDS, STEPS, EVERY = 2, 2, 8, 4
 
@@ -153,7 +154,7 @@ def rank_newcomer(rank: int, world: int) -> dict[str, Any]:
             told = failing(optimizer, place) if "FAILS" in os.environ else ""
             caught = optimizer.catch_up(30.0)
             assert caught is not None
-            at = optimizer._steps
+            at = optimizer._replica.steps
             store.set(f"came {place}", "1")
             train(at)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,16 +14,11 @@ import torch
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
 from lossycoll.runtime.keys.secret import secret_of
 from tests.support import halves
+from tests.support.swarms import SECRET
 from tests.support.waiting import until
-from tests.train.moshpit.test_sgd import SECRET, backward, model
+from tests.train.moshpit.test_sgd import backward, model
 
 PEERS = 4
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 class Training:

@@ -15,6 +15,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll import MoshpitAverager, MoshpitSGD, Options, Swarm
+from tests.support.swarms import Make, all_do, made_in
 
 PEERS = 3
 UDP = Options(link="udp")
@@ -34,20 +35,6 @@ def swarms() -> Iterator[list[Swarm]]:
         yield made
 
 
-def all_do(work: Any) -> list[Any]:
-    out: list[Any] = [None] * PEERS
-
-    def run(peer: int) -> None:
-        out[peer] = work(peer)
-
-    threads = [threading.Thread(target=run, args=(peer,)) for peer in range(PEERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
-
-
 @pytest.mark.parametrize("wire", ["int8", "int4", "int4/int8", "bf16", "fp16"])
 def test_tensors_of_all_types_and_odd_sizes(wire: str, swarms: list[Swarm]) -> None:
     rng = torch.Generator().manual_seed(1)
@@ -65,7 +52,7 @@ def test_tensors_of_all_types_and_odd_sizes(wire: str, swarms: list[Swarm]) -> N
         MoshpitAverager(swarm, own, grid=(PEERS,), wire=wire)
         for swarm, own in zip(swarms, peers, strict=True)
     ]
-    reports = all_do(lambda peer: averagers[peer].step(timeout=30.0))
+    reports = all_do(PEERS, lambda peer: averagers[peer].step(timeout=30.0))
     assert {(one.failure, one.kept) for one in reports} == {("", 0.0)}
     most = {"int8": 0.06, "int4/int8": 0.6, "int4": 0.8, "bf16": 0.03, "fp16": 0.02}[wire]
     for own in peers:
@@ -105,19 +92,14 @@ def train(swarms: Sequence[Swarm], wire: str | None, forgets: bool) -> tuple[flo
                 swarms[peer].member.means.owed = np.zeros(0, np.float32)
         return nn.functional.mse_loss(own(inputs), labels).item()
 
-    return all_do(work)[0], models
+    return all_do(PEERS, work)[0], models
 
 
 def test_training_takes_steps_that_are_smaller_than_the_grids() -> None:
     losses = {}
     for wire, forgets in ((None, False), ("int8", False), ("int8", True)):
         with ExitStack() as stack:
-            first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=UDP))
-            swarms = [first]
-            swarms += [
-                stack.enter_context(Swarm(join=[first.address], name=str(n), options=UDP))
-                for n in range(1, PEERS)
-            ]
+            swarms = made_in(stack, PEERS, link="udp")
             losses[wire, forgets], models = train(swarms, wire, forgets)
         for model in models[1:]:
             assert torch.equal(model.weight, models[0].weight)
@@ -127,26 +109,20 @@ def test_training_takes_steps_that_are_smaller_than_the_grids() -> None:
 
 @pytest.mark.parametrize("how", ["within a machine", "as on a network"])
 def test_peers_of_one_machine_average_plain_floats(
-    how: str, caplog: pytest.LogCaptureFixture
+    how: str, made: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Which take less time there, and lose nothing; unless the options say otherwise."""
-    options = UDP if how == "as on a network" else Options()
     values = [torch.randn(5000, generator=torch.Generator().manual_seed(n)) for n in range(PEERS)]
     exact = torch.stack(values).mean(0)
-    with ExitStack() as stack:
-        first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=options))
-        swarms = [first] + [
-            stack.enter_context(Swarm(join=[first.address], name=str(n), options=options))
-            for n in range(1, PEERS)
-        ]
-        averagers = [
-            MoshpitAverager(swarm, [own], wire="int8")
-            for swarm, own in zip(swarms, values, strict=True)
-        ]
-        with caplog.at_level(logging.INFO, "lossycoll"):
-            for _ in range(2):
-                reports = all_do(lambda peer: averagers[peer].step(timeout=30.0))
-                assert {(one.failure, one.kept) for one in reports} == {("", 0.0)}
+    swarms = made(PEERS, **({"link": "udp"} if how == "as on a network" else {}))
+    averagers = [
+        MoshpitAverager(swarm, [own], wire="int8")
+        for swarm, own in zip(swarms, values, strict=True)
+    ]
+    with caplog.at_level(logging.INFO, "lossycoll"):
+        for _ in range(2):
+            reports = all_do(PEERS, lambda peer: averagers[peer].step(timeout=30.0))
+            assert {(one.failure, one.kept) for one in reports} == {("", 0.0)}
     is_exact = all(torch.allclose(one, exact, rtol=0, atol=1e-6) for one in values)
     assert is_exact == (how == "within a machine")
     told = [one for one in caplog.records if "average plain floats in place of int8" in one.message]

@@ -10,8 +10,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ COMPILED: Final = "_orig_mod."  # in names of what ``torch.compile`` has wrapped
 OF_SCHEDULES: Final = ("lr", "initial_lr")
 """Settings of an optimizer that each peer's own scheduler has."""
 MOST_NAMED: Final = 3
-EMPTY: Final[Mapping[str, Tensor]] = MappingProxyType({})
 
 
 def _names(model: nn.Module) -> dict[str, str]:
@@ -47,7 +45,7 @@ def shards_of(model: nn.Module) -> dict[str, Tensor]:
     return {plain: own[name] for plain, name in _names(model).items()}
 
 
-def model_state(model: nn.Module, shards: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+def model_state(model: nn.Module, shards: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """Trained parameters and buffers by plain names, as views of the model's; with ``shards``,
     :func:`shards_of` the model, this rank's parts."""
     if shards:
@@ -57,7 +55,7 @@ def model_state(model: nn.Module, shards: Mapping[str, Tensor] = EMPTY) -> dict[
 
 
 def load_model(
-    model: nn.Module, state: Mapping[str, Any], shards: Mapping[str, Tensor] = EMPTY
+    model: nn.Module, state: Mapping[str, Any], shards: Mapping[str, Tensor] | None = None
 ) -> None:
     """Takes what :func:`model_state` returned, compiled or not. OptionError: it has other names.
     RuntimeError: it has other shapes."""
@@ -150,23 +148,29 @@ def write(path: PathLike, state: Any) -> int:
     part = _new_part(wanted)
     try:
         with part.open("xb") as file:
-            _hold(file)
+            # Until it is closed, or its process ends. Not every file system knows that.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)  # remove_stale() has it shortly
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
         part.replace(wanted)
-    except (OSError, RuntimeError) as error:  # torch's writer has one of its own
+    except BaseException as error:
         free = _free(wanted.parent)
-        _remove(part)
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if not isinstance(error, OSError | RuntimeError):  # torch's writer has one of its own
+            raise
         raise CheckpointError(
             f"checkpoint {wanted}: {_why(error)}; {free}; what was there before is as it was"
         ) from error
-    except BaseException:
-        _remove(part)
-        raise
-    with contextlib.suppress(OSError):  # it is whole, and there
-        _sync_folder(wanted.parent)
+    with contextlib.suppress(OSError):  # it is whole, and there; its name is when its folder is
+        folder = os.open(wanted.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     return size
 
 
@@ -204,18 +208,8 @@ def _changed_now(wanted: Path) -> float:
         with probe.open("xb") as file:
             return os.fstat(file.fileno()).st_mtime
     finally:
-        _remove(probe)
-
-
-def _hold(file: IO[bytes]) -> None:
-    """Until it is closed, or its process ends. Not every file system knows that."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)  # whoever looks whether the file is stale has it shortly
-
-
-def _remove(part: Path) -> None:
-    with contextlib.suppress(OSError):
-        part.unlink()
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def read(path: PathLike, take: Callable[[Any], None]) -> None:
@@ -236,15 +230,6 @@ def read(path: PathLike, take: Callable[[Any], None]) -> None:
         take(state)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk once its folder is."""
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(at)
-    finally:
-        os.close(at)
 
 
 def _free(folder: Path) -> str:

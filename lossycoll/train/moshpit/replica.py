@@ -301,6 +301,8 @@ class Replica:
         shapes = [tuple(anchor.shape) for anchor in self.anchor]
         if [tuple(anchor.shape) for anchor in state["anchor"]] != shapes:
             raise OptionError("the checkpoint is of parameters of other shapes")
+        if not all(bool(anchor.isfinite().all()) for anchor in state["anchor"]):
+            raise OptionError("the checkpoint's outer parameters aren't finite")
         for name, what in (("steps", "steps"), ("samples", "samples"), ("since", "samples")):
             _check_count(state[name], what)
         self.steps = state["steps"]

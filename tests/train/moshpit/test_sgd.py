@@ -243,6 +243,10 @@ def test_what_a_checkpoint_cannot_be_of() -> None:
         state["anchor"][0] = torch.zeros(3)
         with pytest.raises(lossycoll.OptionError, match="of parameters of other shapes"):
             with_outer.load_state_dict(state)
+        state = copy.deepcopy(with_outer.state_dict())
+        state["anchor"][0].fill_(float("nan"))
+        with pytest.raises(lossycoll.OptionError, match="outer parameters aren't finite"):
+            with_outer.load_state_dict(state)
     finally:
         close()
         close_other()

@@ -184,7 +184,9 @@ def test_a_grad_scaler_keeps_no_sick_peer_from_the_round_that_heals_it(
     reports = all_do(3, train)
     assert {len(own) for own in reports} == {10}
     assert all(len(one.members) == 3 for own in reports for one in own)
-    assert [bool(one.left_out) for one in reports[SICK]].count(True) in (1, 2)
+    # A delayed round that began before heals it as it ends.
+    assert "delayed" in how or any(one.left_out for one in reports[SICK])
+    assert not any(one.left_out for one in reports[SICK][-5:])
     for own, optimizer in zip(models, optimizers, strict=True):
         assert all(bool(one.isfinite().all()) for one in own.parameters())
         assert are_finite(optimizer.state.values())

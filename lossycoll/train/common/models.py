@@ -77,8 +77,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
 def check_keeps_parameters(module: nn.Module) -> None:
     """Refuses (UnsupportedError) wrappers whose parameters are views of their own memory."""
     name = type(module).__name__
-    sharded = sys.modules.get("torch.distributed.fsdp")
-    if sharded is not None and isinstance(module, sharded.FullyShardedDataParallel):
+    if isinstance(module, _of_torch("fsdp", "FullyShardedDataParallel")):
         raise UnsupportedError(
             f"the model has a {name} (FSDP1), whose flat parameters are views of memory that comes "
             f"and goes; wrap it with fully_shard (FSDP2)"
@@ -176,9 +175,13 @@ def parts(state: Any) -> Any:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    # Importing it takes seconds, and whoever has one has done so.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, _of_torch("tensor", "DTensor"))
+
+
+def _of_torch(module: str, name: str) -> Any:
+    """A class of torch.distributed, or none: importing it takes seconds, and whoever has one of
+    these objects has done so. Another thread may be importing it right now."""
+    return getattr(sys.modules.get(f"torch.distributed.{module}"), name, ())
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -196,10 +199,9 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 def _show_shards(model: nn.Module) -> None:
     """After a forward pass without a backward pass, FSDP2 still shows whole parameters."""
-    module = sys.modules.get("torch.distributed.fsdp")
     for inner in model.modules():
         check_keeps_parameters(inner)
-        if module is not None and isinstance(inner, module.FSDPModule):
+        if isinstance(inner, _of_torch("fsdp", "FSDPModule")):
             inner.reshard()
 
 

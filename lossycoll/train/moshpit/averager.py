@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import Any, Final
 
 import numpy as np
@@ -101,9 +102,9 @@ class MoshpitAverager:
                     f"first one is on {parts[0].device})"
                 )
         try:
-            shape = str(Grid(tuple(grid))) if grid else ""
-        except ValueError as error:
-            raise OptionError(str(error)) from None
+            shape = str(Grid(tuple(map(index, grid)))) if grid else ""
+        except (ValueError, TypeError) as error:
+            raise OptionError(f"grid is {grid!r}: {error}") from None
         if max_missing is not None:
             Options(max_missing=max_missing)  # which checks it
         if wire is not None:

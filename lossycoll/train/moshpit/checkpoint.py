@@ -178,7 +178,7 @@ def _target(path: PathLike) -> Path:
     """What a link leads to, not the link."""
     try:
         return Path(path).resolve()
-    except (OSError, RuntimeError) as error:  # until Python 3.13 a loop of links is the latter
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a null byte
         raise CheckpointError(f"checkpoint {os.fspath(path)}: {error}") from error
 
 
@@ -222,7 +222,7 @@ def read(path: PathLike, take: Callable[[Any], None]) -> None:
             try:
                 state = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # whatever the file may be
-                said = str(error).partition("\n")[0]
+                said = str(error).partition("\n")[0] or type(error).__name__
                 raise CheckpointError(f"{name}: it isn't one, or not all of it: {said}") from error
     except OSError as error:
         raise CheckpointError(f"{name}: {error.strerror}") from error

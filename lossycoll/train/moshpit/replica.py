@@ -30,6 +30,7 @@ from .pace import Pace
 
 GRADIENTS: Final = "gradients"
 PSEUDO: Final = "pseudo-gradients"
+MOST_COUNT: Final = (1 << 53) - 1  # samples or steps: more than a directory believes
 LINES: Final = "\n\t"  # torch's errors have several
 log: Final = logging.getLogger("lossycoll")
 
@@ -70,9 +71,9 @@ class Replica:
         self.by_gradients, self._is_pseudo = average == GRADIENTS, average == PSEUDO
         self._anchors = [
             [one.clone().float() for one in fragments.rows(list(map(local, self.parameters)), part)]
-            for part in range(fragments.count if outer else 0)
+            for part in range(0 if outer is None else fragments.count)
         ]  # parameters of the outer optimizer, of each fragment, as its latest round ended
-        self.outer = outer(self.anchor) if outer else None
+        self.outer = None if outer is None else _made(outer, self.anchor)
         self._rest: dict[int, Tensor] = {}
         """Rest of the latest mean that parameters of 16 bits can't hold."""
         self.steps = self.latest = self.latest_at = 0
@@ -282,6 +283,7 @@ class Replica:
             load_model(self._model, state["model"], self.shards)
             self._rest = {}
             self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
+            self._heal()
             self.latest, self.latest_at = latest, _check_count(state["latest at"], "steps")
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,7 +308,7 @@ class Replica:
         for name, what in (("steps", "steps"), ("samples", "samples"), ("since", "samples")):
             _check_count(state[name], what)
         self.steps = state["steps"]
-        self._pace.continue_from(state["samples"] + state["since"])
+        self._pace.continue_from(min(state["samples"] + state["since"], MOST_COUNT))
         self.latest_at = self.steps - self.steps % self._pace.every
         for own, theirs in zip(self.inner, state["optimizers"], strict=True):
             load_optimizer(own, theirs)
@@ -317,8 +319,17 @@ class Replica:
             load_optimizer(self.outer, state["outer"])
 
 
+def _made(outer: Outer, anchor: list[Tensor]) -> Optimizer:
+    made = outer(anchor) if callable(outer) else None
+    if not isinstance(made, Optimizer):
+        raise OptionError(
+            "outer makes no optimizer, wanted outer=lambda p: torch.optim.SGD(p, lr=0.7), say"
+        )
+    return made
+
+
 def _check_count(count: object, what: str) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 1 << 52:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_COUNT:
         raise OptionError(f"the checkpoint has had {count!r:.40} {what}")
     return count
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +14,13 @@ from torch.optim.swa_utils import AveragedModel
 
 import lossycoll
 from lossycoll.errors import UnsupportedError
-from lossycoll.train.common.models import innermost, layers_of, steps_of
+from lossycoll.train.common.models import (
+    check_keeps_parameters,
+    innermost,
+    is_dtensor,
+    layers_of,
+    steps_of,
+)
 from tests.support.harness import init, run_good
 
 
@@ -223,3 +231,14 @@ def test_what_is_no_module_is_refused_by_name() -> None:
     for passed, name in ((model.parameters(), "generator"), (list(model.parameters()), "list")):
         with pytest.raises(UnsupportedError, match=f"the model is a {name}, wanted a torch.nn.Mod"):
             lossycoll.measure_drift(passed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tensor", "fsdp"])
+def test_a_module_that_another_thread_is_importing_has_no_objects_yet(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's optimizers import it in their first step, while a donor's thread packs the state."""
+    monkeypatch.setitem(sys.modules, f"torch.distributed.{name}", ModuleType(name))
+    model = nn.Linear(2, 2)
+    assert not is_dtensor(model.weight)
+    check_keeps_parameters(model)

@@ -118,8 +118,9 @@ def test_what_cannot_be_averaged(swarms: list[Swarm]) -> None:
             MoshpitAverager(swarms[0], [tensor])
     with pytest.raises(lossycoll.OptionError, match="max_missing"):
         MoshpitAverager(swarms[0], [torch.zeros(5)], max_missing=1.5)
-    with pytest.raises(lossycoll.OptionError, match="a grid of 0x2"):
-        MoshpitAverager(swarms[0], [torch.zeros(5)], grid=(0, 2))
+    for grid, said in (((0, 2), "a grid of 0x2"), ((2.0, 2), "float"), (4, "grid is 4: ")):
+        with pytest.raises(lossycoll.OptionError, match=said):
+            MoshpitAverager(swarms[0], [torch.zeros(5)], grid=grid)  # type: ignore[arg-type]
     with pytest.raises(lossycoll.RendezvousError, match="4 peers don't fit into a grid of 1x2"):
         MoshpitAverager(swarms[0], [torch.zeros(5)], grid=(1, 2))
     averager = MoshpitAverager(swarms[0], [torch.zeros(5)])

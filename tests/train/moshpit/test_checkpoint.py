@@ -19,6 +19,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll import CheckpointError, MoshpitAverager, MoshpitSGD, Swarm
+from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES
 from tests.support.new_network import ROOT
 from tests.support.swarms import SECRET
 from tests.train.moshpit.test_sgd import assert_alike, backward, inner, model, outer
@@ -252,6 +253,29 @@ def test_values_that_are_not_finite_are_no_state(made: Made, tmp_path: Path) -> 
     assert all(map(torch.equal, before, other.parameters()))
 
 
+def test_moments_that_are_not_finite_begin_again(made: Made, tmp_path: Path) -> None:
+    own, optimizer = made(every=2)
+    steps(own, optimizer, range(2))
+    optimizer.save(tmp_path / "state")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    state["training"]["optimizers"][0]["state"][1]["exp_avg"][0] = float("nan")
+    torch.save(state, tmp_path / "state")
+    optimizer.load(tmp_path / "state")
+    steps(own, optimizer, range(2, 4))
+    assert all(bool(one.isfinite().all()) for one in own.parameters())
+
+
+def test_samples_that_a_liar_has_claimed_spoil_no_checkpoint(made: Made, tmp_path: Path) -> None:
+    """As many as a directory believes."""
+    own, optimizer = made(every=2)
+    optimizer._pace.samples = MOST_SAMPLES
+    steps(own, optimizer, range(3))
+    for name in ("first", "second"):
+        optimizer.save(tmp_path / name)
+        optimizer.load(tmp_path / name)
+    assert MOST_SAMPLES <= optimizer.samples <= MOST_SAMPLES + 3
+
+
 def test_a_memory_that_is_none_and_a_loop_of_links(made: Made, tmp_path: Path) -> None:
     own, optimizer = made(every=2)
     steps(own, optimizer, range(2))
@@ -263,6 +287,8 @@ def test_a_memory_that_is_none_and_a_loop_of_links(made: Made, tmp_path: Path) -
         with pytest.raises(CheckpointError, match="its memory of rounding is malformed"):
             optimizer.load(tmp_path / "other")
         assert all(map(torch.equal, before, own.parameters()))
+    with pytest.raises(CheckpointError, match="embedded null byte"):
+        optimizer.save("a\0b")
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(CheckpointError, match="checkpoint "):

@@ -303,6 +303,8 @@ def test_what_cannot_be() -> None:
         for how, said in (
             ({"every": 0}, "every is 0, wanted 1 or more"),
             ({"every": 2.5}, "every is 2.5, wanted 1 or more"),
+            ({"outer": lambda parameters: None}, "outer makes no optimizer, wanted outer=lambda"),
+            ({"outer": inside}, "outer makes no optimizer, wanted outer=lambda"),
             ({"timeout": float("nan")}, "timeout is nan, wanted 0 to 1e\\+06 seconds"),
             ({"average": "both"}, "average is 'both', wanted one of parameters, gradients"),
             ({"average": "gradients", "delayed": True}, "outer, delayed, fragments"),

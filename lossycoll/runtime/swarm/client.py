@@ -115,6 +115,11 @@ class DirectoryClient:
 
     # ---- by callers ----
 
+    @property
+    def is_due(self) -> bool:
+        """True if a round is due by the samples of all, or would raise what keeps this peer out."""
+        return self.due or self._failure is not None
+
     def connect(self, timeout: float) -> protocol.Joined:
         """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
         refuses this peer."""

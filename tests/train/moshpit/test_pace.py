@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, Swarm
+from lossycoll.errors import ClosedError
 from lossycoll.train.moshpit.pace import Pace
 from tests.support.swarms import Make, all_do, at_once
 from tests.train.moshpit.test_sgd import backward, inner, model
@@ -211,6 +212,25 @@ def test_gradients_add_up_until_all_have_seen_enough(made: Make) -> None:
     rounds = [{one.round for one in ran.reports if len(one.members) == 3} for _, ran in found]
     assert len(set.intersection(*rounds)) >= 2, found
     assert all(ran.steps > 2 * len(ran.reports) for _, ran in found[1:])
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_one_that_can_take_no_part_any_more_hears_of_it(delayed: bool, made: Make) -> None:
+    """Though no round is due: else it would train alone for ever."""
+    (swarm,) = made(1)
+    own = model()
+    averager = MoshpitAverager(swarm, own.parameters())
+    how: dict[str, Any] = {"target_samples": 1 << 20, "delayed": delayed}
+    training = MoshpitSGD(own, inner(own.parameters()), averager, **how)
+    assert training.step(weight=BATCH) is None
+    swarm.close()
+
+    def goes_on() -> None:
+        training.step(weight=BATCH)
+        training.finish()
+
+    with pytest.raises(ClosedError):
+        goes_on()
 
 
 def test_after_a_round_others_hear_what_is_left_for_the_next() -> None:

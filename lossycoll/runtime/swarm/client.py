@@ -115,11 +115,6 @@ class DirectoryClient:
 
     # ---- by callers ----
 
-    @property
-    def is_due(self) -> bool:
-        """True if a round is due by the samples of all, or would raise what keeps this peer out."""
-        return self.due or self._failure is not None
-
     def connect(self, timeout: float) -> protocol.Joined:
         """Joins the swarm. RendezvousError: no directory answers in ``timeout`` seconds, or it
         refuses this peer."""
@@ -295,6 +290,7 @@ class DirectoryClient:
         search.close()
         self.malformed += search.malformed
         self._follow()
+        self.due = True  # a round raises why there is none any more
 
     def _follow(self) -> None:
         """Failover: one directory after another, in the order of the directory list, this peer's

@@ -187,7 +187,7 @@ class MoshpitAverager:
     def is_due(self) -> bool:
         """True if all peers together have seen ``target`` samples since a round was last due, or if
         this peer can't take part any more."""
-        return self._member.client.is_due
+        return self._member.client.due
 
     @property
     def peers(self) -> int:

@@ -244,7 +244,8 @@ class Directory:
             self._note_all()
         schema = "" if wanted.draft else wanted.schema
         if schema and not peer.schema:
-            if peer.skipped:  # it hasn't been in the rounds that others have had
+            # By samples nobody has waited for it, so none of their rounds has skipped it.
+            if peer.skipped or wanted.target:  # it hasn't been in the rounds that others have had
                 peer.round = self.round
                 peer.came_late = bool(self._have_averaged)
             if not self._able:

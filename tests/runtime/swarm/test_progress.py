@@ -367,6 +367,25 @@ def test_one_that_is_late_goes_on_by_itself() -> None:
     assert group.samples == 220
 
 
+def test_one_that_has_joined_before_the_first_round_and_averages_later_meets_the_others() -> None:
+    """By its own count of rounds it would go on by itself for ever."""
+    swarm = Swarm()
+    late = silent(swarm, "c")
+    peers = aimed(swarm, 100, "ab")
+    for _ in range(3):
+        says_since(swarm, peers[0], 100)
+        assert swarm.directory.due() == peers
+        swarm.ready(*peers)
+        assert numbers(swarm.form()) == [peers]
+    assert swarm.directory.averages(late, Averages(SCHEMA, "", target=100)) == Agreed("")
+    says_since(swarm, peers[0], 100)
+    assert swarm.directory.due() == [*peers, late]
+    says_since(swarm, late, 10)
+    swarm.ready(*peers, late)
+    (group,) = swarm.form()
+    assert sorted(weights(group)) == sorted([*peers, late])
+
+
 def test_a_newcomer_neither_delays_a_round_nor_is_waited_for() -> None:
     swarm = Swarm()
     a, b = aimed(swarm, 100, "ab")

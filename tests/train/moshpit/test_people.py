@@ -315,9 +315,11 @@ def test_peers_with_equal_checkpoints_begin_at_once(made: Make, tmp_path: Path) 
         optimizer.save(tmp_path / "state")
     swarms, models = made(3), [model() for _ in range(3)]
     optimizers = [made_one(*pair) for pair in zip(swarms, models, strict=True)]
+    have_loaded = threading.Barrier(3)
 
     def begin(number: int) -> Any:
         optimizers[number].load(tmp_path / "state")
+        have_loaded.wait()
         caught = optimizers[number].catch_up(timeout=20.0)
         return caught, steps(optimizers[number], models[number], 2)
 

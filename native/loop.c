@@ -139,30 +139,42 @@ static int may_start(const lc_group *g) {
            !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
 }
 
-static void start_first(lc_group *g) {
-    lc_op *op = g->queue_first;
-    g->queue_first = op->next;
-    if (!g->queue_first)
-        g->queue_last = NULL;
-    g->host->queued--;
-    lc_op_start(op);
+/* Takes operations of the group up in their order, as far as there is room: a caller is never kept
+ * waiting. end: only those before this number; NULL: all. Returns whether there were any. */
+static int start_some(lc_group *g, const uint32_t *end) {
+    int started = 0;
+    while (may_start(g) && (!end || (int32_t)(g->queue_first->number - *end) < 0)) {
+        lc_op *op = g->queue_first;
+        g->queue_first = op->next;
+        if (!g->queue_first)
+            g->queue_last = NULL;
+        g->host->queued--;
+        lc_op_start(op);
+        started = 1;
+    }
+    return started;
+}
+
+static void tell_if(lc_host *h, int started) {
+    if (started && h->config.eager_bytes)
+        lc_tell_before_data(h);
 }
 
 /* What a peer had sent before it left, or was lost, may be here and unread: on a busy machine
  * others say that it has gone before this thread has its next turn. Operations that were submitted
  * before that are for it, too, and are started; later ones may be planned without it. */
 static void take_last_words(lc_host *h) {
-    int any = 0;
+    int any = 0, started = 0;
     for (lc_group *g = h->groups; g; g = g->next) {
         if (!atomic_load(&g->departures))
             continue;
         uint32_t end = atomic_load(&g->departed_at);
-        while (may_start(g) && (int32_t)(g->queue_first->number - end) < 0)
-            start_first(g);
+        started |= start_some(g, &end);
         any = 1;
     }
     if (!any)
         return;
+    tell_if(h, started);
     lc_receive_all(h);
     settle_turn(h);
 }
@@ -211,17 +223,11 @@ static void attend(lc_host *h) {
         settle_turn(h);
 }
 
-/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
 static void start_queued(lc_host *h) {
     int started = 0;
-    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
-        while (may_start(g)) {
-            start_first(g);
-            started = 1;
-        }
-    }
-    if (started && h->config.eager_bytes)
-        lc_tell_before_data(h);
+    for (lc_group *g = h->groups; g && h->queued; g = g->next)
+        started |= start_some(g, NULL);
+    tell_if(h, started);
 }
 
 /* ---- figures ---- */

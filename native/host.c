@@ -409,8 +409,9 @@ static uint16_t begins_with(const lc_host *h, const lc_interface *via) {
     return lower < via->n_paths ? lower : 0;
 }
 
-/* The socket's uplink is that of all who share this machine's memory and send from its address. */
-static int share_uplink(lc_host *h) {
+/* The socket's uplinks are those of all who share this machine's memory and send from its address.
+ */
+static int share_uplinks(lc_host *h) {
     lc_uplink_board *own = NULL;
     const lc_uplink_board *boards[LC_UPLINK_RANKS];
     uint32_t n = 0;
@@ -449,7 +450,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
         code = set_address(h, &h->paths[i], &processes[i]);
     }
     if (code == LC_OK)
-        code = share_uplink(h);
+        code = share_uplinks(h);
     if (code != LC_OK)
         return code;
     h->session = session;

@@ -97,8 +97,8 @@ struct lc_link {
     int aggregates; /* a run may leave as one piece, which something on the way may drop as one */
     int local;      /* packets stay in this machine's memory: no rate is meant for them, and to ask
                        what has come costs nothing */
-    struct lc_uplink_board *board; /* that this process writes, for all who share its memory; NULL:
-                                      none */
+    struct lc_uplink_board *board; /* LC_UPLINKS of them, that this process writes for all who share
+                                      its memory; NULL: none */
     uint64_t handed;               /* packets taken over by send since the link was opened */
 };
 
@@ -125,12 +125,12 @@ static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_addres
     return link->ops->set_peer(link, peer, address);
 }
 
-/* Whether a peer's address is one of this host's, as far as that can be told. */
 /* The boards that a peer writes (uplink.h); NULL: there is none, or not yet. */
 static inline const struct lc_uplink_board *lc_link_board(const lc_link *link, uint16_t peer) {
     return link->ops->board ? link->ops->board(link, peer) : NULL;
 }
 
+/* Whether a peer's address is one of this host's, as far as that can be told. */
 static inline int lc_link_is_here(const lc_link *link, uint16_t peer) {
     return link->ops->is_here(link, peer);
 }

@@ -442,12 +442,12 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
+static inline lc_exit *lc_exit_of(const lc_path *p) {
+    return &p->interface->exits[p->leaves_by];
+}
 /* Whether what goes there leaves by a port that is paced, */
 static inline int lc_leaves_by_port(const lc_path *p) {
     return p->interface->paces_port && !p->pace.same_host;
-}
-static inline lc_exit *lc_exit_of(const lc_path *p) {
-    return &p->interface->exits[p->leaves_by];
 }
 /* by the port's law: of a path that has the port for itself, its own law finds the rate. */
 static inline int lc_shares_port(const lc_path *p) {

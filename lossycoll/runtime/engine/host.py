@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import Options
+from lossycoll.options.schema import row
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
@@ -31,26 +32,7 @@ from .verbs_port import VerbsAddress, VerbsPort
 _SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
 """Fields that a dataclass and the struct that it stands for both have: asked at every call."""
 
-HOST_OPTIONS: Final = (
-    "interface",
-    "mtu",
-    "port_range",
-    "socket_buffer",
-    "disable",
-    "eager",
-    "pace",
-    "pacing",
-    "keepalive",
-    "link",
-    "verbs_device",
-    "verbs_gid",
-    "libibverbs",
-    "host",
-    "site",
-    "seal",
-    "cipher",
-    "rekey",
-)
+HOST_OPTIONS: Final = tuple(entry.name for entry in fields(Options) if row(entry).of_host)
 """The options that belong to a host."""
 
 SHARED_LINK: Final = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from operator import index
 from typing import Final
@@ -50,18 +49,12 @@ def check_counts(name: str, counts: int | Sequence[int], world: int) -> tuple[in
     return tuple(check_count(f"{name}[{i}]", count) for i, count in enumerate(counts))
 
 
-@lru_cache(maxsize=256)
-def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
-    """The inverse of ``order``, a permutation of the ranks: entry ``r`` is the place of rank r."""
+def check_order(order: tuple[int, ...], world: int) -> None:
+    """Refuses an ``order`` that isn't a permutation of the ranks."""
     if sorted(order) != list(range(world)):
         raise ValueError(f"order is {order}, wanted each of 0 to {world - 1} once")
-    place = [0] * world
-    for position, rank in enumerate(order):
-        place[rank] = position
-    return tuple(place)
 
 
-@lru_cache(maxsize=256)
 def check_owners(owners: tuple[int, ...], world: int) -> None:
     """Refuses ``owners`` that aren't one or more ranks of the world, each once."""
     wanted = set(range(world))

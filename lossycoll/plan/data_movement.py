@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from .assembly import assemble, copy_own, receive, send_own
 from .model import Edge, Level, Plan, Slot, signature
@@ -25,9 +25,6 @@ from .validation import (
     others,
     starts,
 )
-
-WITHIN: Final = 1
-"""The level of streams within a host."""
 
 
 def all_to_all(
@@ -45,17 +42,8 @@ def all_to_all(
     """
     check_world(world, rank, elements_per_packet)
     sizes = (check_count("count", count),) * world
-    return _assembled(
-        "all_to_all",
-        "direct",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(sum(sizes), sum(sizes)),
-        slots=_exchanged(rank, sizes, sizes),
-        fields=(world, sizes[0], elements_per_packet),
-    )
+    fields = (world, sizes[0], elements_per_packet)
+    return _exchange("direct", rank, sizes, sizes, elements_per_packet, topology, fields)
 
 
 def all_to_all_uneven(
@@ -81,27 +69,26 @@ def all_to_all_uneven(
             f"receive_counts[{rank}] is {expected[rank]}, wanted {send[rank]}: what rank {rank} "
             f"sends itself"
         )
-    return _assembled(
-        "all_to_all",
-        "uneven",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(sum(send), sum(expected)),
-        slots=_exchanged(rank, send, expected),
-        fields=(world, elements_per_packet),
-    )
+    fields = (world, elements_per_packet)
+    return _exchange("uneven", rank, send, expected, elements_per_packet, topology, fields)
 
 
-def _exchanged(rank: int, send: tuple[int, ...], expected: tuple[int, ...]) -> list[Slot]:
-    world = len(send)
-    to, at = starts(send), starts(expected)
-    peers = others(world, rank)
+def _exchange(
+    name: str,
+    rank: int,
+    send: tuple[int, ...],
+    expected: tuple[int, ...],
+    elements_per_packet: int,
+    topology: Topology | None,
+    fields: tuple[Any, ...],
+) -> Plan:
+    to, at, peers = starts(send), starts(expected), others(len(send), rank)
     # What is received is numbered by its sender; what is sent needs numbers of its own here.
-    slots = [send_own(world + j, to[j], send[j], Edge(j, rank)) for j in peers]
+    slots = [send_own(len(send) + j, to[j], send[j], Edge(j, rank)) for j in peers]
     slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
-    return slots + [receive(j, j, at[j], expected[j]) for j in peers]
+    slots += [receive(j, j, at[j], expected[j]) for j in peers]
+    how = ("all_to_all", name, len(send), rank, elements_per_packet)
+    return _assembled(*how, topology, (sum(send), sum(expected)), slots, fields)
 
 
 def gather(
@@ -169,17 +156,10 @@ def _rooted(
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
     own, whole = sizes[rank], sum(sizes) if rank == root else 0
-    return _assembled(
-        collective,
-        "direct",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(own, whole) if collective == "gather" else (whole, own),
-        slots=slots(sizes, starts(sizes)),
-        fields=(world, sizes, elements_per_packet, root),
-    )
+    buffers = (own, whole) if collective == "gather" else (whole, own)
+    fields = (world, sizes, elements_per_packet, root)
+    how = (collective, "direct", world, rank, elements_per_packet)
+    return _assembled(*how, topology, buffers, slots(sizes, starts(sizes)), fields)
 
 
 def _assembled(
@@ -189,7 +169,6 @@ def _assembled(
     rank: int,
     elements_per_packet: int,
     topology: Topology | None,
-    *,
     sizes: tuple[int, int],
     slots: list[Slot],
     fields: tuple[Any, ...],
@@ -201,7 +180,10 @@ def _assembled(
         levels = (Level(elements_per_packet * topology.host_packets, RELIABLE),)
         near = frozenset(topology.members_of_hosts[topology.hosts[rank]])
         slots = [
-            slot if near.isdisjoint(_peers(slot)) else replace(slot, level=WITHIN) for slot in slots
+            replace(slot, level=1)
+            if near.intersection([*slot.sources, *[dest.peer for dest in slot.dests]])
+            else slot
+            for slot in slots
         ]
         fields = (*fields, *topology.fields)
     sign = signature(collective, name, *fields)
@@ -209,21 +191,17 @@ def _assembled(
     return assemble(*how, sizes=sizes, slots=slots, sign=sign, levels=levels)
 
 
-def _peers(slot: Slot) -> list[int]:
-    return [*slot.sources, *[dest.peer for dest in slot.dests]]
-
-
-def _all_but_own(world: int) -> float:
-    return (world - 1) / world
-
-
-def _register(
-    collective: str,
-    name: str,
-    build: Callable[..., Plan],
-    summary: str,
-    traffic: Callable[[int], float] = _all_but_own,
-) -> None:
+for collective, name, build, summary in (
+    ("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk"),
+    (
+        "all_to_all_uneven",
+        "uneven",
+        all_to_all_uneven,
+        "every rank sends each other one its chunk; chunks of any size",
+    ),
+    ("gather", "direct", gather, "every rank sends its chunk to the root"),
+    ("scatter", "direct", scatter, "the root sends every rank its chunk"),
+):
     register(
         Algorithm(
             collective=collective,
@@ -231,26 +209,11 @@ def _register(
             build=build,
             summary=summary,
             steps=lambda world: min(1, world - 1),
-            traffic=traffic,
+            traffic=(lambda world: min(1, world - 1) / world)
+            if collective == "gather"
+            else (lambda world: (world - 1) / world),
             default=True,
             direct=True,
             levels=True,
         )
     )
-
-
-_register("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk")
-_register(
-    "all_to_all_uneven",
-    "uneven",
-    all_to_all_uneven,
-    "every rank sends each other one its chunk; chunks of any size",
-)
-_register(
-    "gather",
-    "direct",
-    gather,
-    "every rank sends its chunk to the root",
-    lambda n: min(1, n - 1) / n,
-)
-_register("scatter", "direct", scatter, "the root sends every rank its chunk")

@@ -80,7 +80,7 @@ def _sent(
 def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
     slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
-        mine = unit.part_of(chunk.source)
+        mine = unit.part_of[chunk.source]
         holders = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
         _, peers = chunk.family((chunk.source, *holders), chunk.source, t)
         slots += _sent(tree, t, chunk.slot(t), peers, chunk.offset, chunk.own_offset, chunk.length)
@@ -92,12 +92,12 @@ def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
     its units below, whose holder it is."""
     tier = crossing(tree, rank, chunk.source)
     unit = tree.path[tier]
-    parts = around(unit.parts, unit.part_of(chunk.source))
+    parts = around(unit.parts, unit.part_of[chunk.source])
     holders = [holder(part, chunk.number(unit, i)) for i, part in parts]
-    below = within(tree, tier, chunk.number(unit, unit.part_of(rank)))
+    below = within(tree, tier, chunk.number(unit, unit.part_of[rank]))
     # (tier, the ranks that meet there, the first of which has the chunk; level)
     stages: list[tuple[int, Sequence[int], int]] = [
-        (t, there.holders, tree.tiers[t].down) for t, there in enumerate(below)
+        (t, ranks, tree.tiers[t].down) for t, ranks in enumerate(below)
     ]
     stages.append((tier, (chunk.source, *holders), tree.tiers[tier].up))
     slots: list[Slot] = []
@@ -217,7 +217,7 @@ def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
         return [receive(t, root, 0, elements, level=tree.tiers[t].up)]
     slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
-        parts = around(unit.parts, unit.part_of(root))
+        parts = around(unit.parts, unit.part_of[root])
         slots += _sent(
             tree, t, t, [peer for _, part in parts for peer in part.ranks], 0, 0, elements
         )

@@ -16,7 +16,7 @@ from .rng import MASK
 
 NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
 READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
-"""Error for what is no share."""
+"""Readers of the values that are no shares."""
 
 FORM: Final = (
     f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1], or as 1%; "
@@ -75,11 +75,6 @@ class Inject:
         if sum(link[:2] == other[:2] for other in self.links) > 1:
             name = f"link={link.sender}-{link.receiver}"
             raise ValueError(f"{name} is given twice ({FORM})")
-
-    @property
-    def active(self) -> bool:
-        shares = (self.loss, self.dup, self.reorder, *(link.loss for link in self.links))
-        return any(share > 0 for share in shares)
 
     def loss_of(self, sender: int, receiver: int) -> float:
         """The fraction lost of what ``sender`` sends to ``receiver``."""

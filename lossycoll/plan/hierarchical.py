@@ -64,29 +64,23 @@ class Shares:
 
 
 @lru_cache(maxsize=64)
-def shares(root: Unit, elements: int, grain: int, turns: tuple[int, ...] | None) -> Shares:
-    """The pieces of all units; all borders but the end are whole numbers of ``grain`` elements.
+def shares(unit: Unit, elements: int, grain: int, turns: tuple[int, ...] | None = None) -> Shares:
+    """A unit's pieces; all borders but the end are whole numbers of ``grain`` elements.
 
     ``turns`` are the parts in the order in which the topmost tier is cut among them, some of them
     several times (:func:`drawn_turns`). None: parts get as much of the buffer as each other.
     """
-    parts = _parts(root, elements, grain)
-    return Shares(root, _pieces(parts, turns or range(len(parts)), grain), parts)
+    if not unit.parts:
+        whole = (Piece(0, elements, (), unit.ranks[0], ()),) if elements else ()
+        return Shares(unit, whole)
+    parts = _parts(unit, elements, grain)
+    return Shares(unit, _pieces(parts, turns or range(len(parts)), grain), parts)
 
 
 @lru_cache(maxsize=64)
 def _parts(unit: Unit, elements: int, grain: int) -> tuple[Shares, ...]:
     # Kept, since the topmost tier is cut anew for each order.
-    return tuple(_lower(part, elements, grain) for part in unit.parts)
-
-
-def _lower(unit: Unit, elements: int, grain: int) -> Shares:
-    if not unit.parts:
-        (rank,) = unit.ranks
-        whole = (Piece(0, elements, (), rank, ()),) if elements else ()
-        return Shares(unit, whole)
-    parts = _parts(unit, elements, grain)
-    return Shares(unit, _pieces(parts, range(len(parts)), grain), parts)
+    return tuple([shares(part, elements, grain) for part in unit.parts])
 
 
 def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
@@ -262,7 +256,7 @@ class _Rank:
             tiers.insert(0, tuple([part for unit in tiers[0] for part in unit.parts]))
         self.path = [next(u for u in units if rank in u.unit.ranks) for units in tiers]
         """The rank's units, from its lowest to that of all."""
-        self.part = [unit.unit.part_of(rank) for unit in self.path]
+        self.part = [unit.unit.part_of[rank] for unit in self.path]
         """Part of the unit that it is in, by tier."""
         sizes = [max(len(unit.pieces) for unit in units) for units in tiers]
         sizes += [len(root.pieces)] * len(tiers)

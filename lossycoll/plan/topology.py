@@ -135,9 +135,9 @@ class Topology:
             sum_packets: As the attribute.
 
         Returns:
-            The same object for the same number.
+            The copy.
         """
-        return _with_sum_packets(self, sum_packets)
+        return replace(self, sum_packets=sum_packets)
 
     @property
     def world(self) -> int:
@@ -193,11 +193,6 @@ class Topology:
 @lru_cache(maxsize=64)
 def _without_sites(topology: Topology) -> Topology:
     return replace(topology, sites=(0,) * topology.world)
-
-
-@lru_cache(maxsize=64)
-def _with_sum_packets(topology: Topology, sum_packets: int) -> Topology:
-    return replace(topology, sum_packets=sum_packets)
 
 
 @lru_cache(maxsize=64)

@@ -340,7 +340,7 @@ def test_what_is_lost_in_place_is_left_with_who_sent_it(hosts: str, sites: str) 
     topology, per_packet = Topology.of_labels(hosts, sites, 2), 4
     world, count = topology.world, 10 * per_packet
     plans = [
-        reduce_scatter.reduce_scatter_in_place(world, rank, count, per_packet, topology=topology)
+        reduce_scatter.IN_PLACE.build(world, rank, count, per_packet, topology=topology)
         for rank in range(world)
     ]
     rng = np.random.default_rng(4)

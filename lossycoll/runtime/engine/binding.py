@@ -25,9 +25,9 @@ from lossycoll.plan.codec import number_of, phases
 
 from .failures import Code, Failure, Where, error_of
 from .gates import Wakers
-from .host import Host, data_of, failure_of
+from .host import Host, failure_of
 from .link_events import LinkEvent
-from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream, data_of
 from .users import Users
 
 SLICE_SECONDS: Final = 0.1
@@ -87,46 +87,22 @@ class EngineCall:
         timeout: float,
         delivery: Delivery,
         scale: float = 1.0,
-        notify: bool = False,
-        waits: bool = False,
-        lingers: bool = False,
         weights: Sequence[float] = (),
         divisor: float = 1.0,
         selective: bool = False,
         feedback: bool = False,
         needed: bytes = b"",
         encoding: str = "same",
-        keeps_sums: bool = False,
-        deterministic: bool = False,
         text: str = "",
+        **flags: bool,
     ) -> EngineCall:
-        """The same plan with parameters.
+        """The same plan with parameters: those of lc_call (native/lossycoll_group.h), and ``flags``
+        by their names there, such as ``waits``.
 
-        Long because all parameters of a call are told here.
-
-        Args:
-            dtype: Element type of the buffers.
-            signature: 64 bits that are equal on ranks that mean the same.
-            timeout: Seconds for ranks that never take part.
-            delivery: Of those levels of the plan that name none, as ``selective`` and ``feedback``.
-            scale: Factor of a mean.
-            notify: The group's completions name the ticket.
-            waits: The caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
-                engine's work, as long as packets come; not with ``notify``.
-            lingers: It is done once its result is copied, where this rank sends little; what fails
-                it later fails the group.
-            weights: By rank, what contributions are multiplied by (empty: 1), where plans' finish
-                is WEIGHTED.
-            divisor: What WEIGHTED divides by; 0: by the weights of what has come, and of the own
-                contribution, which is multiplied by its own.
-            selective: Receivers may need single packets, which are resent until they come.
-            feedback: Receivers tell senders what they have given up.
-            needed: Packets that this rank needs, a byte for each packet of each copy from a peer,
-                in the plan's order; empty: none.
-            encoding: How packets carry the elements, a name of plan.codec's.
-            keeps_sums: An owner keeps what it has added up as it was before it was encoded.
-            deterministic: Contributions are added in the order of ranks, whatever comes first.
-            text: The call, for the status page.
+        ``timeout`` is in seconds. ``delivery`` is that of those levels of the plan that name none,
+        as are ``selective`` (receivers may need single packets, which are resent until they come)
+        and ``feedback`` (receivers tell senders what they have given up). ``encoding`` is a name of
+        plan.codec's.
         """
         c = ffi.new("lc_call *", self.c[0])
         c.dtype = dtype
@@ -139,15 +115,10 @@ class EngineCall:
             to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
             to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
             to.choose |= how.choose_rounds * lib.LC_CHOOSE_ROUNDS
-        c.notify = notify
-        c.waits = waits
-        c.lingers = lingers
-        c.scale = scale
-        c.signature = signature
+        c.scale, c.divisor, c.signature = scale, divisor, signature
         c.timeout_ns = _ns(timeout)
-        c.divisor = divisor
-        c.keeps_sums = keeps_sums
-        c.deterministic = deterministic
+        for flag, on in flags.items():
+            setattr(c, flag, on)
         c.text = said = ffi.new("char[]", text.encode("utf-8", "replace"))
         memory: tuple[object, ...] = (*self.memory, said)
         if needed:

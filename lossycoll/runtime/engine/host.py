@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError, no_udp_port
@@ -25,20 +25,15 @@ from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
-from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .reports import LinkInfo, data_of
 from .status_page import Job, StatusPage
 from .verbs_port import VerbsAddress, VerbsPort
-
-_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
-"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
 
 HOST_OPTIONS: Final = tuple(entry.name for entry in fields(Options) if row(entry).of_host)
 """The options that belong to a host."""
 
 SHARED_LINK: Final = 1
 """The number of the link of shared memory; the socket's is 0."""
-
-_Data = TypeVar("_Data", Report, EngineStats, PeerStats, Stream)
 
 SHARED_PAYLOAD: Final[int] = lib.LC_SHARED_PAYLOAD
 """Data bytes per packet within a machine that shares memory."""
@@ -261,13 +256,7 @@ class Host:
         """Facts of a link: 0 is the socket, 1 the memory that is shared. Not after ``close``."""
         c = ffi.new("lc_link_info *")
         lib.lc_host_link(self.handle, number, c)
-        return LinkInfo(
-            receive_buffer=c.receive_buffer,
-            send_buffer=c.send_buffer,
-            active=fast_path_names(c.active),
-            port=c.port,
-            payload_bytes=c.payload_bytes,
-        )
+        return data_of(LinkInfo, c, active=fast_path_names(c.active))
 
     def link_to(self, processes: Sequence[int]) -> LinkInfo:
         """Facts of the socket, with payloads that the links between ``processes`` carry: those
@@ -282,15 +271,13 @@ class Host:
         c = ffi.new("lc_event *")
         if not lib.lc_host_event(self.handle, c):
             return None
-        return LinkEvent(
+        return data_of(
+            LinkEvent,
+            c,
             kind=LinkEventKind(c.kind),
             errno=c.sys_errno,
-            peer=c.peer,
             fast_path=",".join(fast_path_names(c.fast_path)),
             waited=c.waited_ns * 1e-9,
-            link=c.link,
-            bytes=c.bytes,
-            wanted=c.wanted,
         )
 
     def claim(self, what: str) -> bool:
@@ -389,29 +376,8 @@ def fast_path_names(bits: int) -> tuple[str, ...]:
 
 
 def failure_of(c: Any) -> Failure:
-    return Failure(
-        code=c.code,
-        errno=c.sys_errno,
-        peer=c.peer,
-        op=c.op,
-        of_message=bool(c.of_message),
-        mine=(c.mine[0], c.mine[1], c.mine[2]),
-        theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
-    )
-
-
-def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
-    """The struct ``c`` as a dataclass whose fields have the same names, but for ``rest``."""
-    names = _SHARED.get(cls)
-    if names is None:
-        kind = ffi.typeof(c)
-        there = {name for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
-        names = tuple(field.name for field in fields(cls) if field.name in there)
-        _SHARED[cls] = names
-    values = {name: getattr(c, name) for name in names}
-    if "cause" in values:
-        values["cause"] = Cause(values["cause"])
-    return cls(**values, **rest)
+    said = {"errno": c.sys_errno, "mine": tuple(c.mine), "theirs": tuple(c.theirs)}
+    return data_of(Failure, c, of_message=bool(c.of_message), **said)
 
 
 def shared_bytes(processes: int) -> int:

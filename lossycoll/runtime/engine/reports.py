@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+_Data = TypeVar("_Data")
+_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
+"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
+
+
+def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
+    """The struct ``c`` as a dataclass whose fields have the same names, but for ``rest``."""
+    names = _SHARED.get(cls)
+    if names is None:
+        made: Any = cls
+        known = [entry.name for entry in fields(made) if entry.name not in rest]
+        names = _SHARED[cls] = tuple(name for name in known if hasattr(c, name))
+    values = {name: getattr(c, name) for name in names}
+    if "cause" in values:
+        values["cause"] = Cause(values["cause"])
+    return cls(**values, **rest)
 
 
 class Cause(IntEnum):
@@ -20,8 +38,30 @@ class Cause(IntEnum):
     FAILED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Counters that one operation and all of a group have; :class:`Report` says what each is."""
+
+    packets_sent: int = 0
+    packets_resent: int = 0
+    resent_reliable: int = 0
+    parity_sent: int = 0
+    parity_received: int = 0
+    packets_received: int = 0
+    packets_recovered: int = 0
+    nan_groups: int = 0
+    packets_missing: int = 0
+    packets_injected: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    contribution_packets: int = 0
+    contributions: int = 0
+    deadline_hits: int = 0
+    order_kept: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Counters):
     """Report of one engine operation at this rank, as :func:`lossycoll.last_report` returns it.
 
     A contribution is one rank's addend in one packet. Parity packets count as sent, but not as
@@ -61,27 +101,11 @@ class Report:
 
     op: int
     cause: Cause
-    packets_sent: int
-    packets_resent: int
-    resent_reliable: int
-    parity_sent: int
-    parity_received: int
-    packets_received: int
-    packets_recovered: int
-    nan_groups: int
-    packets_missing: int
-    packets_injected: int
-    bytes_sent: int
-    bytes_received: int
-    contribution_packets: int
-    contributions: int
     contributions_min: int
-    deadline_hits: int
     own_filled: int
     kept: int
     zero_filled: int
     alone: int
-    order_kept: int
     order_bytes: int
     elapsed_ns: int
     max_missing: float = -1.0
@@ -214,32 +238,15 @@ class PeerStats:
         return self.silence in (1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Sums over all operations of an engine since it was opened (lc_stats).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats(Counters):
+    """Sums over all operations of an engine since it was opened (lc_stats). The counters that a
+    :class:`Report` has too mean the same here.
 
     Attributes:
         operations: Operations that ended.
-        packets_sent: Packets sent, resent ones and parity included.
-        packets_resent: Packets that were sent again.
-        resent_reliable: Those of these that reliable delivery sent again. The others are of lossy
-            calls: none, with ``repair=0``.
-        bytes_sent: Bytes sent, headers included.
-        packets_received: Packets that arrived or were recovered.
-        bytes_received: Bytes received, headers included.
-        parity_sent: Parity packets sent.
-        parity_received: Parity packets that arrived.
-        packets_recovered: Packets that parity restored.
-        nan_groups: Groups of elements with a NaN or an infinity that were encoded in few bits
-            (option ``wire``), and are NaN as a whole wherever they arrived.
-        packets_injected: Packets that injection dropped here.
         packets_duplicated: Packets that injection doubled.
         packets_reordered: Packets that injection delayed.
-        packets_missing: Packets that were given up.
-        contributions: Contributions in all reduced packets.
-        contribution_packets: How many packets those are.
-        deadline_hits: Streams that a deadline ended.
-        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
         malformed: Datagrams that are no packet of ours, or damaged.
         foreign: Packets of another session, or from an address that is not the sender's.
         forged: Sealed datagrams that were changed on the way, or sealed with another key.
@@ -261,24 +268,8 @@ class EngineStats:
     """
 
     operations: int = 0
-    packets_sent: int = 0
-    packets_resent: int = 0
-    resent_reliable: int = 0
-    bytes_sent: int = 0
-    packets_received: int = 0
-    bytes_received: int = 0
-    parity_sent: int = 0
-    parity_received: int = 0
-    packets_recovered: int = 0
-    nan_groups: int = 0
-    packets_injected: int = 0
     packets_duplicated: int = 0
     packets_reordered: int = 0
-    packets_missing: int = 0
-    contributions: int = 0
-    contribution_packets: int = 0
-    deadline_hits: int = 0
-    order_kept: int = 0
     malformed: int = 0
     foreign: int = 0
     forged: int = 0
@@ -308,7 +299,7 @@ class EngineStats:
         return self.packets_resent / self.packets_sent if self.packets_sent else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats(EngineStats):
     """Result of :func:`lossycoll.stats`: the engine's sums, and counts from outside the engine.
 

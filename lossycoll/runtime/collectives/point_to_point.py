@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
-from lossycoll.runtime.engine.binding import EngineGroup, Message
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
 
@@ -126,21 +126,21 @@ class Messages:
         self._check_peer(transfer)
         if len(self._transfers) >= REAP_FROM:
             self._reap()
-        message = Message(
-            address=address,
-            elements=call.elements,
-            element_bytes=element_bytes,
-            type=type_number(str(call.dtype).removeprefix("torch.")),
-            tag=tag,
-            peer=-1 if transfer.peer is None else transfer.peer,
-            timeout=transfer.timeout,
-            receive=not transfer.is_send,
-            lossy=tolerance is not None,
-            repair=tolerance.repair if tolerance else 0,
-            zero=tolerance is not None and tolerance.zero,
-        )
         try:
-            self._engine.post(message, transfer)
+            self._engine.post(
+                transfer,
+                address,
+                transfer.timeout,
+                elements=call.elements,
+                element_bytes=element_bytes,
+                type=type_number(str(call.dtype).removeprefix("torch.")),
+                tag=tag,
+                peer=-1 if transfer.peer is None else transfer.peer,
+                receive=not transfer.is_send,
+                lossy=tolerance is not None,
+                repair=tolerance.repair if tolerance else 0,
+                zero=tolerance is not None and tolerance.zero,
+            )
         except LossyError as error:
             raise (self._group_failure(call) or error).again(call.numbered) from None
         finally:

@@ -137,29 +137,6 @@ class Ticketed(Protocol):
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A send or a receive (lc_message).
-
-    ``address``: of the elements, or of room for them. ``type``: a number, equal at both ends.
-    ``peer``: -1 in a receive from any rank. ``timeout`` in seconds. ``lossy``: packets may be
-    missing, if the other end says so too, after ``repair`` rounds; ``zero``: a receive has zeros
-    there, else what it had before.
-    """
-
-    address: int
-    elements: int
-    element_bytes: int
-    type: int
-    tag: int
-    peer: int
-    timeout: float
-    receive: bool
-    lossy: bool = False
-    repair: int = 0
-    zero: bool = False
-
-
 class Completions:
     """Tickets, in the order in which their operations ended. Never freed: groups name it."""
 
@@ -299,19 +276,20 @@ class EngineGroup:
             raise error_of(Failure(ticket), self._where)
         return ticket
 
-    def post(self, message: Message, owner: Ticketed) -> int:
+    def post(
+        self, owner: Ticketed, address: int, timeout: float, *, zero: bool = False, **fields: int
+    ) -> int:
         """Posts a send or a receive; returns its ticket, and sets ``owner.ticket`` as
-        :meth:`submit` does. 0: a small message is on its way, and its memory may change."""
-        c = ffi.new("lc_message *")
-        c.data = ffi.cast("void *", message.address)
-        c.elements = message.elements
-        c.element_bytes = message.element_bytes
-        c.type = message.type
-        c.tag, c.peer = message.tag, message.peer
-        c.timeout_ns = _ns(message.timeout)
-        c.receive = message.receive
-        c.lossy, c.repair = message.lossy, message.repair
-        c.missing = lib.LC_MISSING_ZERO if message.zero else lib.LC_MISSING_KEEP
+        :meth:`submit` does. 0: a small message is on its way, and its memory may change.
+
+        ``address``: of the elements, or of room for them. ``zero``: a lossy receive has zeros where
+        packets are missing, else what it had before. ``fields``: the others of lc_message
+        (native/lossycoll_group.h), by their names.
+        """
+        c = ffi.new("lc_message *", fields)
+        c.data = ffi.cast("void *", address)
+        c.timeout_ns = _ns(timeout)
+        c.missing = lib.LC_MISSING_ZERO if zero else lib.LC_MISSING_KEEP
         try:
             with self._use:
                 ticket = int(lib.lc_group_post(self._handle, c))

@@ -155,12 +155,6 @@ def type_name(number: int) -> str:
     return ELEMENT_TYPES[number] if number < len(ELEMENT_TYPES) else f"type {number:#x}"
 
 
-def check(failure: Failure, where: Where) -> None:
-    """Raises the typed error of ``failure``; nothing for a code that isn't one."""
-    if failure.code < 0:
-        raise error_of(failure, where)
-
-
 def error_of(failure: Failure, where: Where) -> LossyError:
     """The typed error that belongs to an engine failure (``failure.code`` < 0)."""
     code = failure.code

@@ -337,18 +337,15 @@ class Operation:
 
     def _store(self) -> None:
         try:
-            self._finish()
+            if self._epilogue is not None:
+                self._epilogue()
+            if self._among is not None:
+                self._among(self.members)
         except LossyError as error:
             self.error = error
         except Exception as error:
             where = self._endpoint.where(self)
             self.error = EngineError(f"{where}: the result can't be stored: {error}")
-
-    def _finish(self) -> None:
-        if self._epilogue is not None:
-            self._epilogue()
-        if self._among is not None:
-            self._among(self.members)
 
     def _retire(self) -> None:
         with self._lock:

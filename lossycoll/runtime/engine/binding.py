@@ -144,11 +144,8 @@ class Completions:
         self.handle: Final[Any] = lib.lc_completions_open()
         if self.handle == ffi.NULL:
             raise MemoryError
-        self._owners = itertools.count(1)
-
-    def new_owner(self) -> int:
-        """A number for a group, which no other one has had."""
-        return next(self._owners)
+        self.owners: Final = itertools.count(1)
+        """Numbers for groups: each is that of one alone."""
 
     def next(self) -> tuple[int, int]:
         """Waits for a ticket; returns it and its group's owner. The ticket is 0 where none came for
@@ -206,7 +203,7 @@ class EngineGroup:
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
         self._use = Users(self._where, self._free)
         self.completions: Final = completions()
-        self.owner: Final = self.completions.new_owner()
+        self.owner: Final = next(self.completions.owners)
         config = ffi.new("lc_group_config *")
         config.number = number
         config.rank = rank

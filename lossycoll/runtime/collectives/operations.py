@@ -146,7 +146,7 @@ def prepare(
     return planned.given(
         dtype=dtype,
         scale=scale,
-        signature=_signature(
+        signature=signature(
             *(text, estimator, planned.plan.signature, how.reliable, how.repair),
             *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
             *map(number_of, phases(encoding)),
@@ -174,12 +174,6 @@ prepared: Final = lru_cache(maxsize=256)(prepare)
 def _bits(value: float) -> int:
     """All of a number that engines are told, as one that can be compared."""
     return int(np.float32(value).view(np.uint32))
-
-
-@lru_cache(maxsize=256)
-def _signature(call: str, estimator: str, *fields: int) -> int:
-    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, estimator, *fields)
 
 
 class Steady(NamedTuple):
@@ -218,7 +212,7 @@ class Operations:
         self._health = context.health
         self._engine = context.engine
         self._where = context.health.where
-        self._tracing = _is_traced()
+        self._tracing = log.isEnabledFor(logging.DEBUG)
         self._watched = False
         self.timeout = timeout
         self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
@@ -265,10 +259,7 @@ class Operations:
                 planned, call.key, estimator, call_options.options, dtype, scale, timeout,
                 call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
-            if blocks is None and (means is None or means is BY_COUNT):
-                ready = prepared(key)
-            else:
-                ready = prepare(key, means or BY_COUNT, blocks)
+            ready = prepared(key) if steady else prepare(key, means or BY_COUNT, blocks)
             if steady and not (self._tracing or call_options.is_ones_own):
                 kept = call_options._replace(keep=None)
                 own = operation.notify, operation.exact
@@ -474,11 +465,6 @@ class Operations:
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
                 self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
-
-
-def _is_traced() -> bool:
-    """True if anybody reads it."""
-    return log.isEnabledFor(logging.DEBUG)
 
 
 def _trace_begin(where: Where, operation: Operation, number: int, buffers: tuple[int, int]) -> None:

@@ -36,7 +36,6 @@ from .registry import (
     algorithms,
     choose_algorithm,
     default_algorithm,
-    find_algorithm,
     register,
     unregister,
 )
@@ -63,7 +62,6 @@ __all__ = [
     "default_algorithm",
     "draw_order",
     "encode",
-    "find_algorithm",
     "finer_elements",
     "hierarchical",
     "leave_out",

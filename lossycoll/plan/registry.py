@@ -178,15 +178,6 @@ def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
     return default_algorithm(collective)
 
 
-def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that very name, whatever worlds it serves; else a ValueError."""
-    for algorithm in algorithms(collective):
-        if algorithm.name == name:
-            return algorithm
-    names = ", ".join(a.name for a in algorithms(collective))
-    raise ValueError(f"algorithm of {collective} is {name!r}, wanted one of: {names}")
-
-
 def _check(algorithm: Algorithm) -> None:
     title = _title(algorithm)
     if algorithm.collective not in COLLECTIVES:

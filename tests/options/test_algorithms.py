@@ -10,8 +10,8 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     algorithm_names,
+    choose_algorithm,
     default_algorithm,
-    find_algorithm,
     register,
     unregister,
 )
@@ -19,7 +19,7 @@ from tools.options_table import table
 
 
 def test_an_algorithm_that_is_registered_is_an_option() -> None:
-    other = register(replace(find_algorithm("all_reduce", "ring"), name="other"))
+    other = register(replace(choose_algorithm("all_reduce", "ring", 4), name="other"))
     assert Options(algorithm="other").algorithm == "other"
     assert Options.from_env({"LOSSYCOLL_ALGORITHM": "other"}).algorithm == "other"
     names = algorithm_names()

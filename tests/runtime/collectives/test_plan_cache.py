@@ -10,9 +10,9 @@ import pytest
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     Topology,
+    choose_algorithm,
     default_algorithm,
     draw_order,
-    find_algorithm,
     leave_out,
     register,
     rename,
@@ -50,15 +50,13 @@ def test_plans_are_kept_and_follow_the_members(collective: str) -> None:
 
 
 def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
-    relayed = register(
-        replace(find_algorithm("all_gather", "direct"), name="relayed", default=False, direct=False)
-    )
+    direct = default_algorithm("all_gather")
+    relayed = register(replace(direct, name="relayed", default=False, direct=False))
     everyone, fewer = Members(4, 0, (0, 1, 2, 3)), Members(4, 0, (0, 2, 3))
 
     def chosen(collective: str, members: Members, name: str) -> object:
         return plan_cache.algorithm(collective, members, name, HOSTS)
 
-    direct = default_algorithm("all_gather")
     assert chosen("all_gather", everyone, "relayed") == (relayed, None)
     assert chosen("all_gather", fewer, "relayed") == (direct, None)
     # A plan by hosts passes on what others have; one of the same algorithm as if there were none
@@ -68,7 +66,7 @@ def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
     exchange = default_algorithm("all_to_all")
     assert chosen("all_to_all", fewer, "hierarchical") == (exchange, HOSTS)
     # Collectives without a part for each rank are planned anew, for as many as are left.
-    ring = find_algorithm("all_reduce", "ring")
+    ring = choose_algorithm("all_reduce", "ring", 4)
     assert chosen("all_reduce", fewer, "ring") == (ring, None)
     transpose = default_algorithm("all_reduce")
     assert chosen("all_reduce", Members(4, 0, (0,)), "ring") == (transpose, None)
@@ -78,7 +76,7 @@ def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
 
 
 def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it() -> None:
-    other = (replace(find_algorithm("all_reduce", "ring"), name="other"), None)
+    other = (replace(choose_algorithm("all_reduce", "ring", 4), name="other"), None)
     everyone, fewer = Members(6, 0, tuple(range(6))), Members(6, 0, (0, 2, 3))
     lossy, reliable = Options(seed=3), Options(seed=3, delivery="reliable")
     orders = {plan_cache.order(other, everyone, lossy, 1, op, 9) for op in range(5)}
@@ -114,7 +112,7 @@ def test_packets_of_short_streams_are_smaller_where_parity_alone_restores(
     assert plan_cache.finer(scatter, (0, elements, elements), 6, 352, options) == per_packet
     assert plan_cache.finer(reduce, 6 * elements, 6, 352, options) == per_packet
     assert plan_cache.finer(reduce, elements, 1, 352, options) == per_packet
-    ring = find_algorithm("all_reduce", "ring")
+    ring = choose_algorithm("all_reduce", "ring", 4)
     assert plan_cache.finer(ring, elements, 1, 352, options) == 352
 
 
@@ -141,7 +139,7 @@ def test_short_buffers_have_few_owners_where_parity_alone_restores(
     assert order == draw_order(3, 1, 4, 6)[:owners]
     chooses = Options(max_missing=0.01, seed=3)  # rounds of resending as well
     for choice, asked in (
-        ((find_algorithm("all_reduce", "ring"), None), options),
+        ((choose_algorithm("all_reduce", "ring", 4), None), options),
         ((transpose[0], Topology.of_labels("aabbcc", "x" * 6)), options),
         (transpose, chooses),
     ):

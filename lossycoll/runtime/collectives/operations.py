@@ -212,6 +212,9 @@ class Operations:
         self._health = context.health
         self._engine = context.engine
         self._where = context.health.where
+        self.note_waiting: Final = context.health.waiting
+        if self._engine is not None:  # in a world of one nothing is waited for
+            self.wait_ticket: Callable[[int, float], int] = self._engine.wait
         self._tracing = log.isEnabledFor(logging.DEBUG)
         self._watched = False
         self.timeout = timeout
@@ -242,7 +245,14 @@ class Operations:
         """Hands the engine operation ``sequencer.next``; in ``submitting()``. ``steady``: calls
         like this one have the same plan, and so the same engine's call."""
         if self._engine is None:
-            return self._submit_alone(planned, call, buffers, dtype, call_options, blocks)
+            # In a world of one every result is this rank's own input, and done at once.
+            operation = Operation(self, call, call_options, 0.0)
+            operation.blocks = blocks
+            if buffers[0] != buffers[1] and not call_options.on_device:
+                nbytes = planned.plan.out_elements * dtype.itemsize
+                ctypes.memmove(buffers[1], buffers[0], nbytes)
+            operation.complete()
+            return operation
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         operation = Operation(self, call, call_options, timeout)
         # Not the latest: a rank that is late still submits operations of the view before.
@@ -313,24 +323,6 @@ class Operations:
             raise (self._health.failure or error).again(call.numbered) from None
         return operation
 
-    def _submit_alone(
-        self,
-        planned: EngineCall,
-        call: Collective,
-        buffers: tuple[int, int],
-        dtype: DType,
-        call_options: CallOptions,
-        blocks: Blocks | Contributions | None,
-    ) -> Operation:
-        """In a world of one every result is this rank's own input, and done at once."""
-        operation = Operation(self, call, call_options, 0.0)
-        operation.blocks = blocks
-        source, target = buffers
-        if source != target and not call_options.on_device:
-            ctypes.memmove(target, source, planned.plan.out_elements * dtype.itemsize)
-        operation.complete()
-        return operation
-
     def _reap(self) -> None:
         """Finishes operations whose work was dropped without a wait, oldest first."""
         for operation in list(self.unfinished.values()):
@@ -348,10 +340,6 @@ class Operations:
         return found
 
     # ---- what an operation asks for (core/call.py's Submitter) ----
-
-    def wait_ticket(self, ticket: int, seconds: float) -> int:
-        assert self._engine is not None
-        return self._engine.wait(ticket, seconds)
 
     def wait_result(self, operation: Operation, seconds: float) -> int:
         assert self._engine is not None
@@ -401,13 +389,8 @@ class Operations:
         except ClosedError:  # closing frees it as well
             pass
 
-    def note_waiting(self, call: Collective) -> None:
-        self._health.waiting(call)
-
-    def where(self, operation: Operation | None = None) -> Where:
-        """This rank as errors name it, or one of its operations."""
-        if operation is None:
-            return self._where
+    def where(self, operation: Operation) -> Where:
+        """An operation of this rank, as errors name it."""
         return self._where_of(operation.call, operation.timeout)
 
     def _where_of(self, call: Collective, timeout: float) -> Where:

@@ -70,6 +70,8 @@ class Messages:
         self._health = health
         self._options = options
         self._group_failure = group_failure
+        self.note_waiting: Final = health.waiting
+        self.wait_ticket: Final = engine.wait
         self._pid = os.getpid()
         self._transfers: dict[int, Transfer] = {}
         """Transfers whose tickets the engine still holds."""
@@ -174,9 +176,6 @@ class Messages:
 
     # ---- what a transfer asks for (core/call.py's Submitter) ----
 
-    def wait_ticket(self, ticket: int, seconds: float) -> int:
-        return self._engine.wait(ticket, seconds)
-
     def wait_result(self, operation: Operation, seconds: float) -> int:
         return self.wait_ticket(operation.ticket, seconds)
 
@@ -219,17 +218,10 @@ class Messages:
             with contextlib.suppress(ClosedError):  # closing frees it as well
                 self._engine.release(operation.ticket)
 
-    def note_waiting(self, call: Collective) -> None:
-        """Messages have no number that other ranks could be asked about."""
-        self._health.on_long_wait()
-
-    def where(self, operation: Operation | None = None) -> Where:
-        """This rank as errors name it, or one of its transfers."""
-        here = self._health.where
-        if operation is None:
-            return here
-        text = str(operation.call)
-        return Where(here.rank, here.world, text, -1, here.addresses, operation.timeout)
+    def where(self, operation: Operation) -> Where:
+        """A transfer of this rank, as errors name it."""
+        here, call = self._health.where, str(operation.call)
+        return Where(here.rank, here.world, call, -1, here.addresses, operation.timeout)
 
     # ---- the end ----
 

@@ -7,12 +7,11 @@ was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from .assembly import assemble, copy_own, receive, send_own
-from .model import Edge, Level, Plan, Slot, signature
+from .model import Edge, Level, Plan, signature
 from .registry import Algorithm, register
 from .tiers import RELIABLE
 from .topology import Topology
@@ -37,13 +36,14 @@ def all_to_all(
 ) -> Plan:
     """Chunk ``j`` of rank ``i``'s input becomes chunk ``i`` of rank ``j``'s output.
 
-    A stream is numbered by the rank that it comes from. Costs one step; each rank sends all chunks
-    but its own. Both buffers hold ``world`` chunks of ``count`` elements.
+    Costs one step; each rank sends all chunks but its own. Both buffers hold ``world`` chunks of
+    ``count`` elements.
     """
     check_world(world, rank, elements_per_packet)
     sizes = (check_count("count", count),) * world
     fields = (world, sizes[0], elements_per_packet)
-    return _exchange("direct", rank, sizes, sizes, elements_per_packet, topology, fields)
+    how = (sizes, sizes, elements_per_packet, topology, fields)
+    return _exchange("all_to_all", "direct", rank, *how)
 
 
 def all_to_all_uneven(
@@ -70,25 +70,8 @@ def all_to_all_uneven(
             f"sends itself"
         )
     fields = (world, elements_per_packet)
-    return _exchange("uneven", rank, send, expected, elements_per_packet, topology, fields)
-
-
-def _exchange(
-    name: str,
-    rank: int,
-    send: tuple[int, ...],
-    expected: tuple[int, ...],
-    elements_per_packet: int,
-    topology: Topology | None,
-    fields: tuple[Any, ...],
-) -> Plan:
-    to, at, peers = starts(send), starts(expected), others(len(send), rank)
-    # What is received is numbered by its sender; what is sent needs numbers of its own here.
-    slots = [send_own(len(send) + j, to[j], send[j], Edge(j, rank)) for j in peers]
-    slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
-    slots += [receive(j, j, at[j], expected[j]) for j in peers]
-    how = ("all_to_all", name, len(send), rank, elements_per_packet)
-    return _assembled(*how, topology, (sum(send), sum(expected)), slots, fields)
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("all_to_all", "uneven", rank, *how)
 
 
 def gather(
@@ -100,20 +83,16 @@ def gather(
     root: int = 0,
     topology: Topology | None = None,
 ) -> Plan:
-    """Every rank's chunk at ``root``, one after another; slot ``j`` belongs to rank j's chunk.
+    """Every rank's chunk at ``root``, one after another.
 
     Costs one step; each rank but the root sends its chunk once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk. The output is at the root alone.
     """
-
-    def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
-        if rank != root:
-            return [send_own(rank, 0, sizes[rank], Edge(root, rank))]
-        own = copy_own(root, begin[root], 0, sizes[root])
-        return [own, *[receive(j, j, begin[j], sizes[j]) for j in others(world, root)]]
-
-    how = (world, rank, counts, elements_per_packet, root, topology)
-    return _rooted("gather", *how, slots)
+    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
+    send = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    expected = sizes if rank == root else (0,) * world
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("gather", "direct", rank, *how)
 
 
 def scatter(
@@ -125,70 +104,64 @@ def scatter(
     root: int = 0,
     topology: Topology | None = None,
 ) -> Plan:
-    """Chunk ``j`` of ``root``'s input at rank ``j``; slot ``j`` belongs to rank j's chunk.
+    """Chunk ``j`` of ``root``'s input at rank ``j``.
 
     Costs one step; the root sends every chunk but its own once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk.
     """
-
-    def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
-        if rank != root:
-            return [receive(rank, root, 0, sizes[rank])]
-        sent = [send_own(j, begin[j], sizes[j], Edge(j, j)) for j in others(world, root)]
-        return [*sent, copy_own(root, 0, begin[root], sizes[root])]
-
-    how = (world, rank, counts, elements_per_packet, root, topology)
-    return _rooted("scatter", *how, slots)
+    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
+    send = sizes if rank == root else (0,) * world
+    expected = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("scatter", "direct", rank, *how)
 
 
 def _rooted(
-    collective: str,
-    world: int,
-    rank: int,
-    counts: int | Sequence[int],
-    elements_per_packet: int,
-    root: int,
-    topology: Topology | None,
-    slots: Callable[[tuple[int, ...], tuple[int, ...]], list[Slot]],
-) -> Plan:
-    """A gather or a scatter. ``slots``: this rank's, given the chunks' sizes and offsets."""
+    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, root: int
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """The sizes of chunks, and what goes into the signature; refuses what can't be."""
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
-    own, whole = sizes[rank], sum(sizes) if rank == root else 0
-    buffers = (own, whole) if collective == "gather" else (whole, own)
-    fields = (world, sizes, elements_per_packet, root)
-    how = (collective, "direct", world, rank, elements_per_packet)
-    return _assembled(*how, topology, buffers, slots(sizes, starts(sizes)), fields)
+    return sizes, (world, sizes, elements_per_packet, root)
 
 
-def _assembled(
+def _exchange(
     collective: str,
     name: str,
-    world: int,
     rank: int,
+    send: tuple[int, ...],
+    expected: tuple[int, ...],
     elements_per_packet: int,
     topology: Topology | None,
-    sizes: tuple[int, int],
-    slots: list[Slot],
     fields: tuple[Any, ...],
 ) -> Plan:
-    """The plan of slots that have one stream at most, those within a host on a level of their own.
+    """The plan of a rank that sends and gets so many elements to and from each. A stream is
+    numbered by the rank that it comes from; those within a host are on a level of their own.
     ``fields``: what goes into the signature."""
+    world, to, at = len(send), starts(send), starts(expected)
     levels: tuple[Level, ...] = ()
+    near: frozenset[int] = frozenset()
     if topology is not None and check_topology(topology, world).shares_hosts:
         levels = (Level(elements_per_packet * topology.host_packets, RELIABLE),)
         near = frozenset(topology.members_of_hosts[topology.hosts[rank]])
-        slots = [
-            replace(slot, level=1)
-            if near.intersection([*slot.sources, *[dest.peer for dest in slot.dests]])
-            else slot
-            for slot in slots
-        ]
         fields = (*fields, *topology.fields)
-    sign = signature(collective, name, *fields)
-    how = (collective, name, world, rank, elements_per_packet)
-    return assemble(*how, sizes=sizes, slots=slots, sign=sign, levels=levels)
+    peers = [(peer, int(peer in near)) for peer in others(world, rank)]
+    # What is received is numbered by its sender; what is sent needs numbers of its own here.
+    slots = [send_own(world + j, to[j], send[j], Edge(j, rank), level=level) for j, level in peers]
+    slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
+    slots += [receive(j, j, at[j], expected[j], level=level) for j, level in peers]
+    return assemble(
+        collective,
+        name,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sum(send), sum(expected)),
+        slots=slots,
+        sign=signature(collective, name, *fields),
+        levels=levels,
+    )
 
 
 for collective, name, build, summary in (

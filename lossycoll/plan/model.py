@@ -190,7 +190,7 @@ def packet_count(length: int, elements_per_packet: int) -> int:
     return -(-length // elements_per_packet)
 
 
-SIGNATURE_VERSION: Final = 1
+SIGNATURE_VERSION: Final = 2
 """Part of every signature: grows when the same arguments come to mean another plan."""
 
 

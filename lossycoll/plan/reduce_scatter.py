@@ -111,21 +111,23 @@ class _Sums:
                 self._send(chunk, t, holders[0], own)
                 return
             if len(holders) > 1:
-                own = self._add(chunk, t, holders[1:], own, keep=t == last)
+                keep = {"offset": self.begin[chunk]} if t == last else {}
+                own = self._sum(t, chunk, holders[1:], own, **keep)
         self._send(chunk, tier, chunk, own)
 
     def reduce(self, finish: Finish) -> None:
         """The rank's own chunk."""
         own: int | None = None
-        last = len(self.tree.path) - 1
+        rank, offset = self.rank, self.begin[self.rank] if self.in_place else 0
         for t, unit in enumerate(self.tree.path):
-            mine = unit.part_of[self.rank]
-            outside = around(unit.parts, mine)
-            sources = tuple([holder(p, number_outside(unit, i, self.rank)) for i, p in outside])
-            if t == last:
-                self._finish(t, sources, own, finish)
-            elif sources:
-                own = self._add(self.rank, t, sources, own)
+            outside = around(unit.parts, unit.part_of[rank])
+            sources = tuple([holder(part, number_outside(unit, i, rank)) for i, part in outside])
+            how = {"offset": offset, "finish": finish, "full_weight": self.full_weight}
+            if sources:
+                own = self._sum(t, rank, sources, own, **(how if unit is self.tree.root else {}))
+            elif unit is self.tree.root:  # a single rank
+                number = t * self.world + rank
+                self.sent.append(copy_own(number, offset, self.begin[rank], self.sizes[rank]))
 
     def _own(self, chunk: int, own: int | None) -> dict[str, Any]:
         """``own``: the slot with what the rank holds of the chunk; None: its input."""
@@ -148,45 +150,27 @@ class _Sums:
             )
         )
 
-    def _add(
-        self, chunk: int, t: int, sources: tuple[int, ...], own: int | None, *, keep: bool = False
+    def _sum(
+        self, t: int, chunk: int, sources: tuple[int, ...], own: int | None, **how: Any
     ) -> int:
-        """Returns the slot's number. ``keep``: its sum stays in the chunk's place."""
+        """Adds up; returns the slot's number. ``how``: of a sum that is stored in the output, at
+        ``offset``; others go to scratch memory."""
         number = t * self.world + chunk
+        if not how:
+            how = {"offset": self.scratch, "target": Target.SCRATCH}
+            self.scratch += self.sizes[chunk]
         self.waiting.append(
             Slot(
                 number,
-                self.begin[chunk] if keep else self.scratch,
-                self.sizes[chunk],
+                length=self.sizes[chunk],
                 sources=sources,
                 combine=Combine.ADD,
-                target=Target.OUT if keep else Target.SCRATCH,
                 level=self.tree.tiers[t].up,
+                **how,
                 **self._own(chunk, own),
             )
         )
-        self.scratch += 0 if keep else self.sizes[chunk]
         return number
-
-    def _finish(self, t: int, sources: tuple[int, ...], own: int | None, finish: Finish) -> None:
-        number, length = t * self.world + self.rank, self.sizes[self.rank]
-        offset = self.begin[self.rank] if self.in_place else 0
-        if not sources:  # A single rank.
-            self.sent.append(copy_own(number, offset, self.begin[self.rank], length))
-            return
-        self.waiting.append(
-            Slot(
-                number,
-                offset,
-                length,
-                sources=sources,
-                combine=Combine.ADD,
-                finish=finish,
-                full_weight=self.full_weight,
-                level=self.tree.tiers[t].up,
-                **self._own(self.rank, own),
-            )
-        )
 
 
 REDUCE_SCATTER: Final = register(

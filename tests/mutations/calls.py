@@ -468,8 +468,8 @@ CALLS = (
     mutation(
         "a group is freed on top of the frame that a signal's handler has interrupted",
         "lossycoll/runtime/engine/users.py",
-        "if not self._inside and self._freeing",
-        "if self._freeing",
+        "if self._closing and not self._inside and self._freeing",
+        "if self._closing and self._freeing",
         "tests/runtime/engine/test_users.py"
         "::test_a_handler_that_closes_on_top_of_any_instruction_frees_once_when_all_are_out",
     ),

@@ -143,12 +143,13 @@ def prepare(
     planned, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
     reliable = options.delivery == "reliable"
     how, text = RELIABLE if reliable else lossy_delivery(options), text_of(call)
+    missing = np.float32(how.max_missing).view(np.uint32)  # all of it that engines are told
     return planned.given(
         dtype=dtype,
         scale=scale,
         signature=signature(
             *(text, estimator, planned.plan.signature, how.reliable, how.repair),
-            *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
+            *(how.code.number, how.most_parity, int(missing), how.choose_rounds),
             *map(number_of, phases(encoding)),
         ),
         timeout=timeout,
@@ -169,11 +170,6 @@ def prepare(
 
 prepared: Final = lru_cache(maxsize=256)(prepare)
 """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-
-
-def _bits(value: float) -> int:
-    """All of a number that engines are told, as one that can be compared."""
-    return int(np.float32(value).view(np.uint32))
 
 
 class Steady(NamedTuple):

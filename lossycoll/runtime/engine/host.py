@@ -25,6 +25,7 @@ from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
+from .payload import SHARED_PAYLOAD
 from .reports import LinkInfo, data_of
 from .status_page import Job, StatusPage
 from .verbs_port import VerbsAddress, VerbsPort
@@ -34,9 +35,6 @@ HOST_OPTIONS: Final = tuple(entry.name for entry in fields(Options) if row(entry
 
 SHARED_LINK: Final = 1
 """The number of the link of shared memory; the socket's is 0."""
-
-SHARED_PAYLOAD: Final[int] = lib.LC_SHARED_PAYLOAD
-"""Data bytes per packet within a machine that shares memory."""
 
 
 class Host:
@@ -81,7 +79,9 @@ class Host:
         config.processes = processes
         config.payload_bytes = payload_bytes
         config.socket_buffer = options.socket_buffer
-        config.disable = fast_path_bits(options.disabled)
+        config.disable = sum(
+            1 << i for i, name in enumerate(FAST_PATHS) if name in options.disabled
+        )
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
         config.paces_port = options.pacing == "port"
@@ -365,10 +365,6 @@ def step_functions() -> tuple[int, int, int]:
 def host_options(options: Options) -> tuple[object, ...]:
     """Values of the options that make a host: equal for groups that can share one."""
     return tuple(getattr(options, name) for name in HOST_OPTIONS)
-
-
-def fast_path_bits(names: Sequence[str]) -> int:
-    return sum(1 << FAST_PATHS.index(name) for name in names if name in FAST_PATHS)
 
 
 def fast_path_names(bits: int) -> tuple[str, ...]:

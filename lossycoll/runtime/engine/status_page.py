@@ -16,7 +16,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -311,7 +311,7 @@ def _record(path: Path, data: bytes, now: int, whole: bool) -> Record:
             if ffi.cast("lc_page_group *", block).number
         ),
         peers=tuple(_peer(peers[i], now) for i in range(head.world)),
-        stats=_stats(head.stats),
+        stats={name: int(getattr(head.stats, name)) for name, _ in ffi.typeof("lc_stats").fields},
     )
 
 
@@ -366,10 +366,6 @@ def _call(c: Any, now: int) -> CallRecord:
         ended=_ago(now, c.end_ns),
         failed=bool(c.failed),
     )
-
-
-def _stats(c: Any) -> Mapping[str, int]:
-    return {name: int(getattr(c, name)) for name, _ in ffi.typeof("lc_stats").fields}
 
 
 def _ago(now: int, at: int) -> float:

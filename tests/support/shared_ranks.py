@@ -118,8 +118,15 @@ class Rank:
 
     def post(self, data: Array, peer: int, *, receive: bool) -> int:
         """A message of bytes with tag 0. Returns its ticket; 0: it is done."""
-        how = {"elements": data.nbytes, "element_bytes": 1, "peer": peer, "receive": receive}
-        return self.engine.post(self, data.ctypes.data, 60.0, **how)
+        return self.engine.post(
+            self,
+            data.ctypes.data,
+            60.0,
+            elements=data.nbytes,
+            element_bytes=1,
+            peer=peer,
+            receive=receive,
+        )
 
     def wait(self, ticket: int) -> None:
         """Raises what the operation failed with."""

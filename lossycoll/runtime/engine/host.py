@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,7 +23,6 @@ from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of, place_text
-from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
@@ -352,6 +353,26 @@ class Host:
             lib.lc_host_close(handle)
             if self._page is not None:
                 self._page.close()
+
+
+_closed_in_children: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
+
+
+def close_in_children(*sockets: socket.socket) -> None:
+    """Has forked children close their copies of these sockets: an address would else stay taken
+    after its owner's end, for as long as a child lives."""
+    for one in sockets:
+        _closed_in_children.add(one)
+
+
+def _close_copies() -> None:
+    for one in list(_closed_in_children):
+        with contextlib.suppress(OSError):
+            one.close()
+    _closed_in_children.clear()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def step_functions() -> tuple[int, int, int]:

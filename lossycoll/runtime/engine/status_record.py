@@ -126,8 +126,8 @@ _hints = functools.cache(get_type_hints)
 
 def _read(kind: Any, value: Any) -> Any:
     """A value of JSON that a stranger has sent, as ``kind``: a record, or the type of a field."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    origin, inner, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if is_record:
         hints = _hints(kind)
         if type(value) is dict and value.keys() == hints.keys():
             return kind(**{name: _read(hint, value[name]) for name, hint in hints.items()})

@@ -324,8 +324,16 @@ def test_a_forked_child_seals_nothing_under_its_parents_numbers() -> None:
 
 
 def post(engine: EngineGroup, data: Array, peer: int, *, receive: bool) -> int:
-    how = {"elements": len(data), "element_bytes": 4, "tag": 1, "peer": peer, "receive": receive}
-    return engine.post(Ticket(), data.ctypes.data, 30.0, **how)
+    return engine.post(
+        Ticket(),
+        data.ctypes.data,
+        30.0,
+        elements=len(data),
+        element_bytes=4,
+        tag=1,
+        peer=peer,
+        receive=receive,
+    )
 
 
 @dataclass

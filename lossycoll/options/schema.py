@@ -81,7 +81,6 @@ def option(
     per_call: bool = False,
     of_host: bool = False,
 ) -> Any:
-    """A field of Options."""
     about = OptionRow(values, meaning, agree, per_call, of_host)
     return field(default=_default(default), metadata={"row": about})
 
@@ -97,7 +96,6 @@ def row(entry: Field[Any]) -> OptionRow:
 
 
 def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Values:
-    """One of some names."""
     values = growing_choice(lambda: names, always=besides)
     if not besides:
         return values
@@ -136,7 +134,6 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
 
 
 def one_of(*numbers: int) -> Values:
-    """One of some whole numbers."""
     between = integer(min(numbers), max(numbers), allowed=" or ".join(map(str, numbers)))
 
     def check(value: Any) -> int:
@@ -149,7 +146,6 @@ def one_of(*numbers: int) -> Values:
 
 
 def number(low: float, high: float, unit: str) -> Values:
-    """A finite number."""
 
     def check(value: Any) -> float:
         value = _plain(value)
@@ -235,7 +231,6 @@ def _shown(value: Any) -> str:
 
 
 def unknown(what: str, name: str, known: list[str]) -> OptionError:
-    """The error for a name that there isn't."""
     short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
     wanted = name.removeprefix(PREFIX).lower()
     near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)

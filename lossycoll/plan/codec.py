@@ -43,7 +43,6 @@ class LowBit:
         return ENCODINGS.index(f"int{self.bits}") | parameters
 
     def groups(self, n: int) -> int:
-        """Number of groups that ``n`` elements make; the last may be short."""
         return -(-n // self.group)
 
     def wire_bytes(self, n: int) -> int:

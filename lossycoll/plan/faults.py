@@ -77,7 +77,6 @@ class Inject:
             raise ValueError(f"{name} is given twice ({FORM})")
 
     def loss_of(self, sender: int, receiver: int) -> float:
-        """The fraction lost of what ``sender`` sends to ``receiver``."""
         for link in self.links:
             if link[:2] == (sender, receiver):
                 return link.loss

@@ -223,7 +223,6 @@ def _slots(
 
 
 def check_slots(numbers: int) -> None:
-    """Refuses a plan that needs more numbers of slots than there are."""
     if numbers > MOST_SLOTS:
         raise ValueError(f"the plan needs {numbers} slots, wanted {MOST_SLOTS} at most")
 

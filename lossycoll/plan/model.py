@@ -186,7 +186,6 @@ class Plan:
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:
-    """The number of packets of a range."""
     return -(-length // elements_per_packet)
 
 

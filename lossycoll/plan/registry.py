@@ -160,7 +160,6 @@ def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
 
 
 def default_algorithm(collective: str) -> Algorithm:
-    """The algorithm that ``"auto"`` means."""
     if collective not in _defaults:
         raise ValueError(f"collective is {collective!r}, wanted one of {', '.join(COLLECTIVES)}")
     return _defaults[collective]

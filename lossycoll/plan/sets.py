@@ -30,7 +30,6 @@ class Code:
     rows: int = 0  # parity packets of a set, one of :data:`ROWS`; 0 for no parity
 
     def __post_init__(self) -> None:
-        """Checks that packets can say it."""
         if (self.size, self.rows) != (0, 0) and not (
             self.size in SIZES and self.rows in ROWS[1:] and self.size + self.rows <= SYMBOLS_MOST
         ):

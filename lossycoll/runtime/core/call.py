@@ -120,7 +120,6 @@ class CallOptions(NamedTuple):
 
     @property
     def lossy(self) -> bool:
-        """True if packets may be lost."""
         return self.options.delivery == "lossy"
 
     @property

@@ -303,7 +303,6 @@ class EngineGroup:
 
     @property
     def wakers(self) -> Wakers:
-        """Wakers for gates of its operations."""
         return self._host.wakers
 
     def source(self, ticket: int) -> int:
@@ -396,7 +395,6 @@ class EngineGroup:
         return found.astype(np.bool_)
 
     def release(self, ticket: int) -> None:
-        """Forgets a finished operation."""
         with self._use:
             lib.lc_group_release(self._handle, ticket)
 

@@ -151,7 +151,6 @@ def type_number(name: str) -> int:
 
 
 def type_name(number: int) -> str:
-    """The reverse of :func:`type_number`, as far as there is one."""
     return ELEMENT_TYPES[number] if number < len(ELEMENT_TYPES) else f"type {number:#x}"
 
 
@@ -279,7 +278,6 @@ def _message_error(failure: Failure, where: Where) -> LossyError:
 
 
 def _message(said: tuple[int, int, int]) -> tuple[int, int, str]:
-    """Tag, elements and the type's name."""
     return said[0], said[1], type_name(said[2])
 
 

@@ -51,7 +51,6 @@ def done_word(address: int) -> int:
 
 
 def is_done(address: int) -> bool:
-    """True if the output may be read."""
     return bool(ffi.cast("lc_gate *", address).done)
 
 

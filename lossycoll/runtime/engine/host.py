@@ -300,7 +300,6 @@ class Host:
 
     @property
     def wakers(self) -> Wakers:
-        """Wakers for gates of operations on this host."""
         with self._lock:
             if self.handle == ffi.NULL:
                 raise ClosedError(f"{self._where}: the group was destroyed")
@@ -409,7 +408,6 @@ def wire_version() -> int:
 
 
 def version() -> str:
-    """Version of the native engine."""
     return bytes(ffi.string(lib.lc_version())).decode()
 
 

@@ -68,7 +68,6 @@ _LOST_REMEDIES: Final = {
 
 
 def sentence(event: LinkEvent, where: Where) -> str:
-    """The sentence that the rank of ``where`` logs of ``event``."""
     why = os.strerror(event.errno)
     who = f"{where}, link {event.link}" if event.link else f"{where}"
     to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
@@ -203,7 +202,6 @@ class SilenceLog:
         """The kind of silence that was last seen of each silent peer."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
-        """Logs what has changed since the last call."""
         for peer in peers:
             if not peer.silence:
                 if self._silent.pop(peer.rank, None):
@@ -241,7 +239,6 @@ def recovery_sentence(peer: PeerStats, where: Where) -> str:
 
 
 def is_missed(peer: PeerStats) -> bool:
-    """True if more is expected to be missing than may be."""
     return peer.expected_missing > SLACK * peer.max_missing
 
 

@@ -40,7 +40,28 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Counters that one operation and all of a group have; :class:`Report` says what each is."""
+    """Counters of one operation, or of all.
+
+    Attributes:
+        packets_sent: Packets sent, resent ones and parity included.
+        packets_resent: Packets that were sent again.
+        resent_reliable: Packets that reliable delivery sent again; in a lossy call, those within
+            hosts and sites.
+        parity_sent: Parity packets that were sent.
+        parity_received: Parity packets that arrived.
+        packets_received: Packets that arrived or were recovered.
+        packets_recovered: Packets that parity restored.
+        nan_groups: Groups of elements with a NaN or an infinity that this rank encoded in few bits
+            (option ``wire``). Each such group arrives as NaN as a whole.
+        packets_missing: Packets that were given up.
+        packets_injected: Packets that injection dropped here.
+        bytes_sent: Bytes sent.
+        bytes_received: Bytes received.
+        contribution_packets: Packets that this rank reduced, or received reduced.
+        contributions: Contributions in all ``contribution_packets``.
+        deadline_hits: Streams that a deadline ended.
+        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
+    """
 
     packets_sent: int = 0
     packets_resent: int = 0
@@ -70,30 +91,12 @@ class Report(Counters):
     Attributes:
         op: The operation's number in the group.
         cause: Reason why the operation ended.
-        packets_sent: Packets sent, resent ones and parity included.
-        packets_resent: Packets that were sent again.
-        resent_reliable: Packets that reliable delivery sent again; in a lossy operation, those
-            within hosts and sites.
-        parity_sent: Parity packets that were sent.
-        parity_received: Parity packets that arrived.
-        packets_received: Packets that arrived or were recovered.
-        packets_recovered: Packets that parity restored.
-        nan_groups: Groups of elements with a NaN or an infinity that this rank encoded in few bits
-            (option ``wire``). Each such group arrives as NaN as a whole.
-        packets_missing: Packets that were given up.
-        packets_injected: Packets that injection dropped here.
-        bytes_sent: Bytes sent.
-        bytes_received: Bytes received.
-        contribution_packets: Packets that this rank reduced, or received reduced.
-        contributions: Contributions in all ``contribution_packets``.
-        contributions_min: The fewest contributions in one of these packets.
-        deadline_hits: Streams that a deadline ended.
+        contributions_min: The fewest contributions in one of ``contribution_packets``.
         own_filled: Packets without a reduction that got the rank's own contribution.
         kept: Packets without a reduction that stayed as they were.
         zero_filled: Packets without a reduction that became zero.
         alone: Packets of a reduce-scatter to which no other rank contributed.
-        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
-        order_bytes: Peak memory in bytes of those packets.
+        order_bytes: Peak memory in bytes of packets that waited for those of lower ranks.
         elapsed_ns: Nanoseconds from submission to completion.
         max_missing: Maximum share of missing packets that it allowed; below 0: no maximum was set.
         lost: Ranks lost before the operation, which took no part.
@@ -240,8 +243,7 @@ class PeerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats(Counters):
-    """Sums over all operations of an engine since it was opened (lc_stats). The counters that a
-    :class:`Report` has too mean the same here.
+    """Sums over all operations of an engine since it was opened (lc_stats).
 
     Attributes:
         operations: Operations that ended.

@@ -97,7 +97,6 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """A record that another process has sent."""
         found: Record = _read(cls, value)
         if not 0 <= found.process < found.world == len(found.peers):
             raise ValueError("process, world and peers don't fit together")

@@ -48,9 +48,11 @@ class _Chunk:
     own_offset: int  # first element in the source's input
     first_slot: int  # number of the slots in which it is received, or passed on, in the lowest tier
     slots: int  # how much that number is larger in the next tier
-    held_as: int | None  # the number by which units hold it; None: that of the source's chunk
     fanout: int  # the most parts of a unit that one of its parts sends to
-    star: bool  # whether one sends to all parts in the lowest tier
+    star: bool = False  # whether one sends to all parts in the lowest tier
+    held_as: int | None = (
+        None  # the number by which units hold it; None: that of the source's chunk
+    )
 
     def slot(self, tier: int) -> int:
         return self.first_slot + tier * self.slots
@@ -148,9 +150,7 @@ def all_gather(
                 own_offset=0,
                 first_slot=source,
                 slots=world,
-                held_as=None,
                 fanout=world,
-                star=True,
             )
             slots += _of_source(tree, chunk) if source == rank else _of_others(tree, rank, chunk)
     return assemble(

@@ -162,7 +162,7 @@ def prepare(
         text=text,
         weights=means.weights,
         divisor=means.divisor,
-        selective=blocks is not None and blocks.selective,
+        selective=blocks is not None and not blocks.feedback,
         feedback=blocks is not None and blocks.feedback,
         needed=b"" if blocks is None else blocks.encoded(),
     )

@@ -280,7 +280,7 @@ class Operation:
     @property
     def _has_result_first(self) -> bool:
         later = self._epilogue is not None or self._among is not None or self.exact
-        return not later and (self.blocks is None or self.blocks.with_result)
+        return not later and (self.blocks is None or not self.blocks.feedback)
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` when done: at once, or from the thread that finds it done."""

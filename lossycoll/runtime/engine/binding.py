@@ -2,8 +2,6 @@
 library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
-
-Long because what a call of the engine takes is in one place.
 """
 
 from __future__ import annotations

@@ -50,9 +50,7 @@ class _Chunk:
     slots: int  # how much that number is larger in the next tier
     fanout: int  # the most parts of a unit that one of its parts sends to
     star: bool = False  # whether one sends to all parts in the lowest tier
-    held_as: int | None = (
-        None  # the number by which units hold it; None: that of the source's chunk
-    )
+    held_as: int | None = None  # the number by which units hold it; None: the source's chunk's
 
     def slot(self, tier: int) -> int:
         return self.first_slot + tier * self.slots

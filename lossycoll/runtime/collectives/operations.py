@@ -1,7 +1,4 @@
-"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed.
-
-Long because the life of an operation is told in one place.
-"""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
 
+from .operations import REAP_FROM
+
 
 class Transfer(Operation):
     """``peer``: the other rank; None as long as a receive from any rank has none."""
@@ -41,8 +43,6 @@ class Transfer(Operation):
 
 FLUSH_SECONDS: Final = 5.0
 """Time that a leaving rank waits until the others have what it has sent."""
-REAP_FROM: Final = 8
-"""Unfinished transfers from which on posting looks for some that nobody waits for."""
 
 
 class Tolerance(NamedTuple):

@@ -344,4 +344,4 @@ def test_bad_arguments_are_named(call: object, message: str) -> None:
         call()
 
 
-GOLDEN_SIGNATURE = 9552708099912578372
+GOLDEN_SIGNATURE = 10219530412125821805

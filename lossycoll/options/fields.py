@@ -43,9 +43,6 @@ from .schema import (
     variable,
 )
 
-MAX_BYTES: Final = 1 << 62
-LEAST_PARITY: Final = 0.002
-LEAST_MISSING: Final = 0.0001
 MOST_PARITY, MOST_TO_MEET = 16, 64
 """Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
 GIVEN: Final = "given"
@@ -88,14 +85,14 @@ class Options:
     )
     fec: float | str = call_option(
         0.0,
-        share(LEAST_PARITY, "auto"),
+        share(0.002, "auto"),
         "Share of parity packets in lossy delivery: 0.1 is six for sets of 64 (fewer in shorter "
         "streams), which restore any six lost packets without a round trip. auto: the share that "
         "the measured loss of each path needs, at most 0.25 (parity.md).",
     )
     max_missing: float | str = call_option(
         "none",
-        share(LEAST_MISSING, "none"),
+        share(0.0001, "none"),
         "Maximum share of missing packets in a lossy call. Each path uses parity or resending, "
         "whichever its measured loss and round trip make quicker. `fec` and `repair` keep their "
         "values. none: only `fec` and `repair` count (parity.md).",
@@ -117,7 +114,7 @@ class Options:
     )
     lossy_min_bytes: int = call_option(
         16384,
-        integer(0, MAX_BYTES),
+        integer(0, 1 << 62),
         "Smaller tensors are reliable and not encoded (`wire`): they are control data more often "
         "than gradients.",
     )
@@ -456,7 +453,7 @@ class Options:
             if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue
             entry = variables.get(name)
-            if entry is None and texts.is_of_kubernetes(name):
+            if entry is None and texts.OF_KUBERNETES.fullmatch(name):
                 raise refused(
                     f"unknown variable {name}, which Kubernetes sets for a service whose name "
                     f"begins with 'lossycoll': write enableServiceLinks: false into the pod's "

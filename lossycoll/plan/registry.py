@@ -46,10 +46,6 @@ COLLECTIVES: Final[Mapping[str, Arguments]] = {
 }
 
 
-def _every_world(world: int) -> bool:
-    return world >= 1
-
-
 @dataclass(frozen=True, eq=False)
 class Algorithm:
     """Algorithm of one collective: a builder, and its promises.
@@ -89,7 +85,7 @@ class Algorithm:
     summary: str
     steps: Callable[[int], int]
     traffic: Callable[[int], float]
-    serves: Callable[[int], bool] = _every_world
+    serves: Callable[[int], bool] = lambda world: world >= 1
     default: bool = False
     draws_order: bool = False
     few_owners: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import sqrt
 
 import numpy as np
@@ -184,11 +185,8 @@ def test_links_are_of_ranks_that_the_group_has() -> None:
     ],
 )
 def test_parse_names_what_is_wrong(text: str, part: str) -> None:
-    with pytest.raises(ValueError, match="names: loss, link, burst, dup, reorder, seed;") as caught:
+    with pytest.raises(ValueError, match=re.escape(part)):
         parse(text)
-    message = str(caught.value)
-    assert part in message
-    assert "as in loss=0.1,burst=8,seed=7" in message
 
 
 def test_shares_may_be_percent() -> None:

@@ -27,7 +27,6 @@ from lossycoll.runtime.core.logfmt import event, log
 from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.world.messages import View
 
 from .estimators import BY_COUNT, Means
@@ -279,7 +278,7 @@ class Operations:
                 call.submitted += 1
                 self.unfinished[operation.ticket] = operation
         if self._tracing:
-            _trace_begin(self._where, operation, call.last_op, buffers)
+            self._trace_begin(operation, buffers)
         return operation
 
     def submit_again(
@@ -354,9 +353,7 @@ class Operations:
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
-                _trace_end(
-                    self._where, self._engine, operation, *self._engine.result(operation.ticket)
-                )
+                self._trace_end(self._engine, operation)
             if operation.observe is not None:
                 report, _ = self._engine.result(operation.ticket)
                 operation.observe(report, self._engine.streams(operation.ticket))
@@ -442,43 +439,42 @@ class Operations:
             with contextlib.suppress(ClosedError):
                 self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
 
+    # ---- the log ----
 
-def _trace_begin(where: Where, operation: Operation, number: int, buffers: tuple[int, int]) -> None:
-    """Logs that operation ``number`` was submitted."""
-    event(
-        logging.DEBUG,
-        where,
-        "begin",
-        seq=operation.call.seq,
-        op=number,
-        call=operation.call,
-        ranks=len(operation.members),
-        in_place=buffers[0] == buffers[1],
-    )
+    def _trace_begin(self, operation: Operation, buffers: tuple[int, int]) -> None:
+        """Logs that an operation was submitted."""
+        event(
+            logging.DEBUG,
+            self._where,
+            "begin",
+            seq=operation.call.seq,
+            op=operation.call.last_op,
+            call=operation.call,
+            ranks=len(operation.members),
+            in_place=buffers[0] == buffers[1],
+        )
 
-
-def _trace_end(
-    where: Where, engine: EngineGroup, operation: Operation, report: Report, failure: Failure
-) -> None:
-    """Logs what became of it, and when its streams began and ended."""
-    with contextlib.suppress(ClosedError):
-        for stream in engine.streams(operation.ticket):
-            event(logging.DEBUG, where, "stream", op=report.op, **stream.in_seconds())
-    event(
-        logging.DEBUG,
-        where,
-        "end",
-        seq=operation.call.seq,
-        op=report.op,
-        call=operation.call,
-        code=Code(failure.code).name,
-        cause=report.cause.name,
-        seconds=report.elapsed,
-        sent=report.packets_sent,
-        resent=report.packets_resent,
-        received=report.packets_received,
-        recovered=report.packets_recovered,
-        missing=report.packets_missing,
-        contributions=report.contributions_mean,
-        own_filled=report.own_filled,
-    )
+    def _trace_end(self, engine: EngineGroup, operation: Operation) -> None:
+        """Logs what became of it, and when its streams began and ended."""
+        report, failure = engine.result(operation.ticket)
+        with contextlib.suppress(ClosedError):
+            for stream in engine.streams(operation.ticket):
+                event(logging.DEBUG, self._where, "stream", op=report.op, **stream.in_seconds())
+        event(
+            logging.DEBUG,
+            self._where,
+            "end",
+            seq=operation.call.seq,
+            op=report.op,
+            call=operation.call,
+            code=Code(failure.code).name,
+            cause=report.cause.name,
+            seconds=report.elapsed,
+            sent=report.packets_sent,
+            resent=report.packets_resent,
+            received=report.packets_received,
+            recovered=report.packets_recovered,
+            missing=report.packets_missing,
+            contributions=report.contributions_mean,
+            own_filled=report.own_filled,
+        )

@@ -156,6 +156,8 @@ def _nothing(error: LossyError) -> None:
 class _Planner:
     """Stand-in for an endpoint's group that only remembers the plan."""
 
+    wait = None  # nothing is there to be waited for
+
     def __init__(self, payload: int) -> None:
         self._link = LinkInfo(0, 0, (), 0, payload)
         self.plan: Plan | None = None

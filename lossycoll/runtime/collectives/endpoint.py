@@ -290,8 +290,7 @@ class Endpoint:
             choice = self._algorithm("barrier", members, call_options)
             fanout = max(self._fanout, BARRIER_FANOUT)
             planned = self._plan(members, choice, 1, fanout=fanout)
-            buffers = self._barrier_buffers
-            return self._submit(planned, call, buffers, DType.F32, call_options, steady=True)
+            return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
 
     def _copy(
         self,

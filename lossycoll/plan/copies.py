@@ -59,6 +59,11 @@ class _Chunk:
         """The number by which a part of a unit holds it, one without the source."""
         return number_outside(unit, part, self.source) if self.held_as is None else self.held_as
 
+    def ranks(self, unit: Unit) -> tuple[int, ...]:
+        """The source, and who holds the chunk in the other parts of a unit."""
+        parts = around(unit.parts, unit.part_of[self.source])
+        return (self.source, *[holder(part, self.number(unit, i)) for i, part in parts])
+
     def family(self, ranks: Sequence[int], rank: int, tier: int) -> tuple[int | None, list[int]]:
         """(parent, children) of a rank in the heap of ``ranks``, whose first has the chunk."""
         fanout = len(ranks) if self.star and tier == 0 else min(self.fanout, len(ranks))
@@ -77,30 +82,24 @@ def _sent(
     return [send_own(number, own_offset, length, *dests, level=level)] if dests else []
 
 
-def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
+def _slots(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
+    """A rank's slots for a chunk. Its source sends it in each tier. Another rank receives it in one
+    tier, and passes it on in those of its units below, whose holder it is."""
     slots: list[Slot] = []
-    for t, unit in enumerate(tree.path):
-        mine = unit.part_of[chunk.source]
-        holders = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
-        _, peers = chunk.family((chunk.source, *holders), chunk.source, t)
-        slots += _sent(tree, t, chunk.slot(t), peers, chunk.offset, chunk.own_offset, chunk.length)
-    return slots
-
-
-def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
-    """Slots of another rank for a chunk: it receives it in one tier, and passes it on in those of
-    its units below, whose holder it is."""
+    if rank == chunk.source:
+        place = (chunk.offset, chunk.own_offset, chunk.length)
+        for t, unit in enumerate(tree.path):
+            _, peers = chunk.family(chunk.ranks(unit), rank, t)
+            slots += _sent(tree, t, chunk.slot(t), peers, *place)
+        return slots
     tier = crossing(tree, rank, chunk.source)
     unit = tree.path[tier]
-    parts = around(unit.parts, unit.part_of[chunk.source])
-    holders = [holder(part, chunk.number(unit, i)) for i, part in parts]
     below = within(tree, tier, chunk.number(unit, unit.part_of[rank]))
     # (tier, the ranks that meet there, the first of which has the chunk; level)
     stages: list[tuple[int, Sequence[int], int]] = [
         (t, ranks, tree.tiers[t].down) for t, ranks in enumerate(below)
     ]
-    stages.append((tier, (chunk.source, *holders), tree.tiers[tier].up))
-    slots: list[Slot] = []
+    stages.append((tier, chunk.ranks(unit), tree.tiers[tier].up))
     for t, ranks, level in reversed(stages):
         if rank not in ranks:
             continue
@@ -150,7 +149,7 @@ def all_gather(
                 slots=world,
                 fanout=world,
             )
-            slots += _of_source(tree, chunk) if source == rank else _of_others(tree, rank, chunk)
+            slots += _slots(tree, rank, chunk)
     return assemble(
         "all_gather",
         "direct",
@@ -246,7 +245,7 @@ def _by_pieces(
             fanout=fanout,
             star=topology.shares_hosts,  # memory that is shared is read by all at once
         )
-        slots += _of_source(tree, chunk) if rank == root else _of_others(tree, rank, chunk)
+        slots += _slots(tree, rank, chunk)
     return slots
 
 

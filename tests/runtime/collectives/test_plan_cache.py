@@ -1,4 +1,4 @@
-"""Which plans are kept, and what they become once ranks are lost."""
+"""Which plans are kept, what they become once ranks are lost, and what their packets carry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from lossycoll.plan import (
 from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives import plan_cache
 from lossycoll.runtime.collectives.group_context import Members
-from lossycoll.runtime.collectives.plan_cache import REPLANNED, kept
+from lossycoll.runtime.collectives.plan_cache import REPLANNED, kept, layout_of, sum_layout_of
+from lossycoll.runtime.engine.binding import DType
 
 EVERYONE, FEWER = Members(4, 2, (0, 1, 2, 3)), Members(4, 2, (0, 2, 3))
 OPTIONS = {"broadcast": {"root": 3, "fanout": 2}, "gather": {"root": 3}, "scatter": {"root": 3}}
@@ -186,3 +187,32 @@ def test_survivors_are_planned_for_with_the_hosts_that_are_left() -> None:
     assert plan == rename(want, FEWER.ranks, 4)
     senders = {source for slot in plan.slots for source in slot.sources}
     assert senders == {3}, "only the root may send where ranks may be lost"
+
+
+PAYLOAD = 1408
+SHARED = 65024
+"""LC_SHARED_PAYLOAD"""
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "int8", "int4/32", "int2", "int4:int8"])
+@pytest.mark.parametrize("payload", [PAYLOAD, 8896, SHARED])
+def test_sums_fit_into_the_packets_of_a_host(payload: int, encoding: str) -> None:
+    topology = Topology.of_labels("aabb", "xxxx", SHARED // payload)
+    layout = layout_of(payload, DType.F32, encoding)
+    per_packet, found = sum_layout_of(layout, payload, encoding, topology)
+    sums = found.sum_packets
+    assert 0 < per_packet <= layout.per_packet
+    assert per_packet == layout.per_packet or per_packet % 128 == 0
+    assert 0 < 4 * per_packet * sums <= SHARED
+    assert 4 * per_packet * (sums + 1) > payload * topology.host_packets
+    assert found.of_members(range(4)) == found
+
+
+def test_layouts_stay_where_there_is_nothing_to_tell_apart() -> None:
+    shared, flat = Topology.of_labels("aabb", "xxxx", 4), Topology.flat(4)
+    for encoding, topology in (("same", shared), ("int8", flat)):
+        layout = layout_of(PAYLOAD, DType.F32, encoding)
+        assert sum_layout_of(layout, PAYLOAD, encoding, topology) == (layout.per_packet, topology)
+    tiny = Topology.of_labels("aab", "xxx", 1)
+    layout = layout_of(64, DType.F32, "int2")
+    assert sum_layout_of(layout, 64, "int2", tiny) == (layout.per_packet, tiny)

@@ -308,8 +308,8 @@ CALLS = (
     mutation(
         "an error of a rank's own overtakes what other ranks lack of the calls before",
         "lossycoll/runtime/collectives/leaving.py",
-        "        return of is None or call.seq < 0 or of.seq < call.seq\n",
-        "        return False\n",
+        "if not lingering or (of is not None and 0 <= call.seq <= of.seq):",
+        "if True:",
         "tests/backend/test_not_submitted.py::test_a_sparse_sum_interrupted_halfway_ends_the_group",
     ),
     # ---- activations ----

@@ -20,10 +20,11 @@ leaves the site.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -114,17 +115,9 @@ def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[
 
 def _common(parts: Sequence[Shares]) -> list[tuple[int, int, tuple[int, ...]]]:
     """(first element, end, the pieces' numbers by part) of the ranges between all borders."""
-    at = [0] * len(parts)
-    begin, found = 0, []
-    while all(i < len(part.pieces) for i, part in zip(at, parts, strict=True)):
-        ends = [
-            part.pieces[i].offset + part.pieces[i].length for i, part in zip(at, parts, strict=True)
-        ]
-        end = min(ends)
-        found.append((begin, end, tuple(at)))
-        at = [i + (there == end) for i, there in zip(at, ends, strict=True)]
-        begin = end
-    return found
+    ends = [[piece.offset + piece.length for piece in part.pieces] for part in parts]
+    borders = pairwise([0, *sorted(set().union(*ends))])
+    return [(begin, end, tuple([bisect_left(of, end) for of in ends])) for begin, end in borders]
 
 
 def all_reduce(

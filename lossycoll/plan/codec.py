@@ -5,6 +5,7 @@ native/codec.c and native/lowbit.c encode; tests/oracle has the same in numpy.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -52,13 +53,8 @@ class LowBit:
 
     def elements(self, payload_bytes: int) -> int:
         """The most elements that fit, in whole groups where one fits."""
-        fit, beyond = 0, 8 * payload_bytes + 1
-        while beyond - fit > 1:
-            middle = (fit + beyond) // 2
-            if self.wire_bytes(middle) <= payload_bytes:
-                fit = middle
-            else:
-                beyond = middle
+        every = range(8 * payload_bytes + 1)
+        fit = bisect_right(every, payload_bytes, key=self.wire_bytes) - 1
         return fit - fit % self.group if fit > self.group else fit
 
 

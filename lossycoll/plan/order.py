@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from .rng import key_of, mix
@@ -76,10 +77,6 @@ def segments(elements: int, parts: int, elements_per_packet: int) -> tuple[tuple
     at most one packet. With fewer packets than parts the last segments are empty (length 0).
     """
     share, extra = divmod(-(-elements // elements_per_packet), parts)
-    out = []
-    begin = 0
-    for i in range(parts):
-        end = min(begin + (share + (i < extra)) * elements_per_packet, elements)
-        out.append((begin, end - begin))
-        begin = end
-    return tuple(out)
+    packets = [i * share + min(i, extra) for i in range(parts + 1)]
+    borders = [min(end * elements_per_packet, elements) for end in packets]
+    return tuple([(begin, end - begin) for begin, end in pairwise(borders)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from .assembly import add, assemble, copy_own, receive, send_own
 from .model import Edge, Finish, Missing, Plan, Slot, packet_count, signature
@@ -49,10 +50,8 @@ def owned(elements: int, elements_per_packet: int, rates: Sequence[int]) -> tupl
     by_rest = sorted(range(len(wanted)), key=lambda rank: (whole[rank] - wanted[rank], rank))
     for rank in by_rest[: packets - sum(whole)]:
         whole[rank] += 1
-    ends = [
-        min(elements, elements_per_packet * sum(whole[: rank + 1])) for rank in range(len(whole))
-    ]
-    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+    ends = [min(elements, elements_per_packet * end) for end in accumulate(whole, initial=0)]
+    return tuple(end - begin for begin, end in pairwise(ends))
 
 
 def all_reduce(

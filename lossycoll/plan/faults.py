@@ -66,10 +66,7 @@ class Inject:
                 )
 
     def loss_of(self, sender: int, receiver: int) -> float:
-        for link in self.links:
-            if link[:2] == (sender, receiver):
-                return link.loss
-        return self.loss
+        return next((x.loss for x in self.links if x[:2] == (sender, receiver)), self.loss)
 
     def check_world(self, world: int) -> None:
         """Raises ValueError unless a group of ``world`` ranks has the ranks of all links."""

@@ -292,8 +292,7 @@ def _linked(hosts: int, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
     for a, b in pairs:
         one, other = sorted((least[a], least[b]))
         least = [one if found == other else found for found in least]
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(least))}
-    return tuple(numbers[found] for found in least)
+    return _numbered(least)
 
 
 def _ms(seconds: float) -> str:

@@ -94,10 +94,7 @@ class Sequencer:
         views = self._views
         if number >= views[-1][0]:  # nearly always, and this is asked for each operation
             return views[-1][1]
-        for first, members in reversed(views):
-            if number >= first:
-                return members
-        return views[0][1]
+        return next((members for first, members in reversed(views) if number >= first), views[0][1])
 
     @property
     def latest(self) -> Members:

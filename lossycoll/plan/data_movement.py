@@ -148,9 +148,13 @@ def _exchange(
         fields = (*fields, *topology.fields)
     peers = [(peer, int(peer in near)) for peer in others(world, rank)]
     # What is received is numbered by its sender; what is sent needs numbers of its own here.
-    slots = [send_own(world + j, to[j], send[j], Edge(j, rank), level=level) for j, level in peers]
+    slots = [
+        send_own(world + j, to[j], send[j], Edge(j, rank), level=level)
+        for j, level in peers
+        if send[j]
+    ]
     slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
-    slots += [receive(j, j, at[j], expected[j], level=level) for j, level in peers]
+    slots += [receive(j, j, at[j], expected[j], level=level) for j, level in peers if expected[j]]
     return assemble(
         collective,
         name,

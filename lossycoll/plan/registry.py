@@ -177,10 +177,8 @@ def _check(algorithm: Algorithm) -> None:
     title = _title(algorithm)
     if algorithm.collective not in COLLECTIVES:
         raise ValueError(f"{title}: wanted a collective of {', '.join(COLLECTIVES)}")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name) or algorithm.name in (
-        AUTO,
-        HIERARCHICAL,
-    ):
+    named = re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name)
+    if not named or algorithm.name in (AUTO, HIERARCHICAL):
         raise ValueError(
             f"{title}: wanted a name of lower-case letters, digits and underscores, not {AUTO!r} "
             f"nor {HIERARCHICAL!r}"

@@ -132,13 +132,10 @@ class Leaving:
         last, failed = self._health.seq, self._operations.first_failed
         if failed is not None:
             last = min(failed - 1, last)
-        return min(self._lingers_from() - 1, last)
-
-    def _lingers_from(self) -> int:
-        """Number of the first call that is done here and not everywhere; else the next call's."""
         lingering, oldest = self._engine.lingering() if self._engine is not None else (0, 0)
         call = self._health.call_of(oldest) if lingering else None
-        return self._health.seq + 1 if call is None else call.seq
+        # The first that is done here and not everywhere.
+        return last if call is None else min(call.seq - 1, last)
 
 
 def _own_error() -> str:

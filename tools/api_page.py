@@ -123,8 +123,12 @@ def function_of(value: Any) -> Any:
 
 
 def _doc(thing: Any) -> str:
-    """The docstring, without the line that tells developers why the code is long."""
+    """The docstring, without the line that tells developers why the code is long. A dataclass has
+    the attributes of those that it extends as well."""
     text = inspect.getdoc(getattr(thing, "__func__", thing)) or ""
+    if dataclasses.is_dataclass(thing):
+        for base in thing.__mro__[1:]:  # type: ignore[union-attr]
+            text += (inspect.getdoc(base) or "").partition("\nAttributes:")[2]
     return re.sub(r"^Long because .*\n?", "", text, flags=re.M)
 
 

@@ -4,8 +4,7 @@
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
 for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``, which takes a
 pair of the backend's name and Options.
-tools/options_table.py prints them for docs/options.md. An option's row says which layer it enters
-(:class:`Enters`).
+tools/options_table.py prints them for docs/options.md.
 
 Long because it is one table.
 """
@@ -27,7 +26,6 @@ from . import texts
 from .schema import (
     PREFIX,
     Default,
-    Enters,
     call_option,
     check,
     choice,
@@ -45,9 +43,6 @@ from .schema import (
     variable,
 )
 
-MAX_BYTES: Final = 1 << 62
-LEAST_PARITY: Final = 0.002
-LEAST_MISSING: Final = 0.0001
 MOST_PARITY, MOST_TO_MEET = 16, 64
 """Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
 GIVEN: Final = "given"
@@ -76,7 +71,6 @@ class Options:
         "Algorithm of collectives that have several (builders.md); others use their default. auto: "
         "hierarchical where ranks share hosts or sites (topology.md), else the default. For "
         "all_reduce that is the transpose at every world and size. Any other name ignores hosts.",
-        enters=Enters.PLAN,
     )
     delivery: str = call_option(
         "lossy",
@@ -91,14 +85,14 @@ class Options:
     )
     fec: float | str = call_option(
         0.0,
-        share(LEAST_PARITY, "auto"),
+        share(0.002, "auto"),
         "Share of parity packets in lossy delivery: 0.1 is six for sets of 64 (fewer in shorter "
         "streams), which restore any six lost packets without a round trip. auto: the share that "
         "the measured loss of each path needs, at most 0.25 (parity.md).",
     )
     max_missing: float | str = call_option(
         "none",
-        share(LEAST_MISSING, "none"),
+        share(0.0001, "none"),
         "Maximum share of missing packets in a lossy call. Each path uses parity or resending, "
         "whichever its measured loss and round trip make quicker. `fec` and `repair` keep their "
         "values. none: only `fec` and `repair` count (parity.md).",
@@ -109,7 +103,6 @@ class Options:
         "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
         "burst doesn't take a whole stream. Streams grow at most 8 times. It applies with "
         "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
-        enters=Enters.PLAN,
     )
     finer_packets: int = call_option(
         FINER_PACKETS,
@@ -118,14 +111,12 @@ class Options:
         "parity alone meets `max_missing` (`repair` is 0). A stream then has twice "
         "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
         "one size (parity.md).",
-        enters=Enters.PLAN,
     )
     lossy_min_bytes: int = call_option(
         16384,
-        integer(0, MAX_BYTES),
+        integer(0, 1 << 62),
         "Smaller tensors are reliable and not encoded (`wire`): they are control data more often "
         "than gradients.",
-        enters=Enters.PYTHON,
     )
     wire: str = call_option(
         "same",
@@ -158,7 +149,6 @@ class Options:
         choice("own", "keep", "zero"),
         "Value of a reduced packet that never arrives: the rank's own contribution, the old value, "
         "or zero (for comparisons: it shrinks gradients).",
-        enters=Enters.PLAN,
     )
     estimator: str = call_option(
         "count",
@@ -179,7 +169,6 @@ class Options:
         1.0,
         number(1e-4, 3600, "s"),
         "Floor of the deadline learnt from arrivals.",
-        enters=Enters.GROUP,
     )
     deadline_max: float = option(
         30.0,
@@ -187,40 +176,38 @@ class Options:
         "Silence after which a stream, or a direction of a link, is given up. Reliable calls then "
         "raise a LinkError, after twice `liveness` if that is longer. Later lossy calls wait "
         "0.25 s and two round trips for a dead link.",
-        enters=Enters.GROUP,
     )
     reorder_min: float = option(
         0.001,
         number(1e-6, 1, "s"),
         "Minimum wait for packets that come after a stream's end. Raise it for networks or busy "
         "machines that reorder by more; each loss costs this time.",
-        enters=Enters.GROUP,
     )
     interface: str = option(
         "auto",
         text("`auto`, an interface's name or a local address", texts.check_interface),
         "Interface or address of this rank. auto: the interface that routes to the master.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     port_range: str = option(
         "0",
         text("`0` or `lo-hi`", texts.check_ports),
         "Local ports: each rank takes one UDP and one TCP port for all of its groups. 0: the "
         "kernel chooses.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
         "Largest IP packet. 0: the MTU of the route to the master, at most 9000. The group uses "
         "the smallest among its ranks; paths that carry less are found (packet-size.md).",
-        enters=Enters.HOST,
+        of_host=True,
     )
     socket_buffer: int = option(
         0,
         integer(0, (1 << 31) - 1),
         "Bytes of socket buffer in each direction. 0: the most that the system allows.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     eager: int = option(
         8 << 20,
@@ -228,7 +215,7 @@ class Options:
         "Bytes reserved for packets of ranks that are ahead of this one. Such packets are sent "
         "before this rank is known to have called, which saves a one-way delay. 0: senders wait.",
         agree=True,
-        enters=Enters.HOST,
+        of_host=True,
     )
     disable: str = option(
         "",
@@ -237,27 +224,27 @@ class Options:
             texts.check_disable,
         ),
         "Fast paths that must not be used.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     pace: float = option(
         0.0,
         number(0, 1e12, "bytes/s"),
         "Fixed sending rate per rank. 0: none.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     pacing: str = option(
         "port",
         choice("path", "port"),
         "Unit that has a sending rate: the port that a host's paths share, or each path by itself "
         "(congestion.md).",
-        enters=Enters.HOST,
+        of_host=True,
     )
     keepalive: float = option(
         10.0,
         number(0, 3600, "s"),
         "Idle time after which a network path gets a datagram, so that no firewall or NAT forgets "
         "it. 0: never (streams.md).",
-        enters=Enters.HOST,
+        of_host=True,
     )
     inject: str = option(
         "",
@@ -265,14 +252,12 @@ class Options:
         "Seeded faults, for tests and studies: shares of packets lost, duplicated or delayed. "
         "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
-        enters=Enters.GROUP,
     )
     seed: int = option(
         0,
         integer(0, (1 << 64) - 1, allowed="0 to 2^64-1"),
         "Seed of the random owners and ring orders of operations.",
         agree=True,
-        enters=Enters.PLAN,
     )
     futures: str = option(
         "overlap",
@@ -280,7 +265,6 @@ class Options:
         "in_order: `get_future()` waits for the result, so callbacks (`.then`) run at once, in the "
         "same order on all ranks, and may issue collectives (PowerSGD's hook does).",
         agree=True,
-        enters=Enters.PYTHON,
     )
     liveness: float = option(
         10.0,
@@ -289,7 +273,6 @@ class Options:
         "process has one value: its first group sets it, and a group that asks for another value "
         "is refused.",
         agree=True,
-        enters=Enters.PYTHON,
     )
     on_peer_loss: str = option(
         "raise",
@@ -297,40 +280,39 @@ class Options:
         "raise: a rank's death ends the group on all others, with an error that names it. "
         "continue: the survivors continue, and means are over them (survivors.md).",
         agree=True,
-        enters=Enters.PYTHON,
     )
     link: str = option(
         "auto",
         choice("auto", "udp"),
         "auto: shared memory within a machine, RDMA where it reaches the other rank (rdma.md), "
         "else UDP. udp: always UDP, and each rank counts as a host of its own (topology.md).",
-        enters=Enters.HOST,
+        of_host=True,
     )
     verbs_device: str = option(
         "",
         text("empty, or as in `mlx5_0` or `mlx5_0:1`", texts.check_device),
         "RDMA port for packets to other machines. Empty: the interface's port, or InfiniBand's, "
         "if there is one (rdma.md).",
-        enters=Enters.HOST,
+        of_host=True,
     )
     verbs_gid: int = option(
         -1,
         integer(-1, 255, allowed="-1, or 0 to 255"),
         "Index of the RDMA port's GID. -1: the one with the interface's address.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     libibverbs: str = option(
         "",
         text("empty, or a path", texts.check_path),
         "Path of the libibverbs library for RDMA devices. Empty: the system's.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     host: str = option(
         "",
         text("empty, or a label", texts.check_label),
         "Label that divides a machine: ranks with different labels share no memory and count as "
         "several hosts. Ranks of different machines never count as one.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     site: str = option(
         "",
@@ -338,7 +320,7 @@ class Options:
         "Location of this rank's machine. Between sites bandwidth is scarce, so partial sums "
         "cross once. auto: learnt from round trips between hosts (topology.md). Set it on all "
         "ranks or on none.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     seal: str = option(
         "encrypt",
@@ -346,34 +328,32 @@ class Options:
         "Protection of packets with a secret (`LOSSYCOLL_SECRET`): encrypt encrypts and "
         "authenticates them, authenticate only authenticates them (sealing.md).",
         agree=True,
-        enters=Enters.HOST,
+        of_host=True,
     )
     cipher: str = option(
         "aes-128-gcm",
         choice(*texts.CIPHERS),
         "Cipher that seals packets; chacha20-poly1305 is for processors without AES instructions.",
         agree=True,
-        enters=Enters.HOST,
+        of_host=True,
     )
     libcrypto: str = option(
         "",
         text("empty, or a path", texts.check_path),
         "Path of the OpenSSL library that seals packets. Empty: the process's or the system's "
         "(sealing.md).",
-        enters=Enters.PYTHON,
     )
     rekey: float = option(
         3600.0,
         number(0, 1e9, "s"),
         "Age at which a key is replaced. Keys are also replaced after 2^22 packets. 0: at no age.",
-        enters=Enters.HOST,
+        of_host=True,
     )
     status: str = option(
         "on",
         choice("on", "off"),
         "on: each rank keeps a page that `lossycoll status` reads, even if Python hangs "
         "(operate.md). off: no page, and answers only say which rank it is.",
-        enters=Enters.PYTHON,
     )
     warn_after: float = option(
         30.0,
@@ -381,7 +361,6 @@ class Options:
         "Time after which a waiting call is logged with the ranks that it waits for, if it also "
         "takes ten times as long as usual. It is logged again after twice the time, and so on. 0: "
         "never. Needs `status` (operate.md).",
-        enters=Enters.PYTHON,
     )
     metrics: str = option(
         "",
@@ -390,20 +369,17 @@ class Options:
         "file for node_exporter, written every 10 s. A path that ends in `.jsonl` gets lines for "
         "`lossycoll report`. Needs `status` (monitor.md), and `lossycoll[metrics]` unless the path "
         "ends in `.jsonl`.",
-        enters=Enters.PYTHON,
     )
     replace: str = option(
         "",
         choice("gloo", besides=("",), in_words="empty"),
         "gloo: gloo groups that a program or framework makes, by name or by default, use lossy "
         "instead (backend.md). Read when torch is imported, so only from the environment.",
-        enters=Enters.PYTHON,
     )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),
         "Level of the logger `lossycoll` on standard error, unless logging is configured.",
-        enters=Enters.PYTHON,
     )
     _timeout: ClassVar[None] = None
     """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
@@ -425,10 +401,6 @@ class Options:
             value = check(entry, written, f"option {entry.name}")
             if not isinstance(written, Default):  # its type says that nobody has written it
                 object.__setattr__(self, entry.name, value)
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Raises OptionError for values that exclude each other."""
         if self.deadline_max < self.deadline_min:
             raise refused(
                 f"option deadline_max is {self.deadline_max:g} s, wanted at least deadline_min, "
@@ -481,7 +453,7 @@ class Options:
             if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue
             entry = variables.get(name)
-            if entry is None and texts.is_of_kubernetes(name):
+            if entry is None and texts.OF_KUBERNETES.fullmatch(name):
                 raise refused(
                     f"unknown variable {name}, which Kubernetes sets for a service whose name "
                     f"begins with 'lossycoll': write enableServiceLinks: false into the pod's "

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field
-from enum import Enum
+from dataclasses import Field, dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -36,22 +35,6 @@ class Values:
         return self.allowed if isinstance(self.allowed, str) else self.allowed()
 
 
-class Enters(Enum):
-    """Structure that an option becomes a part of, and so when it is read."""
-
-    HOST = "lc_host_config"
-    """The process's engine: ``runtime/engine/host.py``. Groups that differ in one have an engine
-    host each."""
-    GROUP = "lc_group_config"
-    """The group in the engine: ``runtime/engine/binding.py``."""
-    CALL = "lc_call"
-    """An operation in the engine: ``runtime/collectives/operations.py``."""
-    PLAN = "the plan"
-    """The plan of an operation: ``runtime/collectives/plan_cache.py`` and ``endpoint.py``."""
-    PYTHON = "nothing of C"
-    """Decided by Python alone: a call's route, which ranks are alive, what is shown."""
-
-
 @dataclass(frozen=True)
 class OptionRow:
     """A row of the table of options."""
@@ -60,7 +43,7 @@ class OptionRow:
     meaning: str
     agree: bool  # whether ranks whose values differ are refused when the group is made
     per_call: bool  # whether a scope may set it
-    enters: Enters
+    of_host: bool  # whether groups that differ in it have an engine host each
 
 
 class Default:
@@ -96,18 +79,15 @@ def option(
     *,
     agree: bool = False,
     per_call: bool = False,
-    enters: Enters,
+    of_host: bool = False,
 ) -> Any:
-    """A field of Options."""
-    about = OptionRow(values, meaning, agree, per_call, enters)
+    about = OptionRow(values, meaning, agree, per_call, of_host)
     return field(default=_default(default), metadata={"row": about})
 
 
-def call_option(
-    default: float | str, values: Values, meaning: str, *, enters: Enters = Enters.CALL
-) -> Any:
+def call_option(default: float | str, values: Values, meaning: str) -> Any:
     """A field that scopes may set, and that ranks agree on."""
-    return option(default, values, meaning, agree=True, per_call=True, enters=enters)
+    return option(default, values, meaning, agree=True, per_call=True)
 
 
 def row(entry: Field[Any]) -> OptionRow:
@@ -116,7 +96,6 @@ def row(entry: Field[Any]) -> OptionRow:
 
 
 def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Values:
-    """One of some names."""
     values = growing_choice(lambda: names, always=besides)
     if not besides:
         return values
@@ -155,21 +134,18 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
 
 
 def one_of(*numbers: int) -> Values:
-    """One of some whole numbers."""
-    least, most = min(numbers), max(numbers)
+    between = integer(min(numbers), max(numbers), allowed=" or ".join(map(str, numbers)))
 
     def check(value: Any) -> int:
-        value = _plain(value)
-        if not is_whole(value, least, most) or value not in numbers:
+        found: int = between.check(value)
+        if found not in numbers:
             raise ValueError
-        return int(value)
+        return found
 
-    allowed = " or ".join(map(str, numbers))
-    return Values(allowed, lambda text: int(text.strip(), 0), check)
+    return replace(between, check=check)
 
 
 def number(low: float, high: float, unit: str) -> Values:
-    """A finite number."""
 
     def check(value: Any) -> float:
         value = _plain(value)
@@ -255,7 +231,6 @@ def _shown(value: Any) -> str:
 
 
 def unknown(what: str, name: str, known: list[str]) -> OptionError:
-    """The error for a name that there isn't."""
     short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
     wanted = name.removeprefix(PREFIX).lower()
     near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)

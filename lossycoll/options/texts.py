@@ -24,16 +24,10 @@ SECRET_VARIABLES: Final = ("LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE")
 OTHER_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS", *SECRET_VARIABLES})
 """No options: two are read when the extension is built, and may stand in a developer's environment;
 the secret is nothing that ranks tell one another."""
-
-
-_SERVICE_LINK: Final = re.compile(
+OF_KUBERNETES: Final = re.compile(
     r"LOSSYCOLL\w*?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
-
-
-def is_of_kubernetes(variable: str) -> bool:
-    """Return whether Kubernetes names a variable so, to tell a pod of a service."""
-    return _SERVICE_LINK.fullmatch(variable) is not None
+"""Variables by which Kubernetes tells a pod of a service."""
 
 
 def check_interface(text: str) -> str:
@@ -90,11 +84,9 @@ def check_inject(text: str) -> str:
     try:
         faults.parse(text)
     except ValueError as error:
-        # The table has the form in full; here what is wrong has to stand out.
-        reason = str(error).replace(f" ({faults.FORM})", "")
         try:
             faults.fraction(text)
         except ValueError:
-            raise ValueError(reason) from None
+            raise error from None
         raise ValueError(f"did you mean loss={text}?") from None
     return text

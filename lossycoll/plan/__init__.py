@@ -12,16 +12,7 @@ the ranks that are left. What the result of a plan is, tests/oracle defines.
 
 from __future__ import annotations
 
-from . import (
-    codec,
-    copies,
-    data_movement,
-    faults,
-    hierarchical,
-    reduce_scatter,
-    ring,
-    sets,
-)
+from . import copies, data_movement, hierarchical, reduce_scatter, ring  # they register
 from .assembly import leave_out, rename
 from .model import (
     Combine,
@@ -45,7 +36,6 @@ from .registry import (
     algorithms,
     choose_algorithm,
     default_algorithm,
-    find_algorithm,
     register,
     unregister,
 )
@@ -67,14 +57,11 @@ __all__ = [
     "algorithm_names",
     "algorithms",
     "choose_algorithm",
-    "codec",
     "copies",
     "data_movement",
     "default_algorithm",
     "draw_order",
     "encode",
-    "faults",
-    "find_algorithm",
     "finer_elements",
     "hierarchical",
     "leave_out",
@@ -85,7 +72,6 @@ __all__ = [
     "rename",
     "ring",
     "segments",
-    "sets",
     "signature",
     "unregister",
 ]

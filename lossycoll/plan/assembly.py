@@ -166,23 +166,14 @@ def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
     _check(members, plan.world)
     if plan.rank not in members:
         raise ValueError(f"rank {plan.rank} is not among {members}, wanted it there")
-    left = frozenset(members)
-    slots = [_left(slot, left) for slot in plan.slots if _has_purpose(slot, left)]
+    left, slots = frozenset(members), []
+    for slot in plan.slots:
+        sources = tuple(source for source in slot.sources if source in left)
+        adds = slot.combine == Combine.ADD and slot.own == Own.INPUT
+        if sources or not slot.sources or adds:  # nobody can supply a copy whose source is gone
+            dests = tuple(dest for dest in slot.dests if dest.peer in left)
+            slots.append(replace(slot, sources=sources, dests=dests))
     return replace(plan, slots=tuple(slots), signature=_signature(plan, members))
-
-
-def _left(slot: Slot, left: frozenset[int]) -> Slot:
-    return replace(
-        slot,
-        sources=tuple(source for source in slot.sources if source in left),
-        dests=tuple(dest for dest in slot.dests if dest.peer in left),
-    )
-
-
-def _has_purpose(slot: Slot, left: frozenset[int]) -> bool:
-    """Not so a copy whose source is gone, which nobody can supply."""
-    fed = not slot.sources or not left.isdisjoint(slot.sources)
-    return fed or (slot.combine == Combine.ADD and slot.own == Own.INPUT)
 
 
 def _signature(plan: Plan, members: Sequence[int]) -> int:

@@ -5,7 +5,9 @@ native/codec.c and native/lowbit.c encode; tests/oracle has the same in numpy.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -35,8 +37,13 @@ class LowBit:
     def levels(self) -> int:
         return (1 << self.bits) - 1
 
+    @property
+    def number(self) -> int:
+        """The lc_encoding, with LC_ENCODING_GROUP_32, _SPIKES and _STOCHASTIC."""
+        parameters = (self.group == 32) << 4 | self.spikes << 5 | self.stochastic << 6
+        return ENCODINGS.index(f"int{self.bits}") | parameters
+
     def groups(self, n: int) -> int:
-        """Number of groups that ``n`` elements make; the last may be short."""
         return -(-n // self.group)
 
     def wire_bytes(self, n: int) -> int:
@@ -46,13 +53,8 @@ class LowBit:
 
     def elements(self, payload_bytes: int) -> int:
         """The most elements that fit, in whole groups where one fits."""
-        fit, beyond = 0, 8 * payload_bytes + 1
-        while beyond - fit > 1:
-            middle = (fit + beyond) // 2
-            if self.wire_bytes(middle) <= payload_bytes:
-                fit = middle
-            else:
-                beyond = middle
+        every = range(8 * payload_bytes + 1)
+        fit = bisect_right(every, payload_bytes, key=self.wire_bytes) - 1
         return fit - fit % self.group if fit > self.group else fit
 
 
@@ -72,10 +74,6 @@ Communication, arXiv 2412.04964, has int4/int8)."""
 FEW_BITS: Final = (*LOW, *PAIRS)
 """Encodings whose elements are indices."""
 _BOTH: Final = ":"
-_GROUP_32: Final = 16
-_SPIKES: Final = 32
-_STOCHASTIC: Final = 64
-"""LC_ENCODING_GROUP_32, LC_ENCODING_SPIKES and LC_ENCODING_STOCHASTIC."""
 SPIKES: Final = "+spikes"
 STOCHASTIC: Final = "+stochastic"
 ROUNDINGS: Final = ("nearest", "stochastic")
@@ -99,12 +97,11 @@ def named(encoding: str, group: int, spikes: int = 0, rounding: str = ROUNDINGS[
     return name + (SPIKES if spikes else "") + (STOCHASTIC if rounding != ROUNDINGS[0] else "")
 
 
-def _parts(encoding: str) -> tuple[str, int, bool, bool]:
-    """(encoding, group, spikes, stochastic) of a name; a group that can't be is 0."""
-    rest = encoding.removesuffix(STOCHASTIC)
-    name, _, group = rest.removesuffix(SPIKES).partition("/")
-    groups = {"": GROUPS[0]} | {str(n): n for n in GROUPS[1:]}
-    return name, groups.get(group, 0), rest.endswith(SPIKES), rest != encoding
+_LOW_BITS: Final = {
+    named(name, group, spikes, rounding): LowBit(bits, group, bool(spikes), rounding != "nearest")
+    for (name, bits), group, spikes, rounding in product(LOW.items(), GROUPS, (0, 1), ROUNDINGS)
+}
+"""Encodings of few bits, by their names with parameters."""
 
 
 def phases(encoding: str) -> tuple[str, str]:
@@ -115,9 +112,8 @@ def phases(encoding: str) -> tuple[str, str]:
 
 def number_of(encoding: str) -> int:
     """The lc_encoding of a name of :func:`named`, of one phase, with its parameters."""
-    name, group, spikes, stochastic = _parts(encoding)
-    number = ENCODINGS.index(name) | (_GROUP_32 if group == 32 else 0)
-    return number | (_SPIKES if spikes else 0) | (_STOCHASTIC if stochastic else 0)
+    low = _LOW_BITS.get(encoding)
+    return low.number if low else ENCODINGS.index(encoding)
 
 
 @dataclass(frozen=True)
@@ -143,15 +139,12 @@ def codec_of(encoding: str, dtype: str) -> Codec:
         raise ValueError(f"dtype is {dtype!r}, wanted one of {', '.join(SIZES)}")
     if encoding == "same":
         return Codec(encoding, SIZES[dtype])
-    name, group, spikes, stochastic = _parts(encoding)
-    again = named(name, group, spikes, ROUNDINGS[stochastic])
-    if name not in ENCODINGS or encoding != again or not group:
+    low = _LOW_BITS.get(encoding)
+    if low is None and encoding not in ENCODINGS:
         raise ValueError(f"encoding is {encoding!r}, wanted one of {', '.join(ENCODINGS)}")
     if dtype != ENCODED:
         raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
-    if name in LOW:
-        return Codec(encoding, SIZES[dtype], LowBit(LOW[name], group, spikes, stochastic))
-    return Codec(encoding, SIZES["bf16"])
+    return Codec(encoding, SIZES["bf16"], low)
 
 
 def elements_of(encoding: str, dtype: str, payload_bytes: int) -> int:

@@ -48,9 +48,9 @@ class _Chunk:
     own_offset: int  # first element in the source's input
     first_slot: int  # number of the slots in which it is received, or passed on, in the lowest tier
     slots: int  # how much that number is larger in the next tier
-    held_as: int | None  # the number by which units hold it; None: that of the source's chunk
     fanout: int  # the most parts of a unit that one of its parts sends to
-    star: bool  # whether one sends to all parts in the lowest tier
+    star: bool = False  # whether one sends to all parts in the lowest tier
+    held_as: int | None = None  # the number by which units hold it; None: the source's chunk's
 
     def slot(self, tier: int) -> int:
         return self.first_slot + tier * self.slots
@@ -58,6 +58,11 @@ class _Chunk:
     def number(self, unit: Unit, part: int) -> int:
         """The number by which a part of a unit holds it, one without the source."""
         return number_outside(unit, part, self.source) if self.held_as is None else self.held_as
+
+    def ranks(self, unit: Unit) -> tuple[int, ...]:
+        """The source, and who holds the chunk in the other parts of a unit."""
+        parts = around(unit.parts, unit.part_of[self.source])
+        return (self.source, *[holder(part, self.number(unit, i)) for i, part in parts])
 
     def family(self, ranks: Sequence[int], rank: int, tier: int) -> tuple[int | None, list[int]]:
         """(parent, children) of a rank in the heap of ``ranks``, whose first has the chunk."""
@@ -77,30 +82,24 @@ def _sent(
     return [send_own(number, own_offset, length, *dests, level=level)] if dests else []
 
 
-def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
+def _slots(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
+    """A rank's slots for a chunk. Its source sends it in each tier. Another rank receives it in one
+    tier, and passes it on in those of its units below, whose holder it is."""
     slots: list[Slot] = []
-    for t, unit in enumerate(tree.path):
-        mine = unit.part_of(chunk.source)
-        holders = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
-        _, peers = chunk.family((chunk.source, *holders), chunk.source, t)
-        slots += _sent(tree, t, chunk.slot(t), peers, chunk.offset, chunk.own_offset, chunk.length)
-    return slots
-
-
-def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
-    """Slots of another rank for a chunk: it receives it in one tier, and passes it on in those of
-    its units below, whose holder it is."""
+    if rank == chunk.source:
+        place = (chunk.offset, chunk.own_offset, chunk.length)
+        for t, unit in enumerate(tree.path):
+            _, peers = chunk.family(chunk.ranks(unit), rank, t)
+            slots += _sent(tree, t, chunk.slot(t), peers, *place)
+        return slots
     tier = crossing(tree, rank, chunk.source)
     unit = tree.path[tier]
-    parts = around(unit.parts, unit.part_of(chunk.source))
-    holders = [holder(part, chunk.number(unit, i)) for i, part in parts]
-    below = within(tree, tier, chunk.number(unit, unit.part_of(rank)))
+    below = within(tree, tier, chunk.number(unit, unit.part_of[rank]))
     # (tier, the ranks that meet there, the first of which has the chunk; level)
     stages: list[tuple[int, Sequence[int], int]] = [
-        (t, there.holders, tree.tiers[t].down) for t, there in enumerate(below)
+        (t, ranks, tree.tiers[t].down) for t, ranks in enumerate(below)
     ]
-    stages.append((tier, (chunk.source, *holders), tree.tiers[tier].up))
-    slots: list[Slot] = []
+    stages.append((tier, chunk.ranks(unit), tree.tiers[tier].up))
     for t, ranks, level in reversed(stages):
         if rank not in ranks:
             continue
@@ -148,11 +147,9 @@ def all_gather(
                 own_offset=0,
                 first_slot=source,
                 slots=world,
-                held_as=None,
                 fanout=world,
-                star=True,
             )
-            slots += _of_source(tree, chunk) if source == rank else _of_others(tree, rank, chunk)
+            slots += _slots(tree, rank, chunk)
     return assemble(
         "all_gather",
         "direct",
@@ -217,7 +214,7 @@ def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
         return [receive(t, root, 0, elements, level=tree.tiers[t].up)]
     slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
-        parts = around(unit.parts, unit.part_of(root))
+        parts = around(unit.parts, unit.part_of[root])
         slots += _sent(
             tree, t, t, [peer for _, part in parts for peer in part.ranks], 0, 0, elements
         )
@@ -248,7 +245,7 @@ def _by_pieces(
             fanout=fanout,
             star=topology.shares_hosts,  # memory that is shared is read by all at once
         )
-        slots += _of_source(tree, chunk) if rank == root else _of_others(tree, rank, chunk)
+        slots += _slots(tree, rank, chunk)
     return slots
 
 

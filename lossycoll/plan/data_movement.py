@@ -7,12 +7,11 @@ was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from .assembly import assemble, copy_own, receive, send_own
-from .model import Edge, Level, Plan, Slot, signature
+from .model import Edge, Level, Plan, signature
 from .registry import Algorithm, register
 from .tiers import RELIABLE
 from .topology import Topology
@@ -26,9 +25,6 @@ from .validation import (
     starts,
 )
 
-WITHIN: Final = 1
-"""The level of streams within a host."""
-
 
 def all_to_all(
     world: int,
@@ -40,22 +36,14 @@ def all_to_all(
 ) -> Plan:
     """Chunk ``j`` of rank ``i``'s input becomes chunk ``i`` of rank ``j``'s output.
 
-    A stream is numbered by the rank that it comes from. Costs one step; each rank sends all chunks
-    but its own. Both buffers hold ``world`` chunks of ``count`` elements.
+    Costs one step; each rank sends all chunks but its own. Both buffers hold ``world`` chunks of
+    ``count`` elements.
     """
     check_world(world, rank, elements_per_packet)
     sizes = (check_count("count", count),) * world
-    return _assembled(
-        "all_to_all",
-        "direct",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(sum(sizes), sum(sizes)),
-        slots=_exchanged(rank, sizes, sizes),
-        fields=(world, sizes[0], elements_per_packet),
-    )
+    fields = (world, sizes[0], elements_per_packet)
+    how = (sizes, sizes, elements_per_packet, topology, fields)
+    return _exchange("all_to_all", "direct", rank, *how)
 
 
 def all_to_all_uneven(
@@ -81,27 +69,9 @@ def all_to_all_uneven(
             f"receive_counts[{rank}] is {expected[rank]}, wanted {send[rank]}: what rank {rank} "
             f"sends itself"
         )
-    return _assembled(
-        "all_to_all",
-        "uneven",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(sum(send), sum(expected)),
-        slots=_exchanged(rank, send, expected),
-        fields=(world, elements_per_packet),
-    )
-
-
-def _exchanged(rank: int, send: tuple[int, ...], expected: tuple[int, ...]) -> list[Slot]:
-    world = len(send)
-    to, at = starts(send), starts(expected)
-    peers = others(world, rank)
-    # What is received is numbered by its sender; what is sent needs numbers of its own here.
-    slots = [send_own(world + j, to[j], send[j], Edge(j, rank)) for j in peers]
-    slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
-    return slots + [receive(j, j, at[j], expected[j]) for j in peers]
+    fields = (world, elements_per_packet)
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("all_to_all", "uneven", rank, *how)
 
 
 def gather(
@@ -113,20 +83,16 @@ def gather(
     root: int = 0,
     topology: Topology | None = None,
 ) -> Plan:
-    """Every rank's chunk at ``root``, one after another; slot ``j`` belongs to rank j's chunk.
+    """Every rank's chunk at ``root``, one after another.
 
     Costs one step; each rank but the root sends its chunk once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk. The output is at the root alone.
     """
-
-    def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
-        if rank != root:
-            return [send_own(rank, 0, sizes[rank], Edge(root, rank))]
-        own = copy_own(root, begin[root], 0, sizes[root])
-        return [own, *[receive(j, j, begin[j], sizes[j]) for j in others(world, root)]]
-
-    how = (world, rank, counts, elements_per_packet, root, topology)
-    return _rooted("gather", *how, slots)
+    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
+    send = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    expected = sizes if rank == root else (0,) * world
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("gather", "direct", rank, *how)
 
 
 def scatter(
@@ -138,92 +104,81 @@ def scatter(
     root: int = 0,
     topology: Topology | None = None,
 ) -> Plan:
-    """Chunk ``j`` of ``root``'s input at rank ``j``; slot ``j`` belongs to rank j's chunk.
+    """Chunk ``j`` of ``root``'s input at rank ``j``.
 
     Costs one step; the root sends every chunk but its own once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk.
     """
-
-    def slots(sizes: tuple[int, ...], begin: tuple[int, ...]) -> list[Slot]:
-        if rank != root:
-            return [receive(rank, root, 0, sizes[rank])]
-        sent = [send_own(j, begin[j], sizes[j], Edge(j, j)) for j in others(world, root)]
-        return [*sent, copy_own(root, 0, begin[root], sizes[root])]
-
-    how = (world, rank, counts, elements_per_packet, root, topology)
-    return _rooted("scatter", *how, slots)
+    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
+    send = sizes if rank == root else (0,) * world
+    expected = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    how = (send, expected, elements_per_packet, topology, fields)
+    return _exchange("scatter", "direct", rank, *how)
 
 
 def _rooted(
-    collective: str,
-    world: int,
-    rank: int,
-    counts: int | Sequence[int],
-    elements_per_packet: int,
-    root: int,
-    topology: Topology | None,
-    slots: Callable[[tuple[int, ...], tuple[int, ...]], list[Slot]],
-) -> Plan:
-    """A gather or a scatter. ``slots``: this rank's, given the chunks' sizes and offsets."""
+    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, root: int
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """The sizes of chunks, and what goes into the signature; refuses what can't be."""
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
-    own, whole = sizes[rank], sum(sizes) if rank == root else 0
-    return _assembled(
-        collective,
-        "direct",
-        world,
-        rank,
-        elements_per_packet,
-        topology,
-        sizes=(own, whole) if collective == "gather" else (whole, own),
-        slots=slots(sizes, starts(sizes)),
-        fields=(world, sizes, elements_per_packet, root),
-    )
+    return sizes, (world, sizes, elements_per_packet, root)
 
 
-def _assembled(
+def _exchange(
     collective: str,
     name: str,
-    world: int,
     rank: int,
+    send: tuple[int, ...],
+    expected: tuple[int, ...],
     elements_per_packet: int,
     topology: Topology | None,
-    *,
-    sizes: tuple[int, int],
-    slots: list[Slot],
     fields: tuple[Any, ...],
 ) -> Plan:
-    """The plan of slots that have one stream at most, those within a host on a level of their own.
+    """The plan of a rank that sends and gets so many elements to and from each. A stream is
+    numbered by the rank that it comes from; those within a host are on a level of their own.
     ``fields``: what goes into the signature."""
+    world, to, at = len(send), starts(send), starts(expected)
     levels: tuple[Level, ...] = ()
+    near: frozenset[int] = frozenset()
     if topology is not None and check_topology(topology, world).shares_hosts:
         levels = (Level(elements_per_packet * topology.host_packets, RELIABLE),)
         near = frozenset(topology.members_of_hosts[topology.hosts[rank]])
-        slots = [
-            slot if near.isdisjoint(_peers(slot)) else replace(slot, level=WITHIN) for slot in slots
-        ]
         fields = (*fields, *topology.fields)
-    sign = signature(collective, name, *fields)
-    how = (collective, name, world, rank, elements_per_packet)
-    return assemble(*how, sizes=sizes, slots=slots, sign=sign, levels=levels)
+    peers = [(peer, int(peer in near)) for peer in others(world, rank)]
+    # What is received is numbered by its sender; what is sent needs numbers of its own here.
+    slots = [
+        send_own(world + j, to[j], send[j], Edge(j, rank), level=level)
+        for j, level in peers
+        if send[j]
+    ]
+    slots.append(copy_own(rank, at[rank], to[rank], send[rank]))
+    slots += [receive(j, j, at[j], expected[j], level=level) for j, level in peers if expected[j]]
+    return assemble(
+        collective,
+        name,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sum(send), sum(expected)),
+        slots=slots,
+        sign=signature(collective, name, *fields),
+        levels=levels,
+    )
 
 
-def _peers(slot: Slot) -> list[int]:
-    return [*slot.sources, *[dest.peer for dest in slot.dests]]
-
-
-def _all_but_own(world: int) -> float:
-    return (world - 1) / world
-
-
-def _register(
-    collective: str,
-    name: str,
-    build: Callable[..., Plan],
-    summary: str,
-    traffic: Callable[[int], float] = _all_but_own,
-) -> None:
+for collective, name, build, summary in (
+    ("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk"),
+    (
+        "all_to_all_uneven",
+        "uneven",
+        all_to_all_uneven,
+        "every rank sends each other one its chunk; chunks of any size",
+    ),
+    ("gather", "direct", gather, "every rank sends its chunk to the root"),
+    ("scatter", "direct", scatter, "the root sends every rank its chunk"),
+):
     register(
         Algorithm(
             collective=collective,
@@ -231,26 +186,11 @@ def _register(
             build=build,
             summary=summary,
             steps=lambda world: min(1, world - 1),
-            traffic=traffic,
+            traffic=(lambda world: min(1, world - 1) / world)
+            if collective == "gather"
+            else (lambda world: (world - 1) / world),
             default=True,
             direct=True,
             levels=True,
         )
     )
-
-
-_register("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk")
-_register(
-    "all_to_all_uneven",
-    "uneven",
-    all_to_all_uneven,
-    "every rank sends each other one its chunk; chunks of any size",
-)
-_register(
-    "gather",
-    "direct",
-    gather,
-    "every rank sends its chunk to the root",
-    lambda n: min(1, n - 1) / n,
-)
-_register("scatter", "direct", scatter, "the root sends every rank its chunk")

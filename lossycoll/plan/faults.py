@@ -15,15 +15,8 @@ from typing import Final, NamedTuple
 from .rng import MASK
 
 NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
-READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
-"""Error for what is no share."""
-
-FORM: Final = (
-    f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1], or as 1%; "
-    "link FROM-TO:LOSS, the loss between two ranks, once for each link that differs; "
-    "burst >= 1, the mean number of packets lost in a row; seed an integer >= 0; "
-    "as in loss=0.1,burst=8,seed=7 or loss=0.1,link=0-1:0.3"
-)
+_READERS: Final[Mapping[str, Callable[[str], float]]] = {"seed": int, "burst": float}
+"""Readers of the values that are no shares."""
 
 
 class LinkLoss(NamedTuple):
@@ -53,40 +46,27 @@ class Inject:
         for name in ("loss", "dup", "reorder"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}, wanted 0 to 1 ({FORM})")
+                raise ValueError(f"{name} is {value}, wanted 0 to 1")
         if not (self.burst >= 1 and math.isfinite(self.burst)):
-            raise ValueError(f"burst is {self.burst}, wanted a number of 1 or more ({FORM})")
+            raise ValueError(f"burst is {self.burst}, wanted a number of 1 or more")
         if not (isinstance(self.seed, int) and 0 <= self.seed <= MASK):
-            raise ValueError(f"seed is {self.seed}, wanted an integer, 0 to 2**64 - 1 ({FORM})")
+            raise ValueError(f"seed is {self.seed}, wanted an integer, 0 to 2**64 - 1")
         for link in self.links:
-            self._check_link(link)
+            if not 0 <= link.loss <= 1:
+                raise ValueError(f"loss in {link} is {link.loss}, wanted 0 to 1")
+            if link.sender < 0 or link.sender == link.receiver:
+                raise ValueError(f"{link}: wanted two ranks that differ")
+            if sum(link[:2] == other[:2] for other in self.links) > 1:
+                raise ValueError(f"link={link.sender}-{link.receiver} is given twice")
         for loss in (self.loss, *(link.loss for link in self.links)):
             if self.burst > 1 and loss < 1 and begin(loss, 1 / self.burst) > 1 + 1e-9:
                 raise ValueError(
                     f"burst is {self.burst}, wanted at least {loss / (1 - loss):.6g} for "
-                    f"loss {loss}: shorter bursts can't lose so many packets ({FORM})"
+                    f"loss {loss}: shorter bursts can't lose so many packets"
                 )
 
-    def _check_link(self, link: LinkLoss) -> None:
-        if not 0 <= link.loss <= 1:
-            raise ValueError(f"loss in {link} is {link.loss}, wanted 0 to 1 ({FORM})")
-        if link.sender < 0 or link.sender == link.receiver:
-            raise ValueError(f"{link}: wanted two ranks that differ ({FORM})")
-        if sum(link[:2] == other[:2] for other in self.links) > 1:
-            name = f"link={link.sender}-{link.receiver}"
-            raise ValueError(f"{name} is given twice ({FORM})")
-
-    @property
-    def active(self) -> bool:
-        shares = (self.loss, self.dup, self.reorder, *(link.loss for link in self.links))
-        return any(share > 0 for share in shares)
-
     def loss_of(self, sender: int, receiver: int) -> float:
-        """The fraction lost of what ``sender`` sends to ``receiver``."""
-        for link in self.links:
-            if link[:2] == (sender, receiver):
-                return link.loss
-        return self.loss
+        return next((x.loss for x in self.links if x[:2] == (sender, receiver)), self.loss)
 
     def check_world(self, world: int) -> None:
         """Raises ValueError unless a group of ``world`` ranks has the ranks of all links."""
@@ -102,27 +82,25 @@ def parse(text: str) -> Inject:
     """Reads ``"loss=0.1,link=0-1:0.3,burst=8,seed=7,dup=0.01,reorder=0.01"``.
 
     Any part may be left out; ``link`` may be there as often as there are links. The ValueError
-    names the part that is wrong, the names there are and the form.
+    names the part that is wrong.
     """
     found: dict[str, float | int] = {}
     links: list[LinkLoss] = []
     for part in text.split(",") if text.strip() else ():
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in NAMES:
-            raise ValueError(
-                f"{part.strip()!r} in {text!r}: wanted name=value with a known name ({FORM})"
-            )
+            raise ValueError(f"{part.strip()!r} in {text!r}: wanted name=value with a known name")
         if name == "link":
             links.append(_link(value, f"{part.strip()!r} in {text!r}"))
             continue
         if name in found:
-            raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice ({FORM})")
+            raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice")
         try:
-            found[name] = READERS.get(name, fraction)(value)
+            found[name] = _READERS.get(name, fraction)(value)
         except ValueError:
             kind = "an integer" if name == "seed" else "a number"
             raise ValueError(
-                f"{part.strip()!r} in {text!r}: {name} is {value!r}, wanted {kind} ({FORM})"
+                f"{part.strip()!r} in {text!r}: {name} is {value!r}, wanted {kind}"
             ) from None
     try:
         return Inject(**found, links=tuple(links))  # type: ignore[arg-type]  # seed is an int
@@ -146,7 +124,7 @@ def _link(value: str, where: str) -> LinkLoss:
             raise ValueError
         return LinkLoss(int(found[1]), int(found[2]), fraction(found[3]))
     except ValueError:
-        raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS ({FORM})") from None
+        raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS") from None
 
 
 def begin(loss: float, end: float) -> float:

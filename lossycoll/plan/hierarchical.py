@@ -20,10 +20,11 @@ leaves the site.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -64,29 +65,23 @@ class Shares:
 
 
 @lru_cache(maxsize=64)
-def shares(root: Unit, elements: int, grain: int, turns: tuple[int, ...] | None) -> Shares:
-    """The pieces of all units; all borders but the end are whole numbers of ``grain`` elements.
+def shares(unit: Unit, elements: int, grain: int, turns: tuple[int, ...] | None = None) -> Shares:
+    """A unit's pieces; all borders but the end are whole numbers of ``grain`` elements.
 
     ``turns`` are the parts in the order in which the topmost tier is cut among them, some of them
     several times (:func:`drawn_turns`). None: parts get as much of the buffer as each other.
     """
-    parts = _parts(root, elements, grain)
-    return Shares(root, _pieces(parts, turns or range(len(parts)), grain), parts)
+    if not unit.parts:
+        whole = (Piece(0, elements, (), unit.ranks[0], ()),) if elements else ()
+        return Shares(unit, whole)
+    parts = _parts(unit, elements, grain)
+    return Shares(unit, _pieces(parts, turns or range(len(parts)), grain), parts)
 
 
 @lru_cache(maxsize=64)
 def _parts(unit: Unit, elements: int, grain: int) -> tuple[Shares, ...]:
     # Kept, since the topmost tier is cut anew for each order.
-    return tuple(_lower(part, elements, grain) for part in unit.parts)
-
-
-def _lower(unit: Unit, elements: int, grain: int) -> Shares:
-    if not unit.parts:
-        (rank,) = unit.ranks
-        whole = (Piece(0, elements, (), rank, ()),) if elements else ()
-        return Shares(unit, whole)
-    parts = _parts(unit, elements, grain)
-    return Shares(unit, _pieces(parts, range(len(parts)), grain), parts)
+    return tuple([shares(part, elements, grain) for part in unit.parts])
 
 
 def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,17 +115,9 @@ def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[
 
 def _common(parts: Sequence[Shares]) -> list[tuple[int, int, tuple[int, ...]]]:
     """(first element, end, the pieces' numbers by part) of the ranges between all borders."""
-    at = [0] * len(parts)
-    begin, found = 0, []
-    while all(i < len(part.pieces) for i, part in zip(at, parts, strict=True)):
-        ends = [
-            part.pieces[i].offset + part.pieces[i].length for i, part in zip(at, parts, strict=True)
-        ]
-        end = min(ends)
-        found.append((begin, end, tuple(at)))
-        at = [i + (there == end) for i, there in zip(at, ends, strict=True)]
-        begin = end
-    return found
+    ends = [[piece.offset + piece.length for piece in part.pieces] for part in parts]
+    borders = pairwise([0, *sorted(set().union(*ends))])
+    return [(begin, end, tuple([bisect_left(of, end) for of in ends])) for begin, end in borders]
 
 
 def all_reduce(
@@ -229,7 +216,6 @@ def _slots(
 
 
 def check_slots(numbers: int) -> None:
-    """Refuses a plan that needs more numbers of slots than there are."""
     if numbers > MOST_SLOTS:
         raise ValueError(f"the plan needs {numbers} slots, wanted {MOST_SLOTS} at most")
 
@@ -262,7 +248,7 @@ class _Rank:
             tiers.insert(0, tuple([part for unit in tiers[0] for part in unit.parts]))
         self.path = [next(u for u in units if rank in u.unit.ranks) for units in tiers]
         """The rank's units, from its lowest to that of all."""
-        self.part = [unit.unit.part_of(rank) for unit in self.path]
+        self.part = [unit.unit.part_of[rank] for unit in self.path]
         """Part of the unit that it is in, by tier."""
         sizes = [max(len(unit.pieces) for unit in units) for units in tiers]
         sizes += [len(root.pieces)] * len(tiers)

@@ -186,11 +186,10 @@ class Plan:
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:
-    """The number of packets of a range."""
     return -(-length // elements_per_packet)
 
 
-SIGNATURE_VERSION: Final = 1
+SIGNATURE_VERSION: Final = 2
 """Part of every signature: grows when the same arguments come to mean another plan."""
 
 

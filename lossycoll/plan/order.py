@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from .rng import key_of, mix
-from .validation import MAX_WORLD, check_count
 
 DOMAIN: Final = 0x6F72646572
 """Keeps the order apart from injected faults, which may be given the same seed ("order")."""
@@ -32,14 +32,9 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
     mean of what arrived unbiased: the owner's own contribution always counts, so each rank must be
     the owner equally often.
 
-    ``seed``: 64 bits, unsigned. ``group``: number of the group, 32 bits, unsigned. ``op``: number
-    of the operation, 32 bits, unsigned.
+    ``seed``: 64 bits, unsigned. ``group`` and ``op``: numbers of the group and of the operation, 32
+    bits, unsigned.
     """
-    for name, value, bits in (("seed", seed, 64), ("group", group, 32), ("op", op, 32)):
-        if not 0 <= value < 1 << bits:
-            raise ValueError(f"{name} is {value}, wanted 0 to 2**{bits} - 1")
-    if not 1 <= world <= MAX_WORLD:
-        raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
     key = key_of(seed ^ DOMAIN, group, op)
     order = list(range(world))
     for i in range(world - 1, 0, -1):
@@ -81,16 +76,7 @@ def segments(elements: int, parts: int, elements_per_packet: int) -> tuple[tuple
     Borders are multiples of ``elements_per_packet``, so that no packet is cut, and sizes differ by
     at most one packet. With fewer packets than parts the last segments are empty (length 0).
     """
-    check_count("elements", elements)
-    if parts < 1:
-        raise ValueError(f"parts is {parts}, wanted 1 or more")
-    if elements_per_packet < 1:
-        raise ValueError(f"elements_per_packet is {elements_per_packet}, wanted 1 or more")
     share, extra = divmod(-(-elements // elements_per_packet), parts)
-    out = []
-    begin = 0
-    for i in range(parts):
-        end = min(begin + (share + (i < extra)) * elements_per_packet, elements)
-        out.append((begin, end - begin))
-        begin = end
-    return tuple(out)
+    packets = [i * share + min(i, extra) for i in range(parts + 1)]
+    borders = [min(end * elements_per_packet, elements) for end in packets]
+    return tuple([(begin, end - begin) for begin, end in pairwise(borders)])

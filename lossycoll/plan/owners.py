@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from .assembly import add, assemble, copy_own, receive, send_own
 from .model import Edge, Finish, Missing, Plan, Slot, packet_count, signature
@@ -49,10 +50,8 @@ def owned(elements: int, elements_per_packet: int, rates: Sequence[int]) -> tupl
     by_rest = sorted(range(len(wanted)), key=lambda rank: (whole[rank] - wanted[rank], rank))
     for rank in by_rest[: packets - sum(whole)]:
         whole[rank] += 1
-    ends = [
-        min(elements, elements_per_packet * sum(whole[: rank + 1])) for rank in range(len(whole))
-    ]
-    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+    ends = [min(elements, elements_per_packet * end) for end in accumulate(whole, initial=0)]
+    return tuple(end - begin for begin, end in pairwise(ends))
 
 
 def all_reduce(
@@ -70,14 +69,6 @@ def all_reduce(
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("lengths", lengths, world)
     begin, elements = starts(sizes), sum(sizes)
-    for owner, size in enumerate(sizes):
-        if size and not gives[owner]:
-            raise ValueError(f"rank {owner} owns {size} elements, wanted 0: it gives nothing")
-        if size and begin[owner] % elements_per_packet:
-            raise ValueError(
-                f"what rank {owner} owns begins at {begin[owner]}, wanted whole packets of "
-                f"{elements_per_packet}"
-            )
     peers = others(world, rank)
     slots = [send_own(s, begin[s], sizes[s], Edge(s, s)) for s in peers if gives[rank]]
     back = [Edge(peer, world + rank) for peer in peers]

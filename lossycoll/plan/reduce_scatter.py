@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from .assembly import assemble, copy_own
@@ -17,7 +18,7 @@ from .model import Combine, Edge, Finish, Own, Plan, Slot, Target, signature
 from .registry import Algorithm, register
 from .tiers import Tree, around, crossing, holder, number_outside, tree_of, within
 from .topology import Topology
-from .validation import check_counts, check_finish, check_topology, check_world, starts
+from .validation import check_counts, check_finish, check_topology, check_world, others, starts
 
 
 def reduce_scatter(
@@ -28,6 +29,7 @@ def reduce_scatter(
     *,
     finish: Finish = Finish.STRATIFIED,
     topology: Topology | None = None,
+    in_place: bool = False,
 ) -> Plan:
     """Mean of all ranks' chunk ``r``, at rank ``r``; slot ``t * world + s`` adds up chunk ``s`` in
     a unit of tier ``t``.
@@ -37,37 +39,12 @@ def reduce_scatter(
     stratum of a STRATIFIED finish is what the owner's host (and site) contributes; the others are
     those of other units of the topmost tier. ``counts`` are the elements of each rank's chunk; one
     number: of every chunk. ValueError for finish NONE.
+
+    ``in_place``: in one buffer, for callers that send again what is lost. The rank's own chunk
+    becomes the mean. Chunks of which it holds the sum of its unit become that sum: what is lost of
+    them is the unit's contribution, and the rank's to send again. Nobody else in the unit has lost
+    anything.
     """
-    return _plan("", world, rank, counts, elements_per_packet, finish, topology)
-
-
-def reduce_scatter_in_place(
-    world: int,
-    rank: int,
-    counts: int | Sequence[int],
-    elements_per_packet: int,
-    *,
-    finish: Finish = Finish.WEIGHTED,
-    topology: Topology | None = None,
-) -> Plan:
-    """:func:`reduce_scatter` in one buffer, for callers that send again what is lost.
-
-    The rank's own chunk becomes the mean. Chunks of which it holds the sum of its unit become that
-    sum: what is lost of them is the unit's contribution, and the rank's to send again. Nobody else
-    in the unit has lost anything.
-    """
-    return _plan("in place", world, rank, counts, elements_per_packet, finish, topology)
-
-
-def _plan(
-    where: str,
-    world: int,
-    rank: int,
-    counts: int | Sequence[int],
-    elements_per_packet: int,
-    finish: Finish,
-    topology: Topology | None,
-) -> Plan:
     check_finish(finish, Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("counts", counts, world)
@@ -76,20 +53,20 @@ def _plan(
     check_slots(len(tree.tiers) * world)
     # Flat, an owner needs no more than survivors give: where none is told they are counted.
     full_weight = 0 if topology.is_flat else world
-    sums = _Sums(tree, world, rank, sizes, full_weight, in_place=bool(where))
-    for chunk in (*range(rank + 1, world), *range(rank)):
+    sums = _Sums(tree, world, rank, sizes, full_weight, in_place=in_place)
+    for chunk in others(world, rank):
         if sizes[chunk]:
             sums.contribute(chunk)
     if sizes[rank]:
         sums.reduce(finish)
-    name = f"{NAME} {where}".strip()
+    name = f"{NAME} in place" if in_place else NAME
     return assemble(
         "reduce_scatter",
         NAME,
         world,
         rank,
         elements_per_packet,
-        sizes=(sum(sizes), sum(sizes) if where else sizes[rank]),
+        sizes=(sum(sizes), sum(sizes) if in_place else sizes[rank]),
         slots=[*sums.sent, *sums.waiting],
         sign=signature("reduce_scatter", name, world, sizes, elements_per_packet, *topology.fields),
         scratch_elements=sums.scratch,
@@ -123,36 +100,34 @@ class _Sums:
         its unit; or adds up, and goes on as the holder one tier further up."""
         tier = crossing(self.tree, self.rank, chunk)
         unit = self.tree.path[tier]
-        number = number_outside(unit, unit.part_of(self.rank), chunk)
+        number = number_outside(unit, unit.part_of[self.rank], chunk)
         units = within(self.tree, tier, number)
-        last = max([t for t, there in enumerate(units) if len(there.holders) > 1], default=None)
-        if not self.in_place or any(owner != self.rank for owner, _ in units):
+        last = max([t for t, holders in enumerate(units) if len(holders) > 1], default=None)
+        if not self.in_place or any(holders[0] != self.rank for holders in units):
             last = None
         own = None
-        for t, (owner, holders) in enumerate(units):
-            if owner != self.rank:
-                self._send(chunk, t, owner, own)
+        for t, holders in enumerate(units):
+            if holders[0] != self.rank:
+                self._send(chunk, t, holders[0], own)
                 return
             if len(holders) > 1:
-                own = self._add(chunk, t, holders[1:], own, keep=t == last)
+                keep = {"offset": self.begin[chunk]} if t == last else {}
+                own = self._sum(t, chunk, holders[1:], own, **keep)
         self._send(chunk, tier, chunk, own)
 
     def reduce(self, finish: Finish) -> None:
         """The rank's own chunk."""
         own: int | None = None
-        last = len(self.tree.path) - 1
+        rank, offset = self.rank, self.begin[self.rank] if self.in_place else 0
         for t, unit in enumerate(self.tree.path):
-            mine = unit.part_of(self.rank)
-            sources = tuple(
-                [
-                    holder(part, number_outside(unit, i, self.rank))
-                    for i, part in around(unit.parts, mine)
-                ]
-            )
-            if t == last:
-                self._finish(t, sources, own, finish)
-            elif sources:
-                own = self._add(self.rank, t, sources, own)
+            outside = around(unit.parts, unit.part_of[rank])
+            sources = tuple([holder(part, number_outside(unit, i, rank)) for i, part in outside])
+            how = {"offset": offset, "finish": finish, "full_weight": self.full_weight}
+            if sources:
+                own = self._sum(t, rank, sources, own, **(how if unit is self.tree.root else {}))
+            elif unit is self.tree.root:  # a single rank
+                number = t * self.world + rank
+                self.sent.append(copy_own(number, offset, self.begin[rank], self.sizes[rank]))
 
     def _own(self, chunk: int, own: int | None) -> dict[str, Any]:
         """``own``: the slot with what the rank holds of the chunk; None: its input."""
@@ -175,45 +150,27 @@ class _Sums:
             )
         )
 
-    def _add(
-        self, chunk: int, t: int, sources: tuple[int, ...], own: int | None, *, keep: bool = False
+    def _sum(
+        self, t: int, chunk: int, sources: tuple[int, ...], own: int | None, **how: Any
     ) -> int:
-        """Returns the slot's number. ``keep``: its sum stays in the chunk's place."""
+        """Adds up; returns the slot's number. ``how``: of a sum that is stored in the output, at
+        ``offset``; others go to scratch memory."""
         number = t * self.world + chunk
+        if not how:
+            how = {"offset": self.scratch, "target": Target.SCRATCH}
+            self.scratch += self.sizes[chunk]
         self.waiting.append(
             Slot(
                 number,
-                self.begin[chunk] if keep else self.scratch,
-                self.sizes[chunk],
+                length=self.sizes[chunk],
                 sources=sources,
                 combine=Combine.ADD,
-                target=Target.OUT if keep else Target.SCRATCH,
                 level=self.tree.tiers[t].up,
+                **how,
                 **self._own(chunk, own),
             )
         )
-        self.scratch += 0 if keep else self.sizes[chunk]
         return number
-
-    def _finish(self, t: int, sources: tuple[int, ...], own: int | None, finish: Finish) -> None:
-        number, length = t * self.world + self.rank, self.sizes[self.rank]
-        offset = self.begin[self.rank] if self.in_place else 0
-        if not sources:  # A single rank.
-            self.sent.append(copy_own(number, offset, self.begin[self.rank], length))
-            return
-        self.waiting.append(
-            Slot(
-                number,
-                offset,
-                length,
-                sources=sources,
-                combine=Combine.ADD,
-                finish=finish,
-                full_weight=self.full_weight,
-                level=self.tree.tiers[t].up,
-                **self._own(self.rank, own),
-            )
-        )
 
 
 REDUCE_SCATTER: Final = register(
@@ -230,5 +187,5 @@ REDUCE_SCATTER: Final = register(
         relays=True,
     )
 )
-IN_PLACE: Final = replace(REDUCE_SCATTER, build=reduce_scatter_in_place)
+IN_PLACE: Final = replace(REDUCE_SCATTER, build=partial(reduce_scatter, in_place=True))
 """Not registered: its buffers are others than a reduce-scatter's."""

@@ -46,10 +46,6 @@ COLLECTIVES: Final[Mapping[str, Arguments]] = {
 }
 
 
-def _every_world(world: int) -> bool:
-    return world >= 1
-
-
 @dataclass(frozen=True, eq=False)
 class Algorithm:
     """Algorithm of one collective: a builder, and its promises.
@@ -89,7 +85,7 @@ class Algorithm:
     summary: str
     steps: Callable[[int], int]
     traffic: Callable[[int], float]
-    serves: Callable[[int], bool] = _every_world
+    serves: Callable[[int], bool] = lambda world: world >= 1
     default: bool = False
     draws_order: bool = False
     few_owners: bool = False
@@ -160,7 +156,6 @@ def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
 
 
 def default_algorithm(collective: str) -> Algorithm:
-    """The algorithm that ``"auto"`` means."""
     if collective not in _defaults:
         raise ValueError(f"collective is {collective!r}, wanted one of {', '.join(COLLECTIVES)}")
     return _defaults[collective]
@@ -178,23 +173,12 @@ def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
     return default_algorithm(collective)
 
 
-def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that very name, whatever worlds it serves; else a ValueError."""
-    for algorithm in algorithms(collective):
-        if algorithm.name == name:
-            return algorithm
-    names = ", ".join(a.name for a in algorithms(collective))
-    raise ValueError(f"algorithm of {collective} is {name!r}, wanted one of: {names}")
-
-
 def _check(algorithm: Algorithm) -> None:
     title = _title(algorithm)
     if algorithm.collective not in COLLECTIVES:
         raise ValueError(f"{title}: wanted a collective of {', '.join(COLLECTIVES)}")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name) or algorithm.name in (
-        AUTO,
-        HIERARCHICAL,
-    ):
+    named = re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name)
+    if not named or algorithm.name in (AUTO, HIERARCHICAL):
         raise ValueError(
             f"{title}: wanted a name of lower-case letters, digits and underscores, not {AUTO!r} "
             f"nor {HIERARCHICAL!r}"

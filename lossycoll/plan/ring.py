@@ -7,8 +7,6 @@ added, and a lost partial sum restarts at the next position with its own contrib
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from .assembly import add, assemble, receive, send_own
 from .model import Edge, Finish, Missing, Plan, Slot, Target, signature
 from .order import segments
@@ -37,17 +35,29 @@ def all_reduce(
     check_world(world, rank, elements_per_packet)
     elements = check_count("elements", elements)
     order = tuple(range(world)) if order is None else order
-    position = check_order(order, world)[rank]
-    slots: list[Slot] = []
+    check_order(order, world)
+    position, cut = order.index(rank), segments(elements, world, elements_per_packet)
+    before, after = order[position - 1], order[(position + 1) % world]
+    sums: list[Slot] = []
+    copies: list[Slot] = []
     scratch = 0
-    if world > 1:
-        cut = segments(elements, world, elements_per_packet)
-        before, after = order[position - 1], order[(position + 1) % world]
-        # As they come by: each rank's own first.
-        numbers = [(position - step) % world for step in range(world)]
-        ring = _Ring(before, after, [(s, *cut[s]) for s in numbers])
-        slots, scratch = _sums(ring, finish)
-        slots += _copies(ring, missing)
+    # Segments as they come by, the rank's own first: partial sums are ``step`` hops old then.
+    for step in range(world if world > 1 else 0):
+        s = (position - step) % world
+        offset, length = cut[s]
+        onwards, back = Edge(after, s), Edge(after, world + s)
+        if step == 0:
+            sums.append(send_own(s, offset, length, onwards))
+        elif step < world - 1:
+            store = Target.SCRATCH
+            sums.append(add(s, scratch, offset, length, onwards, sources=(before,), target=store))
+            scratch += length
+        else:
+            sums.append(add(s, offset, offset, length, back, sources=(before,), finish=finish))
+            break
+        # The position before the one that finished a segment ends it.
+        dests = () if step == world - 2 else (back,)
+        copies.append(receive(world + s, before, offset, length, *dests, missing=missing))
     what = (world, elements, elements_per_packet, missing, order)
     return assemble(
         "all_reduce",
@@ -56,52 +66,10 @@ def all_reduce(
         rank,
         elements_per_packet,
         sizes=(elements, elements),
-        slots=slots,
+        slots=[*sums, *copies],
         sign=signature("all_reduce", "ring", *what),
         scratch_elements=scratch,
     )
-
-
-class _Ring(NamedTuple):
-    """A rank's place in the ring."""
-
-    before: int  # the rank that sends to this one
-    after: int  # the rank that this one sends to
-    # (number, offset, length), in the order in which they come by
-    segments: list[tuple[int, int, int]]
-
-
-def _sums(ring: _Ring, finish: Finish) -> tuple[list[Slot], int]:
-    """The first time around, and the elements of scratch memory that partial sums take.
-
-    A partial sum is ``step`` hops old when it is here. Going by age is going in the order in which
-    packets arrive.
-    """
-    before, after, world = ring.before, ring.after, len(ring.segments)
-    slots = []
-    scratch = 0
-    for step, (s, offset, length) in enumerate(ring.segments):
-        if step == 0:
-            slots.append(send_own(s, offset, length, Edge(after, s)))
-        elif step < world - 1:
-            onwards, store = Edge(after, s), Target.SCRATCH
-            slots.append(add(s, scratch, offset, length, onwards, sources=(before,), target=store))
-            scratch += length
-        else:
-            onwards = Edge(after, world + s)
-            slots.append(add(s, offset, offset, length, onwards, sources=(before,), finish=finish))
-    return slots, scratch
-
-
-def _copies(ring: _Ring, missing: Missing) -> list[Slot]:
-    """The second time around. The position before the one that finished a segment ends it."""
-    world = len(ring.segments)
-    slots = []
-    for step, (s, offset, length) in enumerate(ring.segments[:-1]):
-        number = world + s
-        onwards = () if step == world - 2 else (Edge(ring.after, number),)
-        slots.append(receive(number, ring.before, offset, length, *onwards, missing=missing))
-    return slots
 
 
 register(

@@ -30,7 +30,6 @@ class Code:
     rows: int = 0  # parity packets of a set, one of :data:`ROWS`; 0 for no parity
 
     def __post_init__(self) -> None:
-        """Checks that packets can say it."""
         if (self.size, self.rows) != (0, 0) and not (
             self.size in SIZES and self.rows in ROWS[1:] and self.size + self.rows <= SYMBOLS_MOST
         ):
@@ -50,7 +49,8 @@ class Code:
             return Code()
         window = -(-n // -(-n // WINDOW))
         columns = -(-window // -(-window // self.size))
-        rows = rows_down((2 * columns * self.rows + self.size) // (2 * self.size))
+        rows = (2 * columns * self.rows + self.size) // (2 * self.size)
+        rows = ROWS[bisect.bisect_right(ROWS, rows) - 1]  # the most that a code can say
         return Code(next(size for size in SIZES if size >= min(n, self.size)), max(1, rows))
 
 
@@ -73,8 +73,3 @@ def code_of_share(share: float) -> Code:
         rows = min(share * USUAL, SYMBOLS_MOST - USUAL)
         return Code(USUAL, min(ROWS[1:], key=lambda row: abs(row - rows)))
     return Code(min(SIZES, key=lambda size: abs(math.log(size * share))), 1)
-
-
-def rows_down(rows: int) -> int:
-    """The most rows that a code can say, up to so many."""
-    return ROWS[bisect.bisect_right(ROWS, rows) - 1]

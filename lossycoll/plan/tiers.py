@@ -34,12 +34,9 @@ class Unit:
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     @cached_property
-    def _part_of(self) -> Mapping[int, int]:
+    def part_of(self) -> Mapping[int, int]:
+        """Number of each rank's part."""
         return {rank: i for i, part in enumerate(self.parts) for rank in part.ranks}
-
-    def part_of(self, rank: int) -> int:
-        """The number of the part that has ``rank``."""
-        return self._part_of[rank]
 
 
 class Tier(NamedTuple):
@@ -126,11 +123,6 @@ def holder(unit: Unit, number: int) -> int:
     return unit.ranks[0]
 
 
-def part_holders(unit: Unit, number: int) -> tuple[int, ...]:
-    """The holders of a unit's parts, if the unit's is ``holder(unit, number)``."""
-    return tuple(holder(part, number // len(unit.parts)) for part in unit.parts)
-
-
 def number_outside(unit: Unit, part: int, rank: int) -> int:
     """The number of ``rank``'s chunk in a part of ``unit`` that doesn't have the rank: chunks from
     outside are counted from 0, so that they spread over the part's ranks."""
@@ -138,29 +130,18 @@ def number_outside(unit: Unit, part: int, rank: int) -> int:
     return place - len(inside) if unit.places[inside[0]] < place else place
 
 
-class Within(NamedTuple):
-    """Ways of a chunk from elsewhere in one of a rank's units."""
-
-    owner: int
-    """The unit's holder of the chunk."""
-    holders: tuple[int, ...]
-    """Its parts', beginning with the owner."""
-
-
 def crossing(tree: Tree, rank: int, other: int) -> int:
     """The tier in which two ranks are in different parts of one unit."""
     return next(t for t, unit in enumerate(tree.path) if other in unit.places)
 
 
-def within(tree: Tree, tier: int, number: int) -> list[Within]:
-    """Holders in the rank's units, by tier below ``tier``; the highest holds chunk ``number``."""
-    found: list[Within] = []
-    for t in range(tier - 1, -1, -1):
-        unit = tree.path[t]
-        at = number % len(unit.parts)
-        holders = part_holders(unit, number)
-        found.insert(0, Within(holders[at], (*holders[at:], *holders[:at])))
-        number //= len(unit.parts)
+def within(tree: Tree, tier: int, number: int) -> list[tuple[int, ...]]:
+    """Holders of a chunk in the parts of the rank's units, by tier below ``tier``; the unit's own
+    holder first. The highest unit holds chunk ``number``."""
+    found: list[tuple[int, ...]] = []
+    for unit in reversed(tree.path[:tier]):
+        number, at = divmod(number, len(unit.parts))
+        found.insert(0, tuple([holder(p, number) for p in unit.parts[at:] + unit.parts[:at]]))
     return found
 
 

@@ -135,9 +135,9 @@ class Topology:
             sum_packets: As the attribute.
 
         Returns:
-            The same object for the same number.
+            The copy.
         """
-        return _with_sum_packets(self, sum_packets)
+        return replace(self, sum_packets=sum_packets)
 
     @property
     def world(self) -> int:
@@ -196,11 +196,6 @@ def _without_sites(topology: Topology) -> Topology:
 
 
 @lru_cache(maxsize=64)
-def _with_sum_packets(topology: Topology, sum_packets: int) -> Topology:
-    return replace(topology, sum_packets=sum_packets)
-
-
-@lru_cache(maxsize=64)
 def _flat(world: int) -> Topology:
     return Topology(tuple(range(world)), (0,) * world)
 
@@ -246,25 +241,31 @@ def find_sites(hosts: int, round_trips: Mapping[tuple[int, int], float]) -> Site
     ``round_trips``, in seconds, may lack pairs, or have a value for each direction, of which the
     smaller counts. What is no positive number counts as missing. A doubt leaves a single site.
     """
-    known = _known(hosts, round_trips)
+    known: dict[tuple[int, int], float] = {}
+    for (a, b), seconds in round_trips.items():
+        pair = min(a, b), max(a, b)
+        if 0 <= pair[0] < pair[1] < hosts and math.isfinite(seconds) and seconds > 0:
+            known[pair] = min(seconds, known.get(pair, math.inf))
     found = _divided(hosts, known)
     return found if isinstance(found, Sites) else Sites((0,) * hosts, found)
 
 
 def _divided(hosts: int, known: Mapping[tuple[int, int], float]) -> Sites | str:
-    """The sites, or why there is but one."""
+    """The sites, or why there is but one. ``known``: round trips that can be used, each pair's once
+    and in rising order."""
     if hosts < 3:
         return "fewer than three hosts have nothing to gain by sites"
     if len(known) < 2:
         return f"only {len(known)} of {hosts * (hosts - 1) // 2} round trips are known"
-    gap = _widest_gap(sorted(known.values()))
-    if gap is None:
+    pairs = pairwise(sorted(known.values()))
+    gaps = [(far / near, near, far) for near, far in pairs if far >= max(FAR, RATIO * near)]
+    if not gaps:
         least, most = min(known.values()), max(known.values())
         return (
             f"round trips of {_ms(least)} to {_ms(most)} have no gap, from one to at least "
             f"{RATIO:g} times as much and {_ms(FAR)}"
         )
-    near, far = gap
+    _, near, far = max(gaps)
     of_hosts = _linked(hosts, [pair for pair, seconds in known.items() if seconds <= near])
     between = set()
     for (a, b), seconds in sorted(known.items()):
@@ -285,32 +286,13 @@ def _divided(hosts: int, known: Mapping[tuple[int, int], float]) -> Sites | str:
     )
 
 
-def _known(
-    hosts: int, round_trips: Mapping[tuple[int, int], float]
-) -> dict[tuple[int, int], float]:
-    """The usable ones, each pair once and in rising order."""
-    known: dict[tuple[int, int], float] = {}
-    for (a, b), seconds in round_trips.items():
-        pair = min(a, b), max(a, b)
-        if 0 <= pair[0] < pair[1] < hosts and math.isfinite(seconds) and seconds > 0:
-            known[pair] = min(seconds, known.get(pair, math.inf))
-    return known
-
-
-def _widest_gap(values: list[float]) -> tuple[float, float] | None:
-    """Two neighbours that are far enough from each other, of those the furthest, by ratio."""
-    gaps = [(b / a, a, b) for a, b in pairwise(values) if b >= max(FAR, RATIO * a)]
-    return max(gaps)[1:] if gaps else None
-
-
 def _linked(hosts: int, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
     """Number of each host's set. A chain of pairs links the hosts of a set."""
     least = list(range(hosts))
     for a, b in pairs:
         one, other = sorted((least[a], least[b]))
         least = [one if found == other else found for found in least]
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(least))}
-    return tuple(numbers[found] for found in least)
+    return _numbered(least)
 
 
 def _ms(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from operator import index
 from typing import Final
@@ -16,7 +15,6 @@ MAX_WORLD: Final = 32767
 
 
 def check_world(world: int, rank: int, elements_per_packet: int) -> None:
-    """Refuses a world outside 1..32767, a rank outside 0..world-1 and packets of no elements."""
     if not 1 <= world <= MAX_WORLD:
         raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
     check_rank("rank", rank, world)
@@ -25,7 +23,6 @@ def check_world(world: int, rank: int, elements_per_packet: int) -> None:
 
 
 def check_rank(name: str, rank: int, world: int) -> None:
-    """Refuses a rank that the world doesn't have; ``name`` is the argument's."""
     if not 0 <= rank < world:
         raise ValueError(f"{name} is {rank}, wanted 0 to {world - 1}")
 
@@ -50,20 +47,12 @@ def check_counts(name: str, counts: int | Sequence[int], world: int) -> tuple[in
     return tuple(check_count(f"{name}[{i}]", count) for i, count in enumerate(counts))
 
 
-@lru_cache(maxsize=256)
-def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
-    """The inverse of ``order``, a permutation of the ranks: entry ``r`` is the place of rank r."""
+def check_order(order: tuple[int, ...], world: int) -> None:
     if sorted(order) != list(range(world)):
         raise ValueError(f"order is {order}, wanted each of 0 to {world - 1} once")
-    place = [0] * world
-    for position, rank in enumerate(order):
-        place[rank] = position
-    return tuple(place)
 
 
-@lru_cache(maxsize=256)
 def check_owners(owners: tuple[int, ...], world: int) -> None:
-    """Refuses ``owners`` that aren't one or more ranks of the world, each once."""
     wanted = set(range(world))
     if not owners or len(set(owners)) != len(owners) or not wanted.issuperset(owners):
         raise ValueError(f"order is {owners}, wanted one or more of 0 to {world - 1}, each once")
@@ -79,7 +68,6 @@ def check_topology(topology: Topology | None, world: int) -> Topology:
 
 
 def check_finish(finish: Finish, *allowed: Finish) -> None:
-    """Refuses a finish that the plan can't have."""
     if finish not in allowed:
         names = " or ".join(f.name for f in allowed)
         raise ValueError(f"finish is {finish!r}, wanted {names}")

@@ -22,8 +22,8 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.group_context import GroupContext, Members
 from ..runtime.collectives.plan_cache import Choice
 from ..runtime.engine.binding import EngineGroup
-from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
-from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
+from ..runtime.engine.host import Host, step_functions
+from ..runtime.engine.payload import IP_UDP_BYTES, SHARED_PAYLOAD, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
 from ..runtime.world.group_state import Health
 from ..runtime.world.messages import View
@@ -155,6 +155,8 @@ def _nothing(error: LossyError) -> None:
 
 class _Planner:
     """Stand-in for an endpoint's group that only remembers the plan."""
+
+    wait = None  # nothing is there to be waited for
 
     def __init__(self, payload: int) -> None:
         self._link = LinkInfo(0, 0, (), 0, payload)

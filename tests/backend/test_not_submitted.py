@@ -38,7 +38,7 @@ def once(function: Any, error: BaseException, *, skip: int = 0) -> Callable[...,
 
 def failing(name: str, error: BaseException) -> dict[str, str]:
     """Registers an all-reduce that raises ``error`` the first time it is planned."""
-    base = registry.find_algorithm("all_reduce", "transpose")
+    base = registry.choose_algorithm("all_reduce", "transpose", 4)
     build = once(base.build, error)
 
     def built(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def rank_interrupted(rank: int, world: int, where: str) -> list[float]:
     stops = KeyboardInterrupt() if rank == 1 else None
     options = {}
     if where == "builder":
-        base = registry.find_algorithm("all_reduce", "transpose")
+        base = registry.choose_algorithm("all_reduce", "transpose", 4)
         options = failing("stops", KeyboardInterrupt()) if stops else {"algorithm": "stops"}
         if not stops:
             registry.register(dataclasses.replace(base, name="stops", default=False))
@@ -102,7 +102,7 @@ def rank_builder_raises(rank: int, world: int) -> Any:
     options = failing("bad", KeyError("no such table") if rank == 1 else ValueError("unused"))
     if rank == 0:
         with pytest.raises(ValueError, match="unused"):
-            registry.find_algorithm("all_reduce", "bad").build(2, 0, 8, 100)
+            registry.choose_algorithm("all_reduce", "bad", 4).build(2, 0, 8, 100)
     init(timeout=30, pg_options=options)
     out = [said(lambda: dist.all_reduce(torch.ones(8)))]
     with lossycoll.lossy(algorithm="auto"):

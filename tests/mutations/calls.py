@@ -308,8 +308,8 @@ CALLS = (
     mutation(
         "an error of a rank's own overtakes what other ranks lack of the calls before",
         "lossycoll/runtime/collectives/leaving.py",
-        "        return of is None or call.seq < 0 or of.seq < call.seq\n",
-        "        return False\n",
+        "if not lingering or (of is not None and 0 <= call.seq <= of.seq):",
+        "if True:",
         "tests/backend/test_not_submitted.py::test_a_sparse_sum_interrupted_halfway_ends_the_group",
     ),
     # ---- activations ----
@@ -468,8 +468,8 @@ CALLS = (
     mutation(
         "a group is freed on top of the frame that a signal's handler has interrupted",
         "lossycoll/runtime/engine/users.py",
-        "if not self._inside and self._freeing",
-        "if self._freeing",
+        "if self._closing and not self._inside and self._freeing",
+        "if self._closing and self._freeing",
         "tests/runtime/engine/test_users.py"
         "::test_a_handler_that_closes_on_top_of_any_instruction_frees_once_when_all_are_out",
     ),

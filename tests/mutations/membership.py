@@ -105,8 +105,8 @@ MEMBERSHIP = (
     mutation(
         "halls of a campus are two learnt sites",
         "lossycoll/plan/topology.py",
-        "if b >= max(FAR, RATIO * a)]",
-        "if b >= RATIO * a]",
+        "if far >= max(FAR, RATIO * near)]",
+        "if far >= RATIO * near]",
         "tests/plan/test_sites.py::test_why_there_is_one_site",
     ),
     mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import sqrt
 
 import numpy as np
@@ -113,8 +114,6 @@ def test_parse_reads_every_part() -> None:
     assert parse("loss=0.1,burst=8,seed=7,dup=0.02,reorder=0.03") == asked
     assert parse(" loss = 0.1 , seed=18446744073709551615") == Inject(loss=0.1, seed=U64 - 1)
     assert parse("") == Inject()
-    assert not parse("seed=4").active
-    assert all(parse(f"{name}=0.5").active for name in ("loss", "dup", "reorder"))
 
 
 def test_parse_takes_bursts_that_just_fit() -> None:
@@ -132,8 +131,6 @@ def test_parse_reads_links() -> None:
         0,
         0.1,
     ]
-    assert parse("link=0-1:0.3").active
-    assert not parse("link=0-1:0").active
 
 
 def test_a_link_loses_at_its_own_rate_and_the_others_as_before() -> None:
@@ -188,11 +185,8 @@ def test_links_are_of_ranks_that_the_group_has() -> None:
     ],
 )
 def test_parse_names_what_is_wrong(text: str, part: str) -> None:
-    with pytest.raises(ValueError, match="names: loss, link, burst, dup, reorder, seed;") as caught:
+    with pytest.raises(ValueError, match=re.escape(part)):
         parse(text)
-    message = str(caught.value)
-    assert part in message
-    assert "as in loss=0.1,burst=8,seed=7" in message
 
 
 def test_shares_may_be_percent() -> None:

@@ -339,8 +339,9 @@ def test_what_is_lost_in_place_is_left_with_who_sent_it(hosts: str, sites: str) 
     """What owners got, and what is left of lost blocks, is all that the ranks gave."""
     topology, per_packet = Topology.of_labels(hosts, sites, 2), 4
     world, count = topology.world, 10 * per_packet
+    how = {"finish": Finish.WEIGHTED, "topology": topology}
     plans = [
-        reduce_scatter.reduce_scatter_in_place(world, rank, count, per_packet, topology=topology)
+        reduce_scatter.IN_PLACE.build(world, rank, count, per_packet, **how)
         for rank in range(world)
     ]
     rng = np.random.default_rng(4)

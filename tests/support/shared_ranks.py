@@ -21,12 +21,7 @@ from lossycoll._native import ffi, lib
 from lossycoll.errors import LinkError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Delivery, Plan, hierarchical
-from lossycoll.runtime.engine.binding import (
-    DType,
-    EngineCall,
-    EngineGroup,
-    Message,
-)
+from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of
 from lossycoll.runtime.engine.host import Host
 from tests.oracle.codec import Array
@@ -123,8 +118,15 @@ class Rank:
 
     def post(self, data: Array, peer: int, *, receive: bool) -> int:
         """A message of bytes with tag 0. Returns its ticket; 0: it is done."""
-        message = Message(data.ctypes.data, data.nbytes, 1, 0, 0, peer, 60.0, receive)
-        return self.engine.post(message, self)
+        return self.engine.post(
+            self,
+            data.ctypes.data,
+            60.0,
+            elements=data.nbytes,
+            element_bytes=1,
+            peer=peer,
+            receive=receive,
+        )
 
     def wait(self, ticket: int) -> None:
         """Raises what the operation failed with."""

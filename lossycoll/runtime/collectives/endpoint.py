@@ -32,11 +32,12 @@ from .group_context import GroupContext, Members
 from .group_stats import GroupStats
 from .leaving import Leaving
 from .operations import Operations
-from .plan_cache import PLANS, Choice, ElementLayout, layout_of, sum_layout_of
+from .plan_cache import Choice, ElementLayout, layout_of, sum_layout_of
 from .watcher import Watcher
 
 SINGLE_PAYLOAD: Final = 1408
 """Bytes that a packet would carry in a world of one, for those who count blocks."""
+UNEVEN: Final = "all_to_all_uneven"
 STEADY: Final = 256
 """Plans that a group finds again without a look at what they are made by."""
 
@@ -124,15 +125,6 @@ class Endpoint:
             return self._submit(
                 planned, call, (address, address), dtype, call_options, means=means, steady=steady
             )
-
-    def _keep(
-        self, key: tuple[object, ...], planned: EngineCall, members: Members, options: Options
-    ) -> None:
-        """Keeps the plan of a call all of whose like have the same. ``key`` names members and
-        options by their ids, which are theirs as long as they are kept here."""
-        if len(self._steady) >= STEADY:
-            self._steady.clear()
-        self._steady[key] = planned, members, options
 
     def _order(
         self, choice: Choice, members: Members, options: Options, number: int, packets: int
@@ -267,7 +259,7 @@ class Endpoint:
             receive: Number of bytes from each rank.
         """
         sizes = tuple(send), tuple(receive)
-        return self._copy("all_to_all_uneven", call, buffers, call_options, *sizes, of_all=True)
+        return self._copy(UNEVEN, call, buffers, call_options, *sizes, of_all=True)
 
     def gather(
         self,
@@ -319,7 +311,7 @@ class Endpoint:
             layout = self._layout(DType.BYTES, call_options)
             wire, by = call_options.encoding, options.values()
             key = (id(members), id(asked), collective, nbytes, wire, *by)
-            comes_again = collective != "all_to_all_uneven"  # whose sizes rarely do
+            comes_again = collective != UNEVEN
             if (kept := self._steady.get(key)) is not None:
                 planned = kept[0]
             else:
@@ -327,7 +319,10 @@ class Endpoint:
                 sizes = map(layout.elements, nbytes)
                 planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
                 if comes_again:
-                    self._keep(key, planned, members, asked)
+                    if len(self._steady) >= STEADY:
+                        self._steady.clear()
+                    # The ids in the key are theirs as long as they are kept here.
+                    self._steady[key] = planned, members, asked
             return self._submit(
                 planned, call, buffers, layout.dtype, call_options, steady=comes_again
             )
@@ -345,7 +340,9 @@ class Endpoint:
         by, topology = choice
         if topology is not None:
             options["topology"] = topology
-        return PLANS[by.collective](members, by, *sizes, **options)
+        # An order is drawn for one operation, and uneven sizes rarely come again.
+        is_fresh = options.get("order") is not None or by.collective == UNEVEN
+        return (plan_cache.made if is_fresh else plan_cache.kept)(members, by, *sizes, **options)
 
     def _sum_plan(
         self,

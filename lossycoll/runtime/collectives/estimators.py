@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.reports import PeerStats
 
 from .group_context import Members
-
-log: Final = logging.getLogger("lossycoll")
 
 ENOUGH: Final = 1000
 """Packets that a link must have been offered before its rate is believed: 1 / rate is then right to

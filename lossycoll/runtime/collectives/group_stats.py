@@ -83,12 +83,10 @@ class GroupStats:
         self._asked = not isinstance(context.options.max_missing, str)
         self.made_up_for = False
         """Whether a method has looked after what is missing, which then is as it should be."""
-        self._missing_warned = False
-        self._overflow_warned = False
-        self._strangers_warned = False
+        self._said: set[str] = set()
+        """Warnings that were given, each once per group."""
         self._promised: dict[Options, str] = {}
         self._at_promise: EngineStats | None = None
-        self._told_of_promise = False
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
         self._silence_log = SilenceLog()
@@ -121,7 +119,8 @@ class GroupStats:
         """Report of the last operation that the engine ended here; None before the first."""
         if self._engine is None or not self._operations.any_ended:
             return None
-        return self._with_lost(self._engine.last_report())
+        report = self._engine.last_report()
+        return replace(report, lost=self._operations.sequencer.at(report.op).lost)
 
     def of_all_ranks(self) -> Mapping[int, Mapping[str, Any]]:
         """The counters of every rank, by rank, asked now; of one that is silent, its last."""
@@ -150,16 +149,19 @@ class GroupStats:
         return out
 
     def _warn_of_missing(self, sums: EngineStats) -> None:
-        """Once per group, by one rank of each machine."""
-        if self._missing_warned:
-            return
+        """By one rank of each machine."""
         at_dead_links = self._dead_links.missing + self._dead_links.unsure
         text = self._missing(
             "at this rank so far", sums.packets_missing, sums.packets_received, at_dead_links
         )
-        if text and self._speaks():
-            self._missing_warned = True
+        if text and self._speaks() and self._is_first("missing"):
             log.warning("%s: %s", self._where, text)
+
+    def _is_first(self, warning: str) -> bool:
+        """True the first time that a warning is to be given."""
+        given = warning in self._said
+        self._said.add(warning)
+        return not given
 
     def _speaks(self) -> bool:
         """True if no lower rank of the group is on this machine, by its address."""
@@ -198,9 +200,8 @@ class GroupStats:
         )
 
     def _warn_of_overflow(self, packets: int) -> None:
-        """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""
-        if packets > 0 and not self._overflow_warned:
-            self._overflow_warned = True
+        """Of loss that nobody asked for, and that a larger buffer would prevent."""
+        if packets > 0 and self._is_first("overflow"):
             log.warning(
                 "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
                 "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
@@ -211,9 +212,8 @@ class GroupStats:
             )
 
     def _warn_of_strangers(self, datagrams: int) -> None:
-        """Once per group: somebody sends here who hasn't the key."""
-        if datagrams > 0 and not self._strangers_warned:
-            self._strangers_warned = True
+        """Of datagrams from somebody who hasn't the key."""
+        if datagrams > 0 and self._is_first("strangers"):
             log.warning(
                 "%s: %d datagrams so far were sealed with another key, or changed on their way, "
                 "and dropped: somebody without the secret sends to this rank, or ranks of an "
@@ -231,29 +231,23 @@ class GroupStats:
         self._promised[options] = by
 
     def _warn_of_promise(self, sums: EngineStats) -> None:
-        """Once per group: what is missing isn't what another run lacks."""
+        """Of missing packets that aren't those that another run lacks."""
         before, promised = self._at_promise, dict(self._promised)
-        if self._told_of_promise or before is None:
+        if before is None:
             return
         missing = sums.packets_missing - before.packets_missing
         late = sums.deadline_hits > before.deadline_hits
         by = next((by for one, by in promised.items() if missing and (late or _differs(one))), "")
-        if not by:
-            return
-        self._told_of_promise = True
-        log.warning(
-            "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
-            "another run others will be. Sums are in the order of ranks, but of what came; "
-            "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
-            "(the page Engine reference)",
-            self._where,
-            by,
-            missing,
-        )
-
-    def _with_lost(self, report: Report) -> Report:
-        members = self._operations.sequencer.at(report.op)
-        return report if members.complete else replace(report, lost=members.lost)
+        if by and self._is_first("promise"):
+            log.warning(
+                "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
+                "another run others will be. Sums are in the order of ranks, but of what came; "
+                "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
+                "(the page Engine reference)",
+                self._where,
+                by,
+                missing,
+            )
 
 
 def _differs(options: Options) -> bool:

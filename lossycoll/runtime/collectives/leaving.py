@@ -113,22 +113,13 @@ class Leaving:
     def finish_delivery(self, call: Collective) -> None:
         """Waits, a second at most, until the other ranks have what they need of the calls before
         ``call``, which were done here: its error would overtake that, and fail those calls."""
-        end = time.monotonic() + LINGER_SECONDS
-        while (
-            self._engine is not None
-            and self._health.failure is None
-            and self._owes_before(call)
-            and time.monotonic() < end
-        ):
+        end, engine = time.monotonic() + LINGER_SECONDS, self._engine
+        while engine is not None and self._health.failure is None and time.monotonic() < end:
+            lingering, oldest = engine.lingering()
+            of = self._health.call_of(oldest)
+            if not lingering or (of is not None and 0 <= call.seq <= of.seq):
+                return
             time.sleep(0.0005)
-
-    def _owes_before(self, call: Collective) -> bool:
-        assert self._engine is not None
-        lingering, oldest = self._engine.lingering()
-        if not lingering:
-            return False
-        of = self._health.call_of(oldest)
-        return of is None or call.seq < 0 or of.seq < call.seq
 
     def _last_finished(self, patience: float) -> int:
         """Number of the last call in which no other rank needs this one any more. Pending
@@ -141,13 +132,10 @@ class Leaving:
         last, failed = self._health.seq, self._operations.first_failed
         if failed is not None:
             last = min(failed - 1, last)
-        return min(self._lingers_from() - 1, last)
-
-    def _lingers_from(self) -> int:
-        """Number of the first call that is done here and not everywhere; else the next call's."""
         lingering, oldest = self._engine.lingering() if self._engine is not None else (0, 0)
         call = self._health.call_of(oldest) if lingering else None
-        return self._health.seq + 1 if call is None else call.seq
+        # The first that is done here and not everywhere.
+        return last if call is None else min(call.seq - 1, last)
 
 
 def _own_error() -> str:

@@ -1,7 +1,4 @@
-"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed.
-
-Long because the life of an operation is told in one place.
-"""
+"""Operations of one group: numbered, submitted to the engine, waited for, and why they failed."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ from lossycoll.runtime.core.logfmt import event, log
 from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.world.messages import View
 
 from .estimators import BY_COUNT, Means
@@ -98,10 +94,7 @@ class Sequencer:
         views = self._views
         if number >= views[-1][0]:  # nearly always, and this is asked for each operation
             return views[-1][1]
-        for first, members in reversed(views):
-            if number >= first:
-                return members
-        return views[0][1]
+        return next((members for first, members in reversed(views) if number >= first), views[0][1])
 
     @property
     def latest(self) -> Members:
@@ -143,12 +136,13 @@ def prepare(
     planned, call, estimator, options, dtype, scale, timeout, encoding, notify, waits = key
     reliable = options.delivery == "reliable"
     how, text = RELIABLE if reliable else lossy_delivery(options), text_of(call)
+    missing = np.float32(how.max_missing).view(np.uint32)  # all of it that engines are told
     return planned.given(
         dtype=dtype,
         scale=scale,
-        signature=_signature(
+        signature=signature(
             *(text, estimator, planned.plan.signature, how.reliable, how.repair),
-            *(how.code.number, how.most_parity, _bits(how.max_missing), how.choose_rounds),
+            *(how.code.number, how.most_parity, int(missing), how.choose_rounds),
             *map(number_of, phases(encoding)),
         ),
         timeout=timeout,
@@ -161,7 +155,7 @@ def prepare(
         text=text,
         weights=means.weights,
         divisor=means.divisor,
-        selective=blocks is not None and blocks.selective,
+        selective=blocks is not None and not blocks.feedback,
         feedback=blocks is not None and blocks.feedback,
         needed=b"" if blocks is None else blocks.encoded(),
     )
@@ -169,17 +163,6 @@ def prepare(
 
 prepared: Final = lru_cache(maxsize=256)(prepare)
 """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-
-
-def _bits(value: float) -> int:
-    """All of a number that engines are told, as one that can be compared."""
-    return int(np.float32(value).view(np.uint32))
-
-
-@lru_cache(maxsize=256)
-def _signature(call: str, estimator: str, *fields: int) -> int:
-    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, estimator, *fields)
 
 
 class Steady(NamedTuple):
@@ -218,7 +201,10 @@ class Operations:
         self._health = context.health
         self._engine = context.engine
         self._where = context.health.where
-        self._tracing = _is_traced()
+        self.note_waiting: Final = context.health.waiting
+        if self._engine is not None:  # in a world of one nothing is waited for
+            self.wait_ticket: Callable[[int, float], int] = self._engine.wait
+        self._tracing = log.isEnabledFor(logging.DEBUG)
         self._watched = False
         self.timeout = timeout
         self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
@@ -248,7 +234,14 @@ class Operations:
         """Hands the engine operation ``sequencer.next``; in ``submitting()``. ``steady``: calls
         like this one have the same plan, and so the same engine's call."""
         if self._engine is None:
-            return self._submit_alone(planned, call, buffers, dtype, call_options, blocks)
+            # In a world of one every result is this rank's own input, and done at once.
+            operation = Operation(self, call, call_options, 0.0)
+            operation.blocks = blocks
+            if buffers[0] != buffers[1] and not call_options.on_device:
+                nbytes = planned.plan.out_elements * dtype.itemsize
+                ctypes.memmove(buffers[1], buffers[0], nbytes)
+            operation.complete()
+            return operation
         timeout = self.timeout if call_options.timeout is None else call_options.timeout
         operation = Operation(self, call, call_options, timeout)
         # Not the latest: a rank that is late still submits operations of the view before.
@@ -265,10 +258,9 @@ class Operations:
                 planned, call.key, estimator, call_options.options, dtype, scale, timeout,
                 call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
-            if blocks is None and (means is None or means is BY_COUNT):
-                ready = prepared(key)
-            else:
-                ready = prepare(key, means or BY_COUNT, blocks)
+            # An order was drawn, or weights and packets are like no other's.
+            is_fresh = not steady and (means is not None or blocks is not None)
+            ready = prepare(key, means or BY_COUNT, blocks) if is_fresh else prepared(key)
             if steady and not (self._tracing or call_options.is_ones_own):
                 kept = call_options._replace(keep=None)
                 own = operation.notify, operation.exact
@@ -285,7 +277,7 @@ class Operations:
                 call.submitted += 1
                 self.unfinished[operation.ticket] = operation
         if self._tracing:
-            _trace_begin(self._where, operation, call.last_op, buffers)
+            self._trace_begin(operation, buffers)
         return operation
 
     def submit_again(
@@ -322,24 +314,6 @@ class Operations:
             raise (self._health.failure or error).again(call.numbered) from None
         return operation
 
-    def _submit_alone(
-        self,
-        planned: EngineCall,
-        call: Collective,
-        buffers: tuple[int, int],
-        dtype: DType,
-        call_options: CallOptions,
-        blocks: Blocks | Contributions | None,
-    ) -> Operation:
-        """In a world of one every result is this rank's own input, and done at once."""
-        operation = Operation(self, call, call_options, 0.0)
-        operation.blocks = blocks
-        source, target = buffers
-        if source != target and not call_options.on_device:
-            ctypes.memmove(target, source, planned.plan.out_elements * dtype.itemsize)
-        operation.complete()
-        return operation
-
     def _reap(self) -> None:
         """Finishes operations whose work was dropped without a wait, oldest first."""
         for operation in list(self.unfinished.values()):
@@ -357,10 +331,6 @@ class Operations:
         return found
 
     # ---- what an operation asks for (core/call.py's Submitter) ----
-
-    def wait_ticket(self, ticket: int, seconds: float) -> int:
-        assert self._engine is not None
-        return self._engine.wait(ticket, seconds)
 
     def wait_result(self, operation: Operation, seconds: float) -> int:
         assert self._engine is not None
@@ -382,9 +352,7 @@ class Operations:
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
-                _trace_end(
-                    self._where, self._engine, operation, *self._engine.result(operation.ticket)
-                )
+                self._trace_end(self._engine, operation)
             if operation.observe is not None:
                 report, _ = self._engine.result(operation.ticket)
                 operation.observe(report, self._engine.streams(operation.ticket))
@@ -410,13 +378,8 @@ class Operations:
         except ClosedError:  # closing frees it as well
             pass
 
-    def note_waiting(self, call: Collective) -> None:
-        self._health.waiting(call)
-
-    def where(self, operation: Operation | None = None) -> Where:
-        """This rank as errors name it, or one of its operations."""
-        if operation is None:
-            return self._where
+    def where(self, operation: Operation) -> Where:
+        """An operation of this rank, as errors name it."""
         return self._where_of(operation.call, operation.timeout)
 
     def _where_of(self, call: Collective, timeout: float) -> Where:
@@ -475,48 +438,42 @@ class Operations:
             with contextlib.suppress(ClosedError):
                 self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
 
+    # ---- the log ----
 
-def _is_traced() -> bool:
-    """True if anybody reads it."""
-    return log.isEnabledFor(logging.DEBUG)
+    def _trace_begin(self, operation: Operation, buffers: tuple[int, int]) -> None:
+        """Logs that an operation was submitted."""
+        event(
+            logging.DEBUG,
+            self._where,
+            "begin",
+            seq=operation.call.seq,
+            op=operation.call.last_op,
+            call=operation.call,
+            ranks=len(operation.members),
+            in_place=buffers[0] == buffers[1],
+        )
 
-
-def _trace_begin(where: Where, operation: Operation, number: int, buffers: tuple[int, int]) -> None:
-    """Logs that operation ``number`` was submitted."""
-    event(
-        logging.DEBUG,
-        where,
-        "begin",
-        seq=operation.call.seq,
-        op=number,
-        call=operation.call,
-        ranks=len(operation.members),
-        in_place=buffers[0] == buffers[1],
-    )
-
-
-def _trace_end(
-    where: Where, engine: EngineGroup, operation: Operation, report: Report, failure: Failure
-) -> None:
-    """Logs what became of it, and when its streams began and ended."""
-    with contextlib.suppress(ClosedError):
-        for stream in engine.streams(operation.ticket):
-            event(logging.DEBUG, where, "stream", op=report.op, **stream.in_seconds())
-    event(
-        logging.DEBUG,
-        where,
-        "end",
-        seq=operation.call.seq,
-        op=report.op,
-        call=operation.call,
-        code=Code(failure.code).name,
-        cause=report.cause.name,
-        seconds=report.elapsed,
-        sent=report.packets_sent,
-        resent=report.packets_resent,
-        received=report.packets_received,
-        recovered=report.packets_recovered,
-        missing=report.packets_missing,
-        contributions=report.contributions_mean,
-        own_filled=report.own_filled,
-    )
+    def _trace_end(self, engine: EngineGroup, operation: Operation) -> None:
+        """Logs what became of it, and when its streams began and ended."""
+        report, failure = engine.result(operation.ticket)
+        with contextlib.suppress(ClosedError):
+            for stream in engine.streams(operation.ticket):
+                event(logging.DEBUG, self._where, "stream", op=report.op, **stream.in_seconds())
+        event(
+            logging.DEBUG,
+            self._where,
+            "end",
+            seq=operation.call.seq,
+            op=report.op,
+            call=operation.call,
+            code=Code(failure.code).name,
+            cause=report.cause.name,
+            seconds=report.elapsed,
+            sent=report.packets_sent,
+            resent=report.packets_resent,
+            received=report.packets_received,
+            recovered=report.packets_recovered,
+            missing=report.packets_missing,
+            contributions=report.contributions_mean,
+            own_filled=report.own_filled,
+        )

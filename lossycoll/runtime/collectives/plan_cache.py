@@ -153,21 +153,14 @@ def layout_of(payload: int, dtype: DType, encoding: str) -> ElementLayout:
     return ElementLayout(dtype, elements_of(encoding, dtype.name.lower(), payload))
 
 
-KEPT: Final = {
-    "all_reduce": 256,  # the order is drawn for each lossy call
-    "reduce_scatter": 64,
-    "broadcast": 64,
-    "barrier": 16,
-    "all_gather": 64,
-    "all_to_all": 64,
-    "all_to_all_uneven": 0,  # sizes rarely come again
-    "gather": 64,
-    "scatter": 64,
-}
-"""Number of plans that are kept of each collective."""
+def made(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> EngineCall:
+    """This rank's plan, for C.
 
-
-def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> EngineCall:
+    Called as ``made(members, algorithm, *sizes, elements_per_packet, **options)``, with the
+    arguments of the algorithm's builder (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a
+    rank; ``topology``, for algorithms with levels, is that of all ranks; absent, each is a host of
+    its own.
+    """
     if by.collective not in REPLANNED:
         plan = by.build(members.world, members.rank, *sizes, **options)
         return EngineCall.of(plan if members.complete else leave_out(plan, members.ranks))
@@ -179,10 +172,5 @@ def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Engi
     return EngineCall.of(plan if members.complete else rename(plan, members.ranks, members.world))
 
 
-PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.items()}
-"""By collective: makes this rank's plan, or returns the one that was kept.
-
-Called as ``PLANS[collective](members, algorithm, *sizes, elements_per_packet, **options)``, with
-the arguments of its builders (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a rank;
-``topology``, for algorithms with levels, is that of all ranks; absent, each is a host of its own.
-"""
+kept: Final = lru_cache(maxsize=512)(made)
+"""The same, or the plan that was kept of such a call."""

@@ -14,9 +14,11 @@ from typing import Final, NamedTuple
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
-from lossycoll.runtime.engine.binding import EngineGroup, Message
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
+
+from .operations import REAP_FROM
 
 
 class Transfer(Operation):
@@ -41,8 +43,6 @@ class Transfer(Operation):
 
 FLUSH_SECONDS: Final = 5.0
 """Time that a leaving rank waits until the others have what it has sent."""
-REAP_FROM: Final = 8
-"""Unfinished transfers from which on posting looks for some that nobody waits for."""
 
 
 class Tolerance(NamedTuple):
@@ -70,6 +70,8 @@ class Messages:
         self._health = health
         self._options = options
         self._group_failure = group_failure
+        self.note_waiting: Final = health.waiting
+        self.wait_ticket: Final = engine.wait
         self._pid = os.getpid()
         self._transfers: dict[int, Transfer] = {}
         """Transfers whose tickets the engine still holds."""
@@ -126,21 +128,21 @@ class Messages:
         self._check_peer(transfer)
         if len(self._transfers) >= REAP_FROM:
             self._reap()
-        message = Message(
-            address=address,
-            elements=call.elements,
-            element_bytes=element_bytes,
-            type=type_number(str(call.dtype).removeprefix("torch.")),
-            tag=tag,
-            peer=-1 if transfer.peer is None else transfer.peer,
-            timeout=transfer.timeout,
-            receive=not transfer.is_send,
-            lossy=tolerance is not None,
-            repair=tolerance.repair if tolerance else 0,
-            zero=tolerance is not None and tolerance.zero,
-        )
         try:
-            self._engine.post(message, transfer)
+            self._engine.post(
+                transfer,
+                address,
+                transfer.timeout,
+                elements=call.elements,
+                element_bytes=element_bytes,
+                type=type_number(str(call.dtype).removeprefix("torch.")),
+                tag=tag,
+                peer=-1 if transfer.peer is None else transfer.peer,
+                receive=not transfer.is_send,
+                lossy=tolerance is not None,
+                repair=tolerance.repair if tolerance else 0,
+                zero=tolerance is not None and tolerance.zero,
+            )
         except LossyError as error:
             raise (self._group_failure(call) or error).again(call.numbered) from None
         finally:
@@ -173,9 +175,6 @@ class Messages:
             transfer.complete()
 
     # ---- what a transfer asks for (core/call.py's Submitter) ----
-
-    def wait_ticket(self, ticket: int, seconds: float) -> int:
-        return self._engine.wait(ticket, seconds)
 
     def wait_result(self, operation: Operation, seconds: float) -> int:
         return self.wait_ticket(operation.ticket, seconds)
@@ -219,17 +218,10 @@ class Messages:
             with contextlib.suppress(ClosedError):  # closing frees it as well
                 self._engine.release(operation.ticket)
 
-    def note_waiting(self, call: Collective) -> None:
-        """Messages have no number that other ranks could be asked about."""
-        self._health.on_long_wait()
-
-    def where(self, operation: Operation | None = None) -> Where:
-        """This rank as errors name it, or one of its transfers."""
-        here = self._health.where
-        if operation is None:
-            return here
-        text = str(operation.call)
-        return Where(here.rank, here.world, text, -1, here.addresses, operation.timeout)
+    def where(self, operation: Operation) -> Where:
+        """A transfer of this rank, as errors name it."""
+        here, call = self._health.where, str(operation.call)
+        return Where(here.rank, here.world, call, -1, here.addresses, operation.timeout)
 
     # ---- the end ----
 

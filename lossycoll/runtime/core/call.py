@@ -120,7 +120,6 @@ class CallOptions(NamedTuple):
 
     @property
     def lossy(self) -> bool:
-        """True if packets may be lost."""
         return self.options.delivery == "lossy"
 
     @property
@@ -153,7 +152,7 @@ class Submitter(Protocol):
     def take(self, operation: Operation) -> LossyError | None: ...
     def release(self, operation: Operation) -> None: ...
     def note_waiting(self, call: Collective) -> None: ...
-    def where(self, operation: Operation | None = None) -> Where: ...
+    def where(self, operation: Operation) -> Where: ...
 
 
 class Operation:
@@ -281,7 +280,7 @@ class Operation:
     @property
     def _has_result_first(self) -> bool:
         later = self._epilogue is not None or self._among is not None or self.exact
-        return not later and (self.blocks is None or self.blocks.with_result)
+        return not later and (self.blocks is None or not self.blocks.feedback)
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` when done: at once, or from the thread that finds it done."""
@@ -337,18 +336,15 @@ class Operation:
 
     def _store(self) -> None:
         try:
-            self._finish()
+            if self._epilogue is not None:
+                self._epilogue()
+            if self._among is not None:
+                self._among(self.members)
         except LossyError as error:
             self.error = error
         except Exception as error:
             where = self._endpoint.where(self)
             self.error = EngineError(f"{where}: the result can't be stored: {error}")
-
-    def _finish(self) -> None:
-        if self._epilogue is not None:
-            self._epilogue()
-        if self._among is not None:
-            self._among(self.members)
 
     def _retire(self) -> None:
         with self._lock:

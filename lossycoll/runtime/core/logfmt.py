@@ -66,7 +66,6 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def line(fields: dict[str, Any]) -> str:
-    """``fields`` in logfmt."""
     return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
 
 

@@ -2,8 +2,6 @@
 library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
-
-Long because what a call of the engine takes is in one place.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from lossycoll.plan.codec import number_of, phases
 
 from .failures import Code, Failure, Where, error_of
 from .gates import Wakers
-from .host import Host, data_of, failure_of
+from .host import Host, failure_of
 from .link_events import LinkEvent
-from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream, data_of
 from .users import Users
 
 SLICE_SECONDS: Final = 0.1
@@ -87,46 +85,22 @@ class EngineCall:
         timeout: float,
         delivery: Delivery,
         scale: float = 1.0,
-        notify: bool = False,
-        waits: bool = False,
-        lingers: bool = False,
         weights: Sequence[float] = (),
         divisor: float = 1.0,
         selective: bool = False,
         feedback: bool = False,
         needed: bytes = b"",
         encoding: str = "same",
-        keeps_sums: bool = False,
-        deterministic: bool = False,
         text: str = "",
+        **flags: bool,
     ) -> EngineCall:
-        """The same plan with parameters.
+        """The same plan with parameters: those of lc_call (native/lossycoll_group.h), and ``flags``
+        by their names there, such as ``waits``.
 
-        Long because all parameters of a call are told here.
-
-        Args:
-            dtype: Element type of the buffers.
-            signature: 64 bits that are equal on ranks that mean the same.
-            timeout: Seconds for ranks that never take part.
-            delivery: Of those levels of the plan that name none, as ``selective`` and ``feedback``.
-            scale: Factor of a mean.
-            notify: The group's completions name the ticket.
-            waits: The caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
-                engine's work, as long as packets come; not with ``notify``.
-            lingers: It is done once its result is copied, where this rank sends little; what fails
-                it later fails the group.
-            weights: By rank, what contributions are multiplied by (empty: 1), where plans' finish
-                is WEIGHTED.
-            divisor: What WEIGHTED divides by; 0: by the weights of what has come, and of the own
-                contribution, which is multiplied by its own.
-            selective: Receivers may need single packets, which are resent until they come.
-            feedback: Receivers tell senders what they have given up.
-            needed: Packets that this rank needs, a byte for each packet of each copy from a peer,
-                in the plan's order; empty: none.
-            encoding: How packets carry the elements, a name of plan.codec's.
-            keeps_sums: An owner keeps what it has added up as it was before it was encoded.
-            deterministic: Contributions are added in the order of ranks, whatever comes first.
-            text: The call, for the status page.
+        ``timeout`` is in seconds. ``delivery`` is that of those levels of the plan that name none,
+        as are ``selective`` (receivers may need single packets, which are resent until they come)
+        and ``feedback`` (receivers tell senders what they have given up). ``encoding`` is a name of
+        plan.codec's.
         """
         c = ffi.new("lc_call *", self.c[0])
         c.dtype = dtype
@@ -139,15 +113,10 @@ class EngineCall:
             to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
             to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
             to.choose |= how.choose_rounds * lib.LC_CHOOSE_ROUNDS
-        c.notify = notify
-        c.waits = waits
-        c.lingers = lingers
-        c.scale = scale
-        c.signature = signature
+        c.scale, c.divisor, c.signature = scale, divisor, signature
         c.timeout_ns = _ns(timeout)
-        c.divisor = divisor
-        c.keeps_sums = keeps_sums
-        c.deterministic = deterministic
+        for flag, on in flags.items():
+            setattr(c, flag, on)
         c.text = said = ffi.new("char[]", text.encode("utf-8", "replace"))
         memory: tuple[object, ...] = (*self.memory, said)
         if needed:
@@ -166,29 +135,6 @@ class Ticketed(Protocol):
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A send or a receive (lc_message).
-
-    ``address``: of the elements, or of room for them. ``type``: a number, equal at both ends.
-    ``peer``: -1 in a receive from any rank. ``timeout`` in seconds. ``lossy``: packets may be
-    missing, if the other end says so too, after ``repair`` rounds; ``zero``: a receive has zeros
-    there, else what it had before.
-    """
-
-    address: int
-    elements: int
-    element_bytes: int
-    type: int
-    tag: int
-    peer: int
-    timeout: float
-    receive: bool
-    lossy: bool = False
-    repair: int = 0
-    zero: bool = False
-
-
 class Completions:
     """Tickets, in the order in which their operations ended. Never freed: groups name it."""
 
@@ -196,11 +142,8 @@ class Completions:
         self.handle: Final[Any] = lib.lc_completions_open()
         if self.handle == ffi.NULL:
             raise MemoryError
-        self._owners = itertools.count(1)
-
-    def new_owner(self) -> int:
-        """A number for a group, which no other one has had."""
-        return next(self._owners)
+        self.owners: Final = itertools.count(1)
+        """Numbers for groups: each is that of one alone."""
 
     def next(self) -> tuple[int, int]:
         """Waits for a ticket; returns it and its group's owner. The ticket is 0 where none came for
@@ -258,7 +201,7 @@ class EngineGroup:
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
         self._use = Users(self._where, self._free)
         self.completions: Final = completions()
-        self.owner: Final = self.completions.new_owner()
+        self.owner: Final = next(self.completions.owners)
         config = ffi.new("lc_group_config *")
         config.number = number
         config.rank = rank
@@ -328,19 +271,20 @@ class EngineGroup:
             raise error_of(Failure(ticket), self._where)
         return ticket
 
-    def post(self, message: Message, owner: Ticketed) -> int:
+    def post(
+        self, owner: Ticketed, address: int, timeout: float, *, zero: bool = False, **fields: int
+    ) -> int:
         """Posts a send or a receive; returns its ticket, and sets ``owner.ticket`` as
-        :meth:`submit` does. 0: a small message is on its way, and its memory may change."""
-        c = ffi.new("lc_message *")
-        c.data = ffi.cast("void *", message.address)
-        c.elements = message.elements
-        c.element_bytes = message.element_bytes
-        c.type = message.type
-        c.tag, c.peer = message.tag, message.peer
-        c.timeout_ns = _ns(message.timeout)
-        c.receive = message.receive
-        c.lossy, c.repair = message.lossy, message.repair
-        c.missing = lib.LC_MISSING_ZERO if message.zero else lib.LC_MISSING_KEEP
+        :meth:`submit` does. 0: a small message is on its way, and its memory may change.
+
+        ``address``: of the elements, or of room for them. ``zero``: a lossy receive has zeros where
+        packets are missing, else what it had before. ``fields``: the others of lc_message
+        (native/lossycoll_group.h), by their names.
+        """
+        c = ffi.new("lc_message *", fields)
+        c.data = ffi.cast("void *", address)
+        c.timeout_ns = _ns(timeout)
+        c.missing = lib.LC_MISSING_ZERO if zero else lib.LC_MISSING_KEEP
         try:
             with self._use:
                 ticket = int(lib.lc_group_post(self._handle, c))
@@ -357,7 +301,6 @@ class EngineGroup:
 
     @property
     def wakers(self) -> Wakers:
-        """Wakers for gates of its operations."""
         return self._host.wakers
 
     def source(self, ticket: int) -> int:
@@ -450,7 +393,6 @@ class EngineGroup:
         return found.astype(np.bool_)
 
     def release(self, ticket: int) -> None:
-        """Forgets a finished operation."""
         with self._use:
             lib.lc_group_release(self._handle, ticket)
 

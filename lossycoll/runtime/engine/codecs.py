@@ -5,17 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lossycoll._native import ffi, lib
-from lossycoll.plan.codec import (
-    ENCODED,
-    GROUPS,
-    ROUNDINGS,
-    Bytes,
-    Floats,
-    LowBit,
-    codec_of,
-    named,
-    number_of,
-)
+from lossycoll.plan.codec import ENCODED, GROUPS, Bytes, Floats, LowBit, codec_of, number_of
 
 
 def rounded(
@@ -47,21 +37,12 @@ def rounded(
 
 def encode(how: LowBit, x: Floats, out: Bytes, seed: int = 0) -> None:
     """Writes one packet's elements. ``seed``: of what is drawn, rounding at random: 64 bits."""
-    code = lib.lc_encode(_number(how), lib.LC_F32, 1, _address(out), _address(x), len(x), seed)
-    if code != lib.LC_OK:
-        raise ValueError(f"{how} is no encoding of float32")
+    lib.lc_encode(how.number, lib.LC_F32, 1, _address(out), _address(x), len(x), seed)
 
 
 def decode(how: LowBit, data: Bytes, out: Floats) -> None:
     """Decodes ``data`` to ``out``: the reverse of :func:`encode`."""
-    code = lib.lc_decode(_number(how), lib.LC_F32, 1, _address(out), _address(data), len(out))
-    if code != lib.LC_OK:
-        raise ValueError(f"{how} is no encoding of float32")
-
-
-def _number(how: LowBit) -> int:
-    rounding = ROUNDINGS[how.stochastic]
-    return number_of(named(f"int{how.bits}", how.group, how.spikes, rounding))
+    lib.lc_decode(how.number, lib.LC_F32, 1, _address(out), _address(data), len(out))
 
 
 def _address(array: Bytes | Floats) -> object:

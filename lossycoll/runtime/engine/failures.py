@@ -151,14 +151,7 @@ def type_number(name: str) -> int:
 
 
 def type_name(number: int) -> str:
-    """The reverse of :func:`type_number`, as far as there is one."""
     return ELEMENT_TYPES[number] if number < len(ELEMENT_TYPES) else f"type {number:#x}"
-
-
-def check(failure: Failure, where: Where) -> None:
-    """Raises the typed error of ``failure``; nothing for a code that isn't one."""
-    if failure.code < 0:
-        raise error_of(failure, where)
 
 
 def error_of(failure: Failure, where: Where) -> LossyError:
@@ -285,7 +278,6 @@ def _message_error(failure: Failure, where: Where) -> LossyError:
 
 
 def _message(said: tuple[int, int, int]) -> tuple[int, int, str]:
-    """Tag, elements and the type's name."""
     return said[0], said[1], type_name(said[2])
 
 

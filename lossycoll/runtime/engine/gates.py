@@ -18,8 +18,6 @@ GATE_BYTES: Final = 64
 OPENER: Final = int(ffi.cast("uintptr_t", ffi.addressof(lib, "lc_gate_open")))
 """Address of the C function that opens the gate at the address it is called with."""
 
-_DONE: Final = int(ffi.offsetof("lc_gate", "done"))
-
 
 class Wakers:
     """Descriptors by which gates wake one host's engine, closed with the last reference."""
@@ -47,11 +45,10 @@ def shut(address: int, wakers: Wakers, spoiled: tuple[int, int] = (0, 0)) -> Non
 
 def done_word(address: int) -> int:
     """Address of the 32 bits of a gate that become 1 when the operation's output may be read."""
-    return address + _DONE
+    return address + int(ffi.offsetof("lc_gate", "done"))
 
 
 def is_done(address: int) -> bool:
-    """True if the output may be read."""
     return bool(ffi.cast("lc_gate *", address).done)
 
 

@@ -2,64 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import Options
+from lossycoll.options.schema import row
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of, place_text
-from .forks import close_in_children
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .out_of_band import OutOfBand
-from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .payload import SHARED_PAYLOAD
+from .reports import LinkInfo, data_of
 from .status_page import Job, StatusPage
 from .verbs_port import VerbsAddress, VerbsPort
 
-_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
-"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
-
-HOST_OPTIONS: Final = (
-    "interface",
-    "mtu",
-    "port_range",
-    "socket_buffer",
-    "disable",
-    "eager",
-    "pace",
-    "pacing",
-    "keepalive",
-    "link",
-    "verbs_device",
-    "verbs_gid",
-    "libibverbs",
-    "host",
-    "site",
-    "seal",
-    "cipher",
-    "rekey",
-)
+HOST_OPTIONS: Final = tuple(entry.name for entry in fields(Options) if row(entry).of_host)
 """The options that belong to a host."""
 
 SHARED_LINK: Final = 1
 """The number of the link of shared memory; the socket's is 0."""
-
-_Data = TypeVar("_Data", Report, EngineStats, PeerStats, Stream)
-
-SHARED_PAYLOAD: Final[int] = lib.LC_SHARED_PAYLOAD
-"""Data bytes per packet within a machine that shares memory."""
 
 
 class Host:
@@ -104,7 +80,9 @@ class Host:
         config.processes = processes
         config.payload_bytes = payload_bytes
         config.socket_buffer = options.socket_buffer
-        config.disable = fast_path_bits(options.disabled)
+        config.disable = sum(
+            1 << i for i, name in enumerate(FAST_PATHS) if name in options.disabled
+        )
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
         config.paces_port = options.pacing == "port"
@@ -279,13 +257,7 @@ class Host:
         """Facts of a link: 0 is the socket, 1 the memory that is shared. Not after ``close``."""
         c = ffi.new("lc_link_info *")
         lib.lc_host_link(self.handle, number, c)
-        return LinkInfo(
-            receive_buffer=c.receive_buffer,
-            send_buffer=c.send_buffer,
-            active=fast_path_names(c.active),
-            port=c.port,
-            payload_bytes=c.payload_bytes,
-        )
+        return data_of(LinkInfo, c, active=fast_path_names(c.active))
 
     def link_to(self, processes: Sequence[int]) -> LinkInfo:
         """Facts of the socket, with payloads that the links between ``processes`` carry: those
@@ -300,15 +272,13 @@ class Host:
         c = ffi.new("lc_event *")
         if not lib.lc_host_event(self.handle, c):
             return None
-        return LinkEvent(
+        return data_of(
+            LinkEvent,
+            c,
             kind=LinkEventKind(c.kind),
             errno=c.sys_errno,
-            peer=c.peer,
             fast_path=",".join(fast_path_names(c.fast_path)),
             waited=c.waited_ns * 1e-9,
-            link=c.link,
-            bytes=c.bytes,
-            wanted=c.wanted,
         )
 
     def claim(self, what: str) -> bool:
@@ -330,7 +300,6 @@ class Host:
 
     @property
     def wakers(self) -> Wakers:
-        """Wakers for gates of operations on this host."""
         with self._lock:
             if self.handle == ffi.NULL:
                 raise ClosedError(f"{self._where}: the group was destroyed")
@@ -385,6 +354,26 @@ class Host:
                 self._page.close()
 
 
+_closed_in_children: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
+
+
+def close_in_children(*sockets: socket.socket) -> None:
+    """Has forked children close their copies of these sockets: an address would else stay taken
+    after its owner's end, for as long as a child lives."""
+    for one in sockets:
+        _closed_in_children.add(one)
+
+
+def _close_copies() -> None:
+    for one in list(_closed_in_children):
+        with contextlib.suppress(OSError):
+            one.close()
+    _closed_in_children.clear()
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
 def step_functions() -> tuple[int, int, int]:
     """Addresses of lc_host_turn, lc_host_idle_ns and lc_group_wait: who has made the setting of a
     host takes its turns by these."""
@@ -398,38 +387,13 @@ def host_options(options: Options) -> tuple[object, ...]:
     return tuple(getattr(options, name) for name in HOST_OPTIONS)
 
 
-def fast_path_bits(names: Sequence[str]) -> int:
-    return sum(1 << FAST_PATHS.index(name) for name in names if name in FAST_PATHS)
-
-
 def fast_path_names(bits: int) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(FAST_PATHS) if bits >> i & 1)
 
 
 def failure_of(c: Any) -> Failure:
-    return Failure(
-        code=c.code,
-        errno=c.sys_errno,
-        peer=c.peer,
-        op=c.op,
-        of_message=bool(c.of_message),
-        mine=(c.mine[0], c.mine[1], c.mine[2]),
-        theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
-    )
-
-
-def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
-    """The struct ``c`` as a dataclass whose fields have the same names, but for ``rest``."""
-    names = _SHARED.get(cls)
-    if names is None:
-        kind = ffi.typeof(c)
-        there = {name for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
-        names = tuple(field.name for field in fields(cls) if field.name in there)
-        _SHARED[cls] = names
-    values = {name: getattr(c, name) for name in names}
-    if "cause" in values:
-        values["cause"] = Cause(values["cause"])
-    return cls(**values, **rest)
+    said = {"errno": c.sys_errno, "mine": tuple(c.mine), "theirs": tuple(c.theirs)}
+    return data_of(Failure, c, of_message=bool(c.of_message), **said)
 
 
 def shared_bytes(processes: int) -> int:
@@ -444,7 +408,6 @@ def wire_version() -> int:
 
 
 def version() -> str:
-    """Version of the native engine."""
     return bytes(ffi.string(lib.lc_version())).decode()
 
 

@@ -68,17 +68,16 @@ _LOST_REMEDIES: Final = {
 
 
 def sentence(event: LinkEvent, where: Where) -> str:
-    """The sentence that the rank of ``where`` logs of ``event``."""
     why = os.strerror(event.errno)
     who = f"{where}, link {event.link}" if event.link else f"{where}"
+    to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
     if event.kind == LinkEventKind.REFUSED:
-        way = f" to {where.peer(event.peer)}" if event.peer >= 0 else ""
+        way = f" to {to}" if event.peer >= 0 else ""
         return (
             f"{who}: the kernel refused the fast path {event.fast_path}{way} ({why}); packets go "
             "without it, and it is tried again later"
         )
     if event.kind == LinkEventKind.SIZE:
-        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         headers = IP_UDP_BYTES[6 if ":" in where.numeric(where.rank) else 4]
         return (
             f"{who}: the path to {to} carries UDP datagrams of {event.bytes} bytes and none of "
@@ -87,7 +86,6 @@ def sentence(event: LinkEvent, where: Where) -> str:
             "Other such paths aren't named"
         )
     if event.kind == LinkEventKind.SINGLE:
-        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         return (
             f"{who}: packets to {to} that are sent together (GSO) vanish, and single ones come, so "
             "they go one by one, which costs CPU time: a device or a filter on the way drops what "
@@ -97,7 +95,6 @@ def sentence(event: LinkEvent, where: Where) -> str:
         )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")
-        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         return (
             f"{who}: this host drops what it sends to {to} ({why}), which counts as loss; {remedy}"
         )
@@ -109,7 +106,8 @@ def sentence(event: LinkEvent, where: Where) -> str:
                 "has one again, or until the timeouts of the group end its calls; see `rdma link`"
             )
         if event.errno == errno.EADDRNOTAVAIL:
-            what = f"this host no longer has the address {_own(where)} ({why})"
+            own = where.addresses[where.rank] if where.addresses else "that it bound"
+            what = f"this host no longer has the address {own} ({why})"
         return (
             f"{who}: nothing can be sent: {what}; packets wait and it is tried again, until the "
             "timeouts of the group end its calls"
@@ -119,15 +117,6 @@ def sentence(event: LinkEvent, where: Where) -> str:
 
 _ONCE: Final = (LinkEventKind.SIZE, LinkEventKind.SINGLE)
 """Of these, one path stands for all of a machine: they have one cause."""
-
-
-def _own(where: Where) -> str:
-    return where.addresses[where.rank] if where.rank < len(where.addresses) else "that it bound"
-
-
-def _always(what: str) -> bool:
-    del what
-    return True
 
 
 class LinkLog:
@@ -140,7 +129,7 @@ class LinkLog:
         self,
         events: Callable[[], LinkEvent | None],
         where: Where,
-        claim: Callable[[str], bool] = _always,
+        claim: Callable[[str], bool],
     ) -> None:
         """Logs what ``events`` gives, until it gives None. ``claim``: whether this rank is the one
         of its machine that logs what all of them see."""
@@ -213,7 +202,6 @@ class SilenceLog:
         """The kind of silence that was last seen of each silent peer."""
 
     def tell(self, peers: Iterable[PeerStats], where: Where) -> None:
-        """Logs what has changed since the last call."""
         for peer in peers:
             if not peer.silence:
                 if self._silent.pop(peer.rank, None):
@@ -234,9 +222,12 @@ SLACK: Final = 1.25
 
 def recovery_sentence(peer: PeerStats, where: Where) -> str:
     """The line that the rank of ``where`` logs of its means against loss on the way to ``peer``."""
-    means = _parity(peer.code)
+    means, code = "no parity", code_of(peer.code)
+    if peer.code:
+        means = f"{code.rows} parity packets for {code.size} ({code.rows / code.size:.0%} more)"
     if peer.rounds:
-        means += f", lost packets resent {_times(peer.rounds)}"
+        times = "once" if peer.rounds == 1 else f"{peer.rounds} times"
+        means += f", lost packets resent {times}"
     text = (
         f"{where}: to {where.peer(peer.rank)} {peer.link_loss:.2%} of packets are lost, in runs of "
         f"{peer.link_burst:.2g}: {means}; {peer.expected_missing:.2%} expected missing, "
@@ -248,19 +239,7 @@ def recovery_sentence(peer: PeerStats, where: Where) -> str:
 
 
 def is_missed(peer: PeerStats) -> bool:
-    """True if more is expected to be missing than may be."""
     return peer.expected_missing > SLACK * peer.max_missing
-
-
-def _parity(code: int) -> str:
-    if not code:
-        return "no parity"
-    found = code_of(code)
-    return f"{found.rows} parity packets for {found.size} ({found.rows / found.size:.0%} more)"
-
-
-def _times(rounds: int) -> str:
-    return "once" if rounds == 1 else f"{rounds} times"
 
 
 class RecoveryLog:

@@ -27,10 +27,7 @@ class Blocks:
 
     meaning: Final = "Blocks"
     """Name that ranks compare; part of the signature on the wire."""
-    selective: Final = True
     feedback: Final = False
-    with_result: Final = True
-    """Whether it is all known once the result is there."""
 
     def __init__(self, plan: Plan, needed: NDArray[np.bool_] | None = None) -> None:
         self._received = [slot for slot in plan.slots if slot.sources]
@@ -75,10 +72,9 @@ class Contributions:
 
     meaning: Final = "Contributions"
     """Name that ranks compare; part of the signature on the wire."""
-    selective: Final = False
     feedback: Final = True
-    with_result: Final = False
-    """Owners say what they have given up until the operation is done."""
+    """Whether owners say what they have given up, until the operation is done; without, receivers
+    may need single packets, and all is known once the result is there."""
 
     def __init__(self, plan: Plan, result: tuple[int, int, int] | None = None) -> None:
         self._sent = [dest for slot in plan.slots if slot.level == 0 for dest in slot.dests]

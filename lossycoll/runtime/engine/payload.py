@@ -11,7 +11,7 @@ TAG_BYTES: Final = 16
 IP_UDP_BYTES: Final = {4: 28, 6: 48}
 AUTO_MTU_MAX: Final = 9000
 SHARED_PAYLOAD: Final = 65024
-"""LC_SHARED_PAYLOAD"""
+"""LC_SHARED_PAYLOAD: data bytes per packet within a machine that shares memory."""
 
 
 def payload_bytes(mtu: int, ip_version: int) -> int:

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+_Data = TypeVar("_Data")
+_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
+"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
+
+
+def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
+    """The struct ``c`` as a dataclass whose fields have the same names, but for ``rest``."""
+    names = _SHARED.get(cls)
+    if names is None:
+        made: Any = cls
+        known = [entry.name for entry in fields(made) if entry.name not in rest]
+        names = _SHARED[cls] = tuple(name for name in known if hasattr(c, name))
+    values = {name: getattr(c, name) for name in names}
+    if "cause" in values:
+        values["cause"] = Cause(values["cause"])
+    return cls(**values, **rest)
 
 
 class Cause(IntEnum):
@@ -20,20 +38,15 @@ class Cause(IntEnum):
     FAILED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Report of one engine operation at this rank, as :func:`lossycoll.last_report` returns it.
-
-    A contribution is one rank's addend in one packet. Parity packets count as sent, but not as
-    received. Bytes include headers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Counters of one operation, or of all.
 
     Attributes:
-        op: The operation's number in the group.
-        cause: Reason why the operation ended.
         packets_sent: Packets sent, resent ones and parity included.
         packets_resent: Packets that were sent again.
-        resent_reliable: Packets that reliable delivery sent again; in a lossy operation, those
-            within hosts and sites.
+        resent_reliable: Packets that reliable delivery sent again; in a lossy call, those within
+            hosts and sites.
         parity_sent: Parity packets that were sent.
         parity_received: Parity packets that arrived.
         packets_received: Packets that arrived or were recovered.
@@ -46,14 +59,44 @@ class Report:
         bytes_received: Bytes received.
         contribution_packets: Packets that this rank reduced, or received reduced.
         contributions: Contributions in all ``contribution_packets``.
-        contributions_min: The fewest contributions in one of these packets.
         deadline_hits: Streams that a deadline ended.
+        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
+    """
+
+    packets_sent: int = 0
+    packets_resent: int = 0
+    resent_reliable: int = 0
+    parity_sent: int = 0
+    parity_received: int = 0
+    packets_received: int = 0
+    packets_recovered: int = 0
+    nan_groups: int = 0
+    packets_missing: int = 0
+    packets_injected: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    contribution_packets: int = 0
+    contributions: int = 0
+    deadline_hits: int = 0
+    order_kept: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Counters):
+    """Report of one engine operation at this rank, as :func:`lossycoll.last_report` returns it.
+
+    A contribution is one rank's addend in one packet. Parity packets count as sent, but not as
+    received. Bytes include headers.
+
+    Attributes:
+        op: The operation's number in the group.
+        cause: Reason why the operation ended.
+        contributions_min: The fewest contributions in one of ``contribution_packets``.
         own_filled: Packets without a reduction that got the rank's own contribution.
         kept: Packets without a reduction that stayed as they were.
         zero_filled: Packets without a reduction that became zero.
         alone: Packets of a reduce-scatter to which no other rank contributed.
-        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
-        order_bytes: Peak memory in bytes of those packets.
+        order_bytes: Peak memory in bytes of packets that waited for those of lower ranks.
         elapsed_ns: Nanoseconds from submission to completion.
         max_missing: Maximum share of missing packets that it allowed; below 0: no maximum was set.
         lost: Ranks lost before the operation, which took no part.
@@ -61,27 +104,11 @@ class Report:
 
     op: int
     cause: Cause
-    packets_sent: int
-    packets_resent: int
-    resent_reliable: int
-    parity_sent: int
-    parity_received: int
-    packets_received: int
-    packets_recovered: int
-    nan_groups: int
-    packets_missing: int
-    packets_injected: int
-    bytes_sent: int
-    bytes_received: int
-    contribution_packets: int
-    contributions: int
     contributions_min: int
-    deadline_hits: int
     own_filled: int
     kept: int
     zero_filled: int
     alone: int
-    order_kept: int
     order_bytes: int
     elapsed_ns: int
     max_missing: float = -1.0
@@ -214,32 +241,14 @@ class PeerStats:
         return self.silence in (1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats(Counters):
     """Sums over all operations of an engine since it was opened (lc_stats).
 
     Attributes:
         operations: Operations that ended.
-        packets_sent: Packets sent, resent ones and parity included.
-        packets_resent: Packets that were sent again.
-        resent_reliable: Those of these that reliable delivery sent again. The others are of lossy
-            calls: none, with ``repair=0``.
-        bytes_sent: Bytes sent, headers included.
-        packets_received: Packets that arrived or were recovered.
-        bytes_received: Bytes received, headers included.
-        parity_sent: Parity packets sent.
-        parity_received: Parity packets that arrived.
-        packets_recovered: Packets that parity restored.
-        nan_groups: Groups of elements with a NaN or an infinity that were encoded in few bits
-            (option ``wire``), and are NaN as a whole wherever they arrived.
-        packets_injected: Packets that injection dropped here.
         packets_duplicated: Packets that injection doubled.
         packets_reordered: Packets that injection delayed.
-        packets_missing: Packets that were given up.
-        contributions: Contributions in all reduced packets.
-        contribution_packets: How many packets those are.
-        deadline_hits: Streams that a deadline ended.
-        order_kept: Packets that waited for those of lower ranks (option ``deterministic``).
         malformed: Datagrams that are no packet of ours, or damaged.
         foreign: Packets of another session, or from an address that is not the sender's.
         forged: Sealed datagrams that were changed on the way, or sealed with another key.
@@ -261,24 +270,8 @@ class EngineStats:
     """
 
     operations: int = 0
-    packets_sent: int = 0
-    packets_resent: int = 0
-    resent_reliable: int = 0
-    bytes_sent: int = 0
-    packets_received: int = 0
-    bytes_received: int = 0
-    parity_sent: int = 0
-    parity_received: int = 0
-    packets_recovered: int = 0
-    nan_groups: int = 0
-    packets_injected: int = 0
     packets_duplicated: int = 0
     packets_reordered: int = 0
-    packets_missing: int = 0
-    contributions: int = 0
-    contribution_packets: int = 0
-    deadline_hits: int = 0
-    order_kept: int = 0
     malformed: int = 0
     foreign: int = 0
     forged: int = 0
@@ -308,7 +301,7 @@ class EngineStats:
         return self.packets_resent / self.packets_sent if self.packets_sent else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats(EngineStats):
     """Result of :func:`lossycoll.stats`: the engine's sums, and counts from outside the engine.
 

@@ -16,13 +16,14 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from lossycoll._native import ffi, lib
 
+from .reports import data_of
 from .status_record import CallRecord, GroupRecord, PeerRecord, Record, step_seconds
 
 DEAD, STOPPED, RUNS, ELSEWHERE = "dead", "stopped", "runs", "elsewhere"
@@ -292,10 +293,10 @@ def _record(path: Path, data: bytes, now: int, whole: bool) -> Record:
     first = ffi.cast("uint8_t *", peers + head.world)
     block_bytes = (size - int(first - base)) // lib.LC_PAGE_GROUPS  # the page's own may be damaged
     blocks = [first + i * block_bytes for i in range(lib.LC_PAGE_GROUPS)]
-    return Record(
+    return data_of(
+        Record,
+        head,
         session=f"{head.session:016x}",
-        world=head.world,
-        process=head.process,
         rank=int(peers[head.process].rank),
         pid=pid,
         host=_read_text(head.host),
@@ -310,20 +311,15 @@ def _record(path: Path, data: bytes, now: int, whole: bool) -> Record:
             if ffi.cast("lc_page_group *", block).number
         ),
         peers=tuple(_peer(peers[i], now) for i in range(head.world)),
-        stats=_stats(head.stats),
+        stats={name: int(getattr(head.stats, name)) for name, _ in ffi.typeof("lc_stats").fields},
     )
 
 
 def _peer(c: Any, now: int) -> PeerRecord:
-    return PeerRecord(
-        rank=c.rank,
+    return data_of(
+        PeerRecord,
+        c,
         heard=_ago(now, max(c.heard_ns, c.heartbeat_ns)),
-        state=c.state,
-        silence=c.silence,
-        link=c.link,
-        packets_sent=c.packets_sent,
-        packets_received=c.packets_received,
-        packets_missing=c.packets_missing,
         rtt=c.rtt_ns * 1e-9,
         queue=c.queue_ns * 1e-9,
         rate=_finite(c.rate),
@@ -341,13 +337,11 @@ def _group(block: Any, world: int, now: int, size: int, whole: bool) -> GroupRec
     calls = sorted((one for one in c.calls if one.op), key=lambda one: int(one.op))
     pending = [one for one in calls if not one.end_ns]
     messages = [one for one in c.messages if one.op]
-    return GroupRecord(
-        number=c.number,
+    return data_of(
+        GroupRecord,
+        c,
         name=_read_text(c.name),
-        rank=c.rank,
         members=tuple(int(members[i]) for i in range(ranks)),
-        submitted=c.submitted,
-        failed=c.failed,
         usual=c.usual_ns * 1e-9,
         waiting=_call(pending[0], now) if pending else None,
         pending=len(pending),
@@ -363,23 +357,15 @@ def _group(block: Any, world: int, now: int, size: int, whole: bool) -> GroupRec
 
 
 def _call(c: Any, now: int) -> CallRecord:
-    text = _read_text(c.text)
-    if not text:
-        text = "recv" if c.receives else "send"
-    return CallRecord(
-        op=c.op,
-        seq=c.seq,
+    text = _read_text(c.text) or ("recv" if c.receives else "send")
+    return data_of(
+        CallRecord,
+        c,
         text=text,
-        bytes=c.bytes,
-        peer=c.peer,
         began=_ago(now, c.begin_ns),
         ended=_ago(now, c.end_ns),
         failed=bool(c.failed),
     )
-
-
-def _stats(c: Any) -> Mapping[str, int]:
-    return {name: int(getattr(c, name)) for name, _ in ffi.typeof("lc_stats").fields}
 
 
 def _ago(now: int, at: int) -> float:

@@ -5,10 +5,14 @@ Times are seconds before the reading, so that they mean the same on every machin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import asdict, dataclass, is_dataclass
+from types import NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from lossycoll.options.ranges import is_real, is_whole
 
 MOST_TEXT: Final = 4096
 MOST_ENTRIES: Final = 1 << 16
@@ -93,7 +97,6 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """A record that another process has sent."""
         found: Record = _read(cls, value)
         if not 0 <= found.process < found.world == len(found.peers):
             raise ValueError("process, world and peers don't fit together")
@@ -117,62 +120,33 @@ def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     return latest[-1][1] - latest[-1 + period][1] if length else -1.0
 
 
-# ---- checks of what strangers send ----
+_hints = functools.cache(get_type_hints)
 
 
-def _read(cls: Any, value: Any) -> Any:
-    if type(value) is not dict or value.keys() != {entry.name for entry in fields(cls)}:
-        raise ValueError(f"no {cls.__name__}")
-    return cls(**{entry.name: _CHECKS[str(entry.type)](value[entry.name]) for entry in fields(cls)})
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
-        raise ValueError(f"{value!r:.40} is no number")
-    return value
-
-
-def _real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is no number")
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"{value!r:.40} is no flag")
-    return value
-
-
-def _text(value: Any) -> str:
-    """Without what would move a terminal's cursor."""
-    if type(value) is not str or len(value) > MOST_TEXT:
-        raise ValueError("no text, or too long")
-    return "".join(one if one.isprintable() else "?" for one in value)
-
-
-def _entries(value: Any) -> Sequence[Any]:
-    if type(value) is not list or len(value) > MOST_ENTRIES:
-        raise ValueError("no list, or too long")
-    return value
-
-
-_CHECKS: Final[dict[str, Any]] = {
-    "int": _whole,
-    "float": _real,
-    "bool": _flag,
-    "str": _text,
-    "tuple[int, ...]": lambda value: tuple(map(_whole, _entries(value))),
-    "CallRecord | None": lambda value: None if value is None else _read(CallRecord, value),
-    "tuple[CallRecord, ...]": lambda v: tuple(_read(CallRecord, one) for one in _entries(v)),
-    "tuple[GroupRecord, ...]": lambda v: tuple(_read(GroupRecord, one) for one in _entries(v)),
-    "tuple[PeerRecord, ...]": lambda v: tuple(_read(PeerRecord, one) for one in _entries(v)),
-    "Mapping[str, int]": lambda v: {_text(k): _whole(n) for k, n in _mapping(v).items()},
-}
-"""Check of each field's type."""
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    if type(value) is not dict or len(value) > MOST_ENTRIES:
-        raise ValueError("no counters, or too many")
-    return value
+def _read(kind: Any, value: Any) -> Any:
+    """A value of JSON that a stranger has sent, as ``kind``: a record, or the type of a field."""
+    origin, inner, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if is_record:
+        hints = _hints(kind)
+        if type(value) is dict and value.keys() == hints.keys():
+            return kind(**{name: _read(hint, value[name]) for name, hint in hints.items()})
+    elif NoneType in inner:
+        return None if value is None else _read(inner[0], value)
+    elif origin is tuple:
+        if type(value) is list and len(value) <= MOST_ENTRIES:
+            return tuple([_read(inner[0], one) for one in value])
+    elif origin is Mapping:
+        if type(value) is dict and len(value) <= MOST_ENTRIES:
+            return {_read(inner[0], k): _read(inner[1], one) for k, one in value.items()}
+    elif kind is str:
+        if type(value) is str and len(value) <= MOST_TEXT:  # without what would move a cursor
+            return "".join(one if one.isprintable() else "?" for one in value)
+    elif kind is int:
+        if is_whole(value, -(1 << 63), (1 << 64) - 1):
+            return value
+    elif kind is float:
+        if is_real(value, -math.inf, math.inf):
+            return float(value)
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"{value!r:.40}, wanted a {getattr(kind, '__name__', kind)}")

@@ -58,8 +58,10 @@ class Users:
             self._inside[me] = left
         else:
             del self._inside[me]
-        if self._closing:
-            self._free_if_last()
+        if self._closing and not self._inside and self._freeing.acquire(blocking=False):
+            self._free()
+            self._free = _nothing  # whoever made this is freed without a collector
+            self._freed = True
 
     def has_me(self) -> bool:
         """True if this thread is inside: a signal's handler asks, on top of the frame that is."""
@@ -80,12 +82,6 @@ class Users:
         me = threading.get_ident()
         while not self._freed and me not in self._inside:
             time.sleep(POLL_SECONDS)
-
-    def _free_if_last(self) -> None:
-        if not self._inside and self._freeing.acquire(blocking=False):
-            self._free()
-            self._free = _nothing  # whoever made this is freed without a collector
-            self._freed = True
 
 
 def _nothing() -> None:

@@ -28,7 +28,6 @@ class VerbsAddress(NamedTuple):
 
     @classmethod
     def from_json(cls, said: Sequence[Any]) -> VerbsAddress:
-        """Reads what another process says of itself."""
         gid, *numbers = said
         if len(bytes.fromhex(gid)) != 16:
             raise ValueError(f"a GID has 16 bytes, not {gid!r}")
@@ -43,7 +42,6 @@ class VerbsAddress(NamedTuple):
         return f"RDMA {address.ipv4_mapped or address} queue pair {self.queue_pair:#x}"
 
     def write(self, into: Any) -> None:
-        """Into an lc_verbs_address."""
         into.gid = bytes.fromhex(self.gid)
         into.queue_pair, into.key = self.queue_pair, self.key
         into.lid, into.partition = self.lid, self.partition

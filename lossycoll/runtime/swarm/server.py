@@ -19,7 +19,7 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
-from lossycoll.runtime.engine.forks import close_in_children
+from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
 
 from .connectivity import (

@@ -15,6 +15,7 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, Topology, packet_count
 from lossycoll.plan.model import MOST_SLOTS
+from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives import operations, plan_cache
 from lossycoll.runtime.collectives.estimators import BY_COUNT, Means
 from lossycoll.runtime.collectives.group_context import Members
@@ -79,13 +80,13 @@ def plan_of(
         sizes, more["fanout"] = (1,), 4
     if collective in ("broadcast", "gather", "scatter"):
         more["root"] = draw.randrange(WORLD)
-    return plan_cache.PLANS[collective](members, by, *sizes, **more)
+    return plan_cache.made(members, by, *sizes, **more)
 
 
 def submit_one(draw: random.Random, network: SharedNetwork, rank: int, memory: Any) -> None:
     """Raises what the engine refuses it with."""
     options = options_of(draw)
-    collective = draw.choice(list(plan_cache.PLANS))
+    collective = draw.choice(list(COLLECTIVES))
     dtype, encoding = DType.BYTES, "same"
     if collective in ("all_reduce", "reduce_scatter"):
         dtype = draw.choice([each for each in DType if each is not DType.BYTES])

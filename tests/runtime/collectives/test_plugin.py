@@ -14,7 +14,7 @@ import pytest
 from lossycoll.plan import (
     Algorithm,
     algorithm_names,
-    find_algorithm,
+    choose_algorithm,
     register,
     unregister,
 )
@@ -33,7 +33,7 @@ ELEMENTS = 50_000
 @pytest.fixture(scope="module")
 def root() -> Iterator[Algorithm]:
     yield register(pages.load(PAGE, PLUGIN).STAR)
-    unregister(find_algorithm("all_reduce", "star"))
+    unregister(choose_algorithm("all_reduce", "star", 4))
 
 
 @pytest.mark.parametrize("checked", plan_checks.PLAN_CHECKS, ids=lambda one: one.__name__)

@@ -65,7 +65,7 @@ class Engine:
     def note_waiting(self, call: Collective) -> None:
         """Nobody is there to be asked."""
 
-    def where(self, operation: Operation | None = None) -> Where:
+    def where(self, operation: Operation) -> Where:
         return Where(0, 2)
 
 

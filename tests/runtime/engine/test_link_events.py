@@ -57,8 +57,8 @@ def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     events = [one, one, other, None, one, works, elsewhere, None]
     told = LinkLog()
     with caplog.at_level(logging.INFO, logger="lossycoll"):
-        told.tell(lambda: events.pop(0), WHERE)
-        told.tell(lambda: events.pop(0), WHERE)
+        told.tell(lambda: events.pop(0), WHERE, lambda what: True)
+        told.tell(lambda: events.pop(0), WHERE, lambda what: True)
     assert events == []
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "WARNING", "INFO", "WARNING"], caplog.text

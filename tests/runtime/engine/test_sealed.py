@@ -18,7 +18,7 @@ import pytest
 from lossycoll._native import lib
 
 from lossycoll.errors import ClosedError, LossyError
-from lossycoll.runtime.engine.binding import Message
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import EngineStats
 from lossycoll.runtime.keys import aead
@@ -297,7 +297,7 @@ def test_a_forked_child_seals_nothing_under_its_parents_numbers() -> None:
     with SealedRelayedNetwork(2, Faults()) as network:
         engine = network.engines[0]
         gets = [np.zeros(20_000, np.float32) for _ in range(4)]
-        tickets = [engine.post(message(one, 1, receive=True), Ticket()) for one in gets]
+        tickets = [post(engine, one, 1, receive=True) for one in gets]
         time.sleep(0.1)
         child = os.fork()
         if child == 0:
@@ -312,7 +312,7 @@ def test_a_forked_child_seals_nothing_under_its_parents_numbers() -> None:
         time.sleep(0.05)
         for k in range(len(gets)):
             sent = np.full(20_000, 1.0 + k, np.float32)
-            ticket = network.engines[1].post(message(sent, 0, receive=False), Ticket())
+            ticket = post(network.engines[1], sent, 0, receive=False)
             until(lambda t=ticket: network.engines[1].wait(t, 0.1) == Code.OK)  # type: ignore[misc]
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(gets)
         for k, ticket in enumerate(tickets):
@@ -323,15 +323,15 @@ def test_a_forked_child_seals_nothing_under_its_parents_numbers() -> None:
             assert seen.setdefault((receiver, datagram[6:16]), datagram) == datagram
 
 
-def message(data: Array, peer: int, *, receive: bool) -> Message:
-    return Message(
-        address=data.ctypes.data,
+def post(engine: EngineGroup, data: Array, peer: int, *, receive: bool) -> int:
+    return engine.post(
+        Ticket(),
+        data.ctypes.data,
+        30.0,
         elements=len(data),
         element_bytes=4,
-        type=0,
         tag=1,
         peer=peer,
-        timeout=30.0,
         receive=receive,
     )
 

@@ -228,6 +228,7 @@ def test_a_record_survives_json_and_nothing_else_is_taken_for_one() -> None:
         {"host": "x" * 5000},
         {"liveness": "1"},
         {"liveness": float("nan")},
+        {"liveness": 10**400},
         {"peers": [{}] * 3},
         {"peers": None},
         {"groups": [1]},
@@ -235,10 +236,10 @@ def test_a_record_survives_json_and_nothing_else_is_taken_for_one() -> None:
         {"stats": {"a": "b"}},
         {"more": 1},
     ):
-        with pytest.raises(ValueError, match=r"no |fit together"):
+        with pytest.raises(ValueError, match=r"wanted a |fit together"):
             Record.from_json(said | change)
     for value in (None, [], "x", {}):
-        with pytest.raises(ValueError, match="no Record"):
+        with pytest.raises(ValueError, match="wanted a Record"):
             Record.from_json(value)
     assert Record.from_json(said | {"host": "a\x1b[2Jb"}).host == "a?[2Jb"
 

@@ -54,7 +54,7 @@ def measure(network: Network, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
         out = Path(folder) / "out"
         run_job(lab, "benchmarks.micro.learnt_sites_rank", {"rounds": rounds}, out, JOB_SECONDS)
-        return [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.shape.world)]
+        return [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.world)]
 
 
 def row(name: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -122,7 +122,7 @@ def measure(
         counting = Counting(lab, out)
         module = "benchmarks.micro.topology_rank"
         run_job(lab, module, config, out, JOB_SECONDS, on_line=counting.on_line)
-        ranks = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.shape.world)]
+        ranks = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.world)]
         unasked = sum(host.unasked for host in lab.counters().hosts)
     if unasked:
         print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)

@@ -107,7 +107,7 @@ class Bridge:
                 self.tool(host, "ethtool", "-K", DEVICE, *offloads)
             assert holder.stdin is not None
             holder.stdin.close()
-        at = self.network.shape.site_of
+        at = self.network.site_of
         ports = {port_of(host): f"{BRIDGE}{at(host)}" for host in range(hosts)} | cables
         lines = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
         self.tool(self.middle, "ip", "-batch", "-", text="\n".join(lines))
@@ -166,7 +166,7 @@ def _ways(network: Network) -> list[str]:
     what is for that host goes to all, through the gateways of all."""
     out = []
     for host in range(network.total_hosts):
-        own = network.shape.site_of(host)
+        own = network.site_of(host)
         far = [gateway_of(site)[0] for site in range(network.sites) if site != own]
         ports = [port_of(host), gateway_of(own)[1], *far]
         out += [f"fdb add {_hardware(host)} dev {port} master static" for port in ports]

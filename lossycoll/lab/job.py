@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LabError
 from ..options.ranges import is_whole
-from .network import Shape, wrong
+from .network import Network, wrong
 
 if TYPE_CHECKING:
     from .laboratory import Lab
@@ -39,16 +39,16 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
 
-def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[str, str]:
+def rank_environment(rank: int, network: Network, world: int, master: str) -> dict[str, str]:
     """Variables that torchrun would give a rank of a node, the interface and the site. The first
-    ``world`` ranks of ``shape`` take part."""
-    host, local = shape.place_of(rank)
-    first, last = rank - local, shape.place_of(world - 1)[0]
+    ``world`` ranks of ``network`` take part."""
+    host, local = network.place_of(rank)
+    first, last = rank - local, network.place_of(world - 1)[0]
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(min(shape.ranks_by_host[host], world - first)),
+        "LOCAL_WORLD_SIZE": str(min(network.ranks_by_host[host], world - first)),
         "GROUP_RANK": str(host),
         "GROUP_WORLD_SIZE": str(last + 1),
         "ROLE_RANK": str(rank),
@@ -61,8 +61,8 @@ def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[s
         "NCCL_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",
     }
-    if shape.sites > 1:
-        variables["LOSSYCOLL_SITE"] = f"site{shape.site_of(host)}"
+    if network.sites > 1:
+        variables["LOSSYCOLL_SITE"] = f"site{network.site_of(host)}"
     return variables
 
 
@@ -85,10 +85,10 @@ def run_ranks(
     the job by an exception; without it output is kept and returned. ``at`` has what to call when,
     in seconds from the start of all.
     """
-    shape = lab.network.shape
-    world = shape.world if ranks is None else ranks
-    if not is_whole(world, 1, shape.world):
-        raise wrong("ranks", ranks, f"a whole number from 1 to {shape.world}")
+    network = lab.network
+    world = network.world if ranks is None else ranks
+    if not is_whole(world, 1, network.world):
+        raise wrong("ranks", ranks, f"a whole number from 1 to {network.world}")
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
@@ -99,9 +99,9 @@ def run_ranks(
 
     try:
         for rank in range(world):
-            own = rank_environment(rank, shape, world, lab.address(0))
+            own = rank_environment(rank, network, world, lab.address(0))
             process = lab.start(
-                shape.place_of(rank)[0],
+                network.place_of(rank)[0],
                 command,
                 # What the caller says goes first, but for who is who.
                 {**own, **environment, "RANK": str(rank), "WORLD_SIZE": str(world)},

@@ -100,7 +100,8 @@ class Lab:
         self._change(self._network.with_port(host, **changes))
 
     def change_to(self, network: Network) -> None:
-        if network.shape != self._network.shape:
+        mine = self._network
+        if (network.sites, network.ranks_by_host) != (mine.sites, mine.ranks_by_host):
             raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
         self._change(network)
 

@@ -38,61 +38,6 @@ def check_whole(what: str, value: object, low: int, high: int) -> None:
         raise wrong(what, value, f"a whole number from {low} to {high}")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sites, their hosts, and the hosts' ranks. Numbers count from 0 through all sites: the hosts
-    of a site follow each other, and so do the ranks of a host."""
-
-    sites: int = 1  # how many there are
-    hosts: int = 2  # how many each site has; 2 to 64 in all
-    # how many each host has in a job of the whole laboratory; a tuple has a number for each host
-    ranks: int | tuple[int, ...] = 1
-
-    def __post_init__(self) -> None:
-        check_whole("sites", self.sites, 1, HOSTS_MAX)
-        check_whole("hosts", self.hosts, 2 if self.sites == 1 else 1, HOSTS_MAX // self.sites)
-        if not isinstance(self.ranks, tuple):
-            check_whole("ranks", self.ranks, 1, RANKS_MAX)
-            return
-        if len(self.ranks) != self.total_hosts:
-            wanted = f"one number, or one for each of {self.total_hosts} hosts"
-            raise wrong("ranks", self.ranks, wanted)
-        for number in self.ranks:
-            check_whole("ranks", number, 1, RANKS_MAX)
-
-    @property
-    def total_hosts(self) -> int:
-        return self.sites * self.hosts
-
-    @cached_property
-    def ranks_by_host(self) -> tuple[int, ...]:
-        if isinstance(self.ranks, tuple):
-            return self.ranks
-        return (self.ranks,) * self.total_hosts
-
-    @property
-    def world(self) -> int:
-        return sum(self.ranks_by_host)
-
-    @property
-    def has_levels(self) -> bool:
-        return self.sites > 1 or self.world > self.total_hosts
-
-    def site_of(self, host: int) -> int:
-        return host // self.hosts
-
-    def hosts_of(self, site: int) -> range:
-        return range(site * self.hosts, (site + 1) * self.hosts)
-
-    def place_of(self, rank: int) -> tuple[int, int]:
-        """The host of a rank, and its number among the ranks of that host."""
-        host = 0
-        while rank >= self.ranks_by_host[host]:
-            rank -= self.ranks_by_host[host]
-            host += 1
-        return host, rank
-
-
 MTU_MIN: Final = 576
 """Smallest MTU that every IPv4 host must accept (RFC 791)."""
 MTU_MAX: Final = 65521
@@ -233,7 +178,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """A laboratory's network."""
+    """A laboratory's network. Numbers count from 0 through all sites: the hosts of a site follow
+    each other, and so do the ranks of a host."""
 
     # how many there are, 2 to 64 in all; where there are several sites, how many each has
     hosts: int = 2
@@ -246,7 +192,7 @@ class Network:
     # of everything drawn. Each link has a sequence of its own, so what it loses depends only on how
     # many packets it is given
     seed: int = 1
-    sites: int = 1  # how many there are. Hosts of a site have numbers that follow each other
+    sites: int = 1  # how many there are
     # how many a job of the whole laboratory has on each host; a tuple has a number for each host
     ranks: int | tuple[int, ...] = 1
     wan: Link = Link()  # what joins each host to each one of another site, in each direction
@@ -258,7 +204,13 @@ class Network:
     def __post_init__(self) -> None:
         if self.congestion is not None:
             check_congestion(self.congestion)
-        Shape(self.sites, self.hosts, self.ranks)
+        check_whole("sites", self.sites, 1, HOSTS_MAX)
+        check_whole("hosts", self.hosts, 2 if self.sites == 1 else 1, HOSTS_MAX // self.sites)
+        if isinstance(self.ranks, tuple) and len(self.ranks) != self.total_hosts:
+            wanted = f"one number, or one for each of {self.total_hosts} hosts"
+            raise wrong("ranks", self.ranks, wanted)
+        for number in self.ranks_by_host:
+            check_whole("ranks", number, 1, RANKS_MAX)
         check_whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
         check_whole("seed", self.seed, 0, SEED_MAX)
         for sender, receiver in self.links:
@@ -266,13 +218,37 @@ class Network:
         for host in self.ports:
             self.check_host(host)
 
-    @cached_property
-    def shape(self) -> Shape:
-        return Shape(self.sites, self.hosts, self.ranks)
-
     @property
     def total_hosts(self) -> int:
-        return self.shape.total_hosts
+        return self.sites * self.hosts
+
+    @cached_property
+    def ranks_by_host(self) -> tuple[int, ...]:
+        if isinstance(self.ranks, tuple):
+            return self.ranks
+        return (self.ranks,) * self.total_hosts
+
+    @property
+    def world(self) -> int:
+        return sum(self.ranks_by_host)
+
+    @property
+    def has_levels(self) -> bool:
+        return self.sites > 1 or self.world > self.total_hosts
+
+    def site_of(self, host: int) -> int:
+        return host // self.hosts
+
+    def hosts_of(self, site: int) -> range:
+        return range(site * self.hosts, (site + 1) * self.hosts)
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """The host of a rank, and its number among the ranks of that host."""
+        host = 0
+        while rank >= self.ranks_by_host[host]:
+            rank -= self.ranks_by_host[host]
+            host += 1
+        return host, rank
 
     def check_host(self, host: int) -> None:
         check_whole("host", host, 0, self.total_hosts - 1)
@@ -284,7 +260,7 @@ class Network:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def is_far(self, sender: int, receiver: int) -> bool:
-        return self.shape.site_of(sender) != self.shape.site_of(receiver)
+        return self.site_of(sender) != self.site_of(receiver)
 
     def link_of(self, sender: int, receiver: int) -> Link:
         usual = self.wan if self.is_far(sender, receiver) else self.link
@@ -300,15 +276,11 @@ class Network:
         return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
 
     def with_parts(self, **changes: Any) -> Network:
-        parts = {name: value for name, value in changes.items() if name in _names(Network)}
-        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
-        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
-        for name in changes:
-            if name not in {*parts, *of_links, *of_ports}:
+        of_links, of_ports, parts = _split(changes)
+        for name in parts:
+            if name not in _names(Network):
                 raise OptionError(f"neither a network nor its links or ports have a {name}")
-        made = replace(self, **parts)
-        made = made.with_link(None, **of_links) if of_links else made
-        return made.with_port(None, **of_ports) if of_ports else made
+        return replace(self, **parts).with_link(None, **of_links).with_port(None, **of_ports)
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
         if pair is None:
@@ -319,12 +291,10 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_wan(self, **changes: Any) -> Network:
-        for name in changes:
-            if name not in LINK_FIELDS | PORT_FIELDS:
-                known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
-                raise OptionError(f"neither links nor gateways have a {name}; they have {known}")
-        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
-        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+        of_links, of_ports, others = _split(changes)
+        for name in others:
+            known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
+            raise OptionError(f"neither links nor gateways have a {name}; they have {known}")
         return replace(
             self,
             wan=changed(self.wan, **of_links),
@@ -370,6 +340,13 @@ QUEUE_FIELDS: Final = frozenset(QUEUES)
 """Of ports, when both links and ports could be meant: that is where rates usually are."""
 LINK_FIELDS: Final = _names(Link) - QUEUE_FIELDS
 PORT_FIELDS: Final = _names(Port)
+
+
+def _split(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Changes of links, of ports, and of neither."""
+    of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
+    of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+    return of_links, of_ports, {n: v for n, v in changes.items() if n not in of_links | of_ports}
 
 
 def changed(part: Any, **changes: Any) -> Any:

@@ -113,9 +113,9 @@ class Nft(Bridge):
                 links[sender, host] = LinkCounts(
                     offered, lost, bursts, 0, 0, offered - lost, arrived, QueueCounts()
                 )
-        shape = self.network.shape
-        hosts = crossing(sent, list(range(shape.total_hosts)))
-        sites = crossing(sent, [shape.site_of(host) for host in range(shape.total_hosts)])
+        every = range(self.network.total_hosts)
+        hosts = crossing(sent, every)
+        sites = crossing(sent, [self.network.site_of(host) for host in every])
         return Counters(
             {pair: links[pair] for pair in self.network.pairs()},
             tuple(HostCounts(up, down, 0, 0, 0, 0.0) for up, down in hosts),

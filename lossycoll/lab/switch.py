@@ -157,7 +157,7 @@ def _write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
     shared.congestion = (network.congestion or "").encode()
     for host in range(network.total_hosts):
-        shared.site_of[host] = network.shape.site_of(host)
+        shared.site_of[host] = network.site_of(host)
         _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
     for site in range(network.sites):
         _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)

@@ -211,12 +211,11 @@ def verify(
 def chosen(network: Network) -> list[tuple[int, int]]:
     """From the first host of each site to each other one of it, from the first of all to the first
     of each other site, and all of these ways back."""
-    shape = network.shape
     pairs = []
     for site in range(network.sites):
-        first, *others = shape.hosts_of(site)
+        first, *others = network.hosts_of(site)
         pairs += [(first, other) for other in others]
-    pairs += [(0, shape.hosts_of(site)[0]) for site in range(1, network.sites)]
+    pairs += [(0, network.hosts_of(site)[0]) for site in range(1, network.sites)]
     return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
@@ -243,7 +242,7 @@ class GatewayCheck:
 def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
     """Offers each site's gateway more than its rate, from its first host to the next site's.
     Gateways without a rate aren't measured."""
-    network, shape = lab.network, lab.network.shape
+    network = lab.network
     rates = [rate for rate in (network.gateway.up_mbit, network.gateway.down_mbit) if rate]
     if network.sites < 2 or not rates:
         return
@@ -253,7 +252,7 @@ def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
     packets = min(max(PACKETS_MIN, packets), OVERLOAD_PACKETS)
     for site in range(network.sites):
         other = (site + 1) % network.sites
-        pair = (shape.hosts_of(site)[0], shape.hosts_of(other)[0])
+        pair = (network.hosts_of(site)[0], network.hosts_of(other)[0])
         payload = offered * (network.mtu - UDP_BYTES) / frame
         one = flow(lab, pair, packets=packets, mbit=payload, segments=SEGMENTS)
         # From when the first packet came at the soonest: how late it is has nothing to say.

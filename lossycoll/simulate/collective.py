@@ -229,7 +229,7 @@ def _check_alike(
             f"{whole} hosts can't stand for {topology.n_hosts}: wanted a divisor above 1"
         )
     for one in (network, *[change.network for change in changes]):
-        if one.ports or one.links or one.shape.sites > 1:
+        if one.ports or one.links or one.sites > 1:
             raise NotAlikeError(
                 "hosts stand for others on a network that is the same everywhere: this one has "
                 "ports or links of their own, or sites; simulate all hosts"
@@ -273,7 +273,7 @@ def topology_of(
             f"{simulated} are simulated; wanted {MAX_WORLD} and {MOST_RANKS} at most"
         )
     of_ranks = [host for host in range(count) for _ in range(ranks_per_host)]
-    sites = [network.shape.site_of(host) if host < known else 0 for host in of_ranks]
+    sites = [network.site_of(host) if host < known else 0 for host in of_ranks]
     return Topology.of_labels(of_ranks, sites)
 
 

@@ -158,7 +158,7 @@ def _mib(sent: Sequence[float]) -> float:
 
 def ranks_of(profile: str) -> int:
     """Of a job on all hosts of a network."""
-    return LABORATORIES[profile].network.shape.world
+    return LABORATORIES[profile].network.world
 
 
 def caption(found: Mapping[str, Any]) -> str:

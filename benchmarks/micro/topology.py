@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 import sys
 import tempfile
@@ -104,7 +105,13 @@ class Counting:
 
     def between(self, number: int) -> Mapping[str, LevelBytes]:
         before, after = self.levels[number : number + 2]
-        return {name: level.since(before[name]) for name, level in after.items()}
+        return {name: less(level, before[name]) for name, level in after.items()}
+
+
+def less(level: LevelBytes, before: LevelBytes) -> LevelBytes:
+    """Bytes since ``before``."""
+    pairs = ((level.out, before.out), (level.into, before.into))
+    return LevelBytes(*(tuple(map(operator.sub, *pair)) for pair in pairs))
 
 
 def measure(

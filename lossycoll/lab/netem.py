@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import LabError
 from .bridge import DEVICE, Bridge, gateway_of, port_of
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
+from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .network import ETHERNET_BYTES, Link, Network, Port, address_of, queue_bytes
 
 LINKS: Final = "links"
@@ -134,19 +134,11 @@ class Netem(Bridge):
                 one = queues[f"{FIRST_CLASS + sender:x}:"]
                 offered = one["packets"] + one["drops"]
                 links[sender, host] = LinkCounts(
-                    offered,
-                    one["drops"],
-                    0,
-                    0,
-                    0,
-                    one["packets"],
-                    one["bytes"],
-                    QueueCounts(),
+                    offered, one["drops"], one["packets"], one["bytes"]
                 )
-            hosts.append(HostCounts(*self._port(f"up{host}", port_of(host)), 0, 0, 0, 0.0))
-        sites = [SiteCounts(*self._port(*ends)) for ends in self._gateways()]
-        if not sites:
-            sites = [SiteCounts(QueueCounts(), QueueCounts())]
+            hosts.append(HostCounts(*self._port(f"up{host}", port_of(host))))
+        sites = [PortCounts(*self._port(*ends)) for ends in self._gateways()]
+        sites = sites or [PortCounts(QueueCounts(), QueueCounts())]
         return Counters(
             {pair: links[pair] for pair in self.network.pairs()}, tuple(hosts), tuple(sites)
         )
@@ -185,4 +177,4 @@ class Netem(Bridge):
 
 
 def _queue(queue: Any) -> QueueCounts:
-    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"], 0)
+    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"])

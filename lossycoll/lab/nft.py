@@ -10,7 +10,7 @@ from typing import Final
 
 from ..errors import LabError
 from .bridge import DEVICE, Bridge
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts, crossing
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts, crossing
 from .network import ETHERNET_BYTES, Link, Network, address_of
 
 RUNS: Final = 2000
@@ -110,16 +110,12 @@ class Nft(Bridge):
                 offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
                 sent[sender, host] = QueueCounts(offered, size[f"offered{sender}"])
                 arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
-                links[sender, host] = LinkCounts(
-                    offered, lost, bursts, 0, 0, offered - lost, arrived, QueueCounts()
-                )
+                links[sender, host] = LinkCounts(offered, lost, offered - lost, arrived, bursts)
         every = range(self.network.total_hosts)
-        hosts = crossing(sent, every)
-        sites = crossing(sent, [self.network.site_of(host) for host in every])
         return Counters(
             {pair: links[pair] for pair in self.network.pairs()},
-            tuple(HostCounts(up, down, 0, 0, 0, 0.0) for up, down in hosts),
-            tuple(SiteCounts(up, down) for up, down in sites),
+            tuple(HostCounts(port.up, port.down) for port in crossing(sent, every)),
+            tuple(crossing(sent, [self.network.site_of(host) for host in every])),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
 from . import tcp
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
+from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .network import Link, Network, Port, queue_bytes
 from .spawn import HERE, own_process, spawn
 
@@ -192,11 +192,11 @@ def _read(shared: Any, network: Network) -> Counters:
         links[a, b] = LinkCounts(
             c.offered,
             c.lost,
+            c.delivered,
+            c.delivered_bytes,
             c.bursts,
             c.doubled,
             c.reordered,
-            c.delivered,
-            c.delivered_bytes,
             _queue(c.queue),
         )
     hosts = []
@@ -206,7 +206,7 @@ def _read(shared: Any, network: Network) -> Counters:
         late = h.late_max_ns / 1e6
         hosts.append(HostCounts(up, down, h.overrun, h.shed, h.refused, late))
     sites = [
-        SiteCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
+        PortCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
         for site in range(network.sites)
     ]
     return Counters(links, tuple(hosts), tuple(sites))

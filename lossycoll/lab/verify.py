@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from .counters import HostCounts, SiteCounts
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from .spawn import Role
@@ -133,8 +132,7 @@ def _rates(network: Network, pair: tuple[int, int]) -> list[tuple[float, Port | 
 def _queued_out(lab: Lab) -> int:
     counters = lab.counters()
     queues = [link.queue for link in counters.links.values()]
-    ports: list[HostCounts | SiteCounts] = [*counters.hosts, *counters.sites]
-    queues += [queue for one in ports for queue in (one.up, one.down)]
+    queues += [queue for one in (*counters.hosts, *counters.sites) for queue in (one.up, one.down)]
     return sum(queue.dropped + queue.policed for queue in queues)
 
 

@@ -189,10 +189,10 @@ def test_short_texts_have_units() -> None:
 def test_what_crosses_edges_is_counted_once() -> None:
     sent = {(a, b): QueueCounts(10**a, 10**b) for a in range(3) for b in range(3) if a != b}
     hosts, sites = counters.crossing(sent, [0, 1, 2]), counters.crossing(sent, [0, 0, 1])
-    assert [(up.packets, up.bytes) for up, _ in hosts] == [(2, 110), (20, 101), (200, 11)]
-    assert [(down.packets, down.bytes) for _, down in hosts] == [(110, 2), (101, 20), (11, 200)]
-    assert [(up.packets, up.bytes) for up, _ in sites] == [(11, 200), (200, 11)]
-    assert [(down.packets, down.bytes) for _, down in sites] == [(200, 11), (11, 200)]
+    assert [(one.up.packets, one.up.bytes) for one in hosts] == [(2, 110), (20, 101), (200, 11)]
+    assert [(one.down.packets, one.down.bytes) for one in hosts] == [(110, 2), (101, 20), (11, 200)]
+    assert [(one.up.packets, one.up.bytes) for one in sites] == [(11, 200), (200, 11)]
+    assert [(one.down.packets, one.down.bytes) for one in sites] == [(200, 11), (11, 200)]
 
 
 def test_changes_reach_what_they_name() -> None:

@@ -5,36 +5,22 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ..errors import LabError, LabPermissionError, OptionError
 from . import leftovers, netem, nft
-from .counters import Counters
+from .bridge import Bridge
+from .job import spawn
 from .netem import Netem
 from .network import Link, Network
 from .nft import Nft
-from .spawn import interpreter_problem
 from .switch import Switch, instead
 
-
-class Backend(Protocol):
-    """Maker of a laboratory's network."""
-
-    def inside(self, number: int, command: list[str]) -> list[str]:
-        """The command that runs ``command`` on a host."""
-
-    def change(self, network: Network) -> None:
-        """Puts other links and ports in force."""
-
-    def counters(self) -> Counters:
-        """Counts since the start."""
-
-    def close(self) -> None:
-        """Ends everything. May be called again."""
-
+Backend = Switch | Bridge
 
 BACKENDS: Final = {
     "netem": "the kernel's emulator: nearly everything; few kernels have it",
@@ -115,7 +101,11 @@ def examine() -> list[Capability]:
     """Tries everything out rather than looking it up: what a kernel has isn't what it allows."""
     user = os.geteuid()
     out = [Capability("user", True, "root" if user == 0 else f"{user}, in a user namespace")]
-    problem = interpreter_problem()
+    problem = ""
+    try:
+        spawn([sys.executable, "-I", "-S", "-c", ""], stderr=subprocess.DEVNULL).wait()
+    except LabError as error:
+        problem = str(error)
     out.append(Capability("interpreter", not problem, problem or sys.executable))
     for name in BACKENDS:
         why = missing(name)

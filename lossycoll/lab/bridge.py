@@ -16,8 +16,8 @@ from typing import Final
 
 from ..errors import LabError
 from .counters import Counters
+from .job import spawn
 from .network import Network, address_of
-from .spawn import spawn
 from .switch import Switch
 
 DEVICE: Final = "eth0"

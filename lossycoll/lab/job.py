@@ -1,8 +1,9 @@
-"""Runs a command on hosts, as the ranks of one job."""
+"""Processes of a laboratory: the ranks of a job, and roles of its own (process.py)."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import _lab
 from ..errors import LabError
 from ..options.ranges import is_whole
 from .network import Network, wrong
@@ -23,6 +26,26 @@ if TYPE_CHECKING:
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 30.0
+HERE: Final = Path(__file__).resolve().parent
+START_SECONDS: Final = 20.0
+ANSWER_SECONDS: Final = 300.0
+
+
+def own_process(role: str) -> list[str]:
+    """The command of a process in which nothing but the extension is loaded (process.py)."""
+    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
+
+
+def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen; LabError if the program can't be started. A user who isn't root may be kept
+    from reading the interpreter, or the folder that it is in."""
+    try:
+        return subprocess.Popen(command, **how)
+    except OSError as error:
+        raise LabError(
+            f"the laboratory can't run {command[0]} as user {os.geteuid()}: {error.strerror}; it "
+            f"wants a Python that this user may read and execute, folders above it included"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -201,3 +224,58 @@ def prefixed(rank: int, line: str) -> None:
         raise
     except OSError as error:
         raise LabError(f"the ranks' output can't be written: {error.strerror}") from error
+
+
+class Role:
+    """A process of process.py on a host: a context that ends it."""
+
+    def __init__(self, lab: Lab, host: int, role: str, *arguments: object) -> None:
+        self.name = f"{role} on host {host}"
+        self.process: subprocess.Popen[str] = lab.start(
+            host,
+            [*own_process(role), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Role:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end([self.process], grace=1.0)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def await_ready(self) -> None:
+        """Returns when it listens, or sends."""
+        assert self.process.stdout is not None
+        watch = threading.Timer(START_SECONDS, self.process.kill)
+        watch.start()
+        try:
+            ready = self.process.stdout.readline() == "ready\n"
+        finally:
+            watch.cancel()
+        if not ready:
+            self.answer()
+            raise LabError(f"the laboratory's {self.name} ended before it was ready")
+
+    def stop(self) -> None:
+        """Closes its stdin: it is to end."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.stdin = None
+
+    def answer(self) -> Any:
+        """What it found, once it has ended."""
+        self.stop()
+        try:
+            text, said = self.process.communicate(timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            text = f"the laboratory's {self.name} didn't end within {ANSWER_SECONDS:g} s"
+            raise LabError(text) from None
+        if code := self.process.returncode:
+            raise LabError(f"the laboratory's {self.name} ended with status {code}: {said.strip()}")
+        return json.loads(text)

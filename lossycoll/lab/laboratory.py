@@ -12,10 +12,9 @@ from ..errors import LabError, OptionError
 from . import leftovers
 from .backends import Backend, make
 from .counters import Counters
-from .job import Ended, run_ranks
+from .job import Ended, run_ranks, spawn
 from .network import Network, address_of
 from .profiles import profile
-from .spawn import spawn
 
 
 class Lab:

@@ -17,8 +17,8 @@ from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
 from . import tcp
 from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
+from .job import HERE, own_process, spawn
 from .network import Link, Network, Port, queue_bytes
-from .spawn import HERE, own_process, spawn
 
 WIDTH: Final[int] = lib.LAB_HOSTS
 NETWORK: Final = 10 << 24 | 77 << 16

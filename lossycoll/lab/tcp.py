@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import LabError
 from ..options.ranges import is_real
+from .job import Role
 from .network import Network, check_congestion, check_whole, wrong
-from .spawn import Role
 
 if TYPE_CHECKING:
     from .laboratory import Lab

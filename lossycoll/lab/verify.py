@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from .job import Role
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
-from .spawn import Role
 
 PORT: Final = 29399
 UDP_BYTES: Final = 28

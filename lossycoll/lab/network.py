@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any, Final
 
 from ..errors import OptionError
@@ -244,11 +245,8 @@ class Network:
 
     def place_of(self, rank: int) -> tuple[int, int]:
         """The host of a rank, and its number among the ranks of that host."""
-        host = 0
-        while rank >= self.ranks_by_host[host]:
-            rank -= self.ranks_by_host[host]
-            host += 1
-        return host, rank
+        ranks = enumerate(self.ranks_by_host)
+        return [(host, number) for host, count in ranks for number in range(count)][rank]
 
     def check_host(self, host: int) -> None:
         check_whole("host", host, 0, self.total_hosts - 1)
@@ -273,7 +271,7 @@ class Network:
         return [other for other in range(self.total_hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
-        return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
+        return list(permutations(range(self.total_hosts), 2))
 
     def with_parts(self, **changes: Any) -> Network:
         of_links, of_ports, parts = _split(changes)

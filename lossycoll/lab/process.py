@@ -22,9 +22,7 @@ import select
 import socket
 import struct
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 PING_SECONDS = 2.0
@@ -93,24 +91,13 @@ def _round_trip(here: socket.socket, number: int) -> float | None:
 
 def pings(_: Any, address: str, port: str, interval_ms: str) -> None:
     """Round trips until stdin ends; the times in ms of those that came back."""
-    ended = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    times, number = [], 0
+    times: list[float | None] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.connect((address, int(port)))
-        threading.Thread(target=listen, daemon=True).start()
         print("ready", flush=True)
-        while not ended.wait(int(interval_ms) / 1e3):
-            time_ms = _round_trip(here, number)
-            number += 1
-            if time_ms is not None:
-                times.append(time_ms)
-    print(json.dumps({"ms": times}), flush=True)
-    os._exit(0)  # the thread reads on
+        while not select.select([sys.stdin], [], [], int(interval_ms) / 1e3)[0]:
+            times.append(_round_trip(here, len(times)))
+    print(json.dumps({"ms": [time for time in times if time is not None]}))
 
 
 def sink(_: Any, port: str) -> None:
@@ -179,17 +166,7 @@ def main(path: str, role: str, *arguments: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    roles: dict[str, Callable[..., None]] = {
-        "switch": switch,
-        "receive": receive,
-        "send": send,
-        "echo": echo,
-        "ping": ping,
-        "pings": pings,
-        "sink": sink,
-        "source": source,
-    }
-    roles[role](module, *arguments)
+    globals()[role](module, *arguments)
 
 
 if __name__ == "__main__":

@@ -7,55 +7,32 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import LabError, LabPermissionError, OptionError
-from . import leftovers, netem, nft
-from .bridge import Bridge
+from . import leftovers
 from .job import spawn
 from .netem import Netem
 from .network import Link, Network
 from .nft import Nft
 from .switch import Switch, instead
 
-Backend = Switch | Bridge
-
-BACKENDS: Final = {
-    "netem": "the kernel's emulator: nearly everything; few kernels have it",
-    "nft": "the kernel's packet filter: loss alone, at full speed",
-    "switch": "a process of our own: everything, and the same seed loses the same packets",
-}
+BACKENDS: Final[dict[str, type[Switch]]] = {"netem": Netem, "nft": Nft, "switch": Switch}
 """In the order in which they are tried."""
-_COMMANDS: Final = {
-    "netem": ("ip", "tc", "ethtool"),
-    "nft": ("ip", "nft", "ethtool"),
-    "switch": (),
-}
-_MAKERS: Final[dict[str, Callable[[Network, dict[str, str]], Backend]]] = {
-    "netem": Netem,
-    "nft": Nft,
-    "switch": Switch,
-}
 
 
-def refusal(name: str, network: Network) -> str:
-    """Why a backend can't make a network, on any machine, as a sentence; empty if it can."""
-    return {"netem": netem, "nft": nft}[name].refusal(network) if name != "switch" else ""
-
-
-def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Backend]:
+def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Switch]:
     """Makes a network by the backend ``name``, or by the first that can, for "auto".
 
     Returns the name and the backend. Raises OptionError for a name there isn't, LabError and
     LabPermissionError for what is missing.
     """
     name = choose(network, name=name)
-    for command in _COMMANDS[name]:
+    for command in BACKENDS[name].commands:
         if shutil.which(command) is None:
             raise LabError(f"the backend {name} needs the command {command}, which isn't there")
-    return name, _MAKERS[name](network, environment)
+    return name, BACKENDS[name](network, environment)
 
 
 def choose(*networks: Network, name: str = "auto") -> str:
@@ -64,7 +41,7 @@ def choose(*networks: Network, name: str = "auto") -> str:
     if name != "auto" and name not in BACKENDS:
         raise OptionError(f"no backend is called {name!r}; there are auto, {', '.join(BACKENDS)}")
     for each in BACKENDS if name == "auto" else (name,):
-        why = next(filter(None, (refusal(each, network) for network in networks)), "")
+        why = next(filter(None, (BACKENDS[each].refusal(network) for network in networks)), "")
         if not why and (each == name or not missing(each)):
             return each
         if each == name:
@@ -109,7 +86,7 @@ def examine() -> list[Capability]:
     out.append(Capability("interpreter", not problem, problem or sys.executable))
     for name in BACKENDS:
         why = missing(name)
-        out.append(Capability(f"backend {name}", not why, why or BACKENDS[name]))
+        out.append(Capability(f"backend {name}", not why, why or BACKENDS[name].meaning))
     for command in ("ip", "tc", "nft", "ethtool"):
         where = shutil.which(command)
         out.append(

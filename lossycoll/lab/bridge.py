@@ -29,14 +29,14 @@ TOOL_SECONDS: Final = 30.0
 UP_POLL_SECONDS: Final = 0.02
 
 
-class Bridge:
-    """Namespaces, a bridge in the middle and a veth device per host; what passes is up to others.
-    Raises LabError, with what the failing command said, and LabPermissionError."""
+class Bridge(Switch):
+    """A switch's namespaces, with a bridge in the middle and a veth device per host in its place;
+    what passes is up to others. Raises LabError, with what the failing command said, and
+    LabPermissionError."""
 
     def __init__(self, network: Network, environment: dict[str, str]) -> None:
-        self.network = network
+        super().__init__(network, environment, devices=False)
         self._environment = environment
-        self._switch = Switch(network, environment, devices=False)
         try:
             self._build()
             self.prepare()
@@ -56,14 +56,10 @@ class Bridge:
         raise NotImplementedError
 
     def change(self, network: Network) -> None:
+        if why := self.refusal(network):
+            raise LabError(why)
         self.apply(network)
         self.network = network
-
-    def inside(self, number: int, command: list[str]) -> list[str]:
-        return self._switch.inside(number, command)
-
-    def close(self) -> None:
-        self._switch.close()
 
     @property
     def middle(self) -> int:

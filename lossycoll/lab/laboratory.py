@@ -10,11 +10,12 @@ from typing import Any
 
 from ..errors import LabError, OptionError
 from . import leftovers
-from .backends import Backend, make
+from .backends import make
 from .counters import Counters
 from .job import Ended, run_ranks, spawn
 from .network import Network, address_of
 from .profiles import profile
+from .switch import Switch
 
 
 class Lab:
@@ -33,7 +34,7 @@ class Lab:
         self._network = network.with_parts(**changes) if changes else network
         self.name = leftovers.new_name()
         self.backend = backend
-        self._made: Backend | None = None
+        self._made: Switch | None = None
         self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Lab:
@@ -112,7 +113,7 @@ class Lab:
         self._running().change(network)
         self._network = network
 
-    def _running(self) -> Backend:
+    def _running(self) -> Switch:
         if self._made is None:
             raise LabError(f"laboratory {self.name} isn't started; use it in a with statement")
         return self._made

@@ -8,7 +8,6 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import LabError
 from .bridge import DEVICE, Bridge
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts, crossing
 from .network import ETHERNET_BYTES, Link, Network, address_of
@@ -69,26 +68,26 @@ TABLE: Final = "netdev lab"
 KINDS: Final = ("offered", "lost", "bursts")
 
 
-def refusal(network: Network) -> str:
-    """Why the packet filter can't make a network, as a sentence; empty if it can."""
-    if network.only_loses:
-        return ""
-    return (
-        "the backend nft makes loss alone; delay, jitter, order, doubles and rates take the "
-        "backend switch"
-    )
-
-
 class Nft(Bridge):
     """A chain per sender at every receiver. The same seed loses the same packets."""
+
+    meaning = "the kernel's packet filter: loss alone, at full speed"
+    commands = ("ip", "nft", "ethtool")
+
+    @staticmethod
+    def refusal(network: Network) -> str:
+        if network.only_loses:
+            return ""
+        return (
+            "the backend nft makes loss alone; delay, jitter, order, doubles and rates take the "
+            "backend switch"
+        )
 
     def prepare(self) -> None:
         for host in range(self.network.total_hosts):
             self.tool(host, "nft", "-f", "-", text=_table(self.network, host))
 
     def apply(self, network: Network) -> None:
-        if why := refusal(network):
-            raise LabError(why)
         for host in range(network.total_hosts):
             rules = [
                 line for sender in network.others(host) for line in _rules(network, sender, host)

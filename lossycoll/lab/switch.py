@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
@@ -37,6 +37,16 @@ class Switch:
     Raises LabPermissionError where namespaces or devices may not be made, LabError for anything
     else that fails.
     """
+
+    meaning = "a process of our own: everything, and the same seed loses the same packets"
+    commands: ClassVar[tuple[str, ...]] = ()
+    """Programs that it takes."""
+
+    @staticmethod
+    def refusal(network: Network) -> str:
+        """Why it can't make a network, on any machine, as a sentence; empty if it can."""
+        del network
+        return ""
 
     def __init__(self, network: Network, environment: dict[str, str], devices: bool = True) -> None:
         self.network = network

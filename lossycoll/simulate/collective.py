@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,18 +19,9 @@ from ..plan.validation import MAX_WORLD
 from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
-from ..runtime.engine.failures import Code
 from ..runtime.engine.payload import payload_bytes
-from .fold import Fold, NotAlikeError, fold_of
-from .hosts import (
-    LONGEST_SECONDS,
-    MOST_KNOWN,
-    Counts,
-    Hosts,
-    planned,
-    planned_peers,
-    traffic_of,
-)
+from .fold import NotAlikeError, fold_of
+from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
 
 CAPACITY: Final = 16_384
 """Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
@@ -58,6 +50,7 @@ class Call:
     # the bytes of the busiest port by its rate, headers not counted, and the ways that data goes
     # one after another. Who sends while packets are under way takes less than both.
     limit: float
+    bound: str  # what the limit is of, in words
     missing: float  # the share of packets that was given up, over all ranks
     resent: int  # packets that were sent again
     counts: Counts  # what the network did
@@ -74,7 +67,6 @@ class Simulated:
 
     calls: tuple[Call, ...]  # all of them
     settled: int  # how many of the first don't count for the figures below
-    bound: str  # what the limit is of, in words
     hosts: int  # that there are
     whole: int  # hosts of these that were simulated, and stand for all
     nbytes: int  # the largest buffer: where hosts stand for others, a whole number of packets each
@@ -82,6 +74,10 @@ class Simulated:
     @property
     def steady(self) -> tuple[Call, ...]:
         return self.calls[self.settled :]
+
+    @property
+    def bound(self) -> str:
+        return self.calls[-1].bound
 
     @property
     def seconds(self) -> float:
@@ -171,54 +167,33 @@ def simulate_collective(
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
     options = options or Options()
     topology = topology_of(network, hosts, ranks_per_host, whole)
-    folds = whole is not None and whole < topology.n_hosts
+    whole = topology.n_hosts if whole is None else min(whole, topology.n_hosts)
+    folds = whole < topology.n_hosts
     if folds:
-        _check_alike(network, topology, whole or 0, changes)
+        _check_alike(network, topology, whole, changes)
         nbytes = _rounded(network, topology, options, collective, nbytes)
-    grain = grain_of(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
-    room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
-    buffers = room[0].ctypes.data, room[1].ctypes.data
-    call_options = CallOptions(options, future=True, encoding=options.encoding)
-
-    def ask(endpoint: Endpoint) -> None:
-        submit(endpoint, collective, nbytes, buffers, call_options)
-
-    plan_of, fold = _plans(network, topology, options, ask, whole if folds else None)
+    load = Load(options, nbytes, topology.world)
+    ask = partial(load.submit, name=collective, nbytes=nbytes)
+    plan_of = partial(planned, network, topology, options, ask, folds=folds)
+    fold = fold_of(plan_of, topology, whole) if folds else None
     ranks = topology.world if fold is None else fold.real
-    peers = _peers(topology, ranks, plan_of)
-    images = topology.world // ranks
-    done, bound = [], ""
-    how: dict[str, Any] = {"capacity": capacity, "grain": grain, "peers": peers, "fold": fold}
+    how: dict[str, Any] = {
+        "capacity": capacity,
+        "grain": grain_of(network) if grain is None else grain,
+        "peers": _peers(topology, ranks, plan_of),
+        "fold": fold,
+    }
+    done: list[Call] = []
     with Hosts(network, topology, options, **how) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
-            call, bound = _run(world, network, collective, options, ask, mine, images)
+            done.append(_run(world, network, collective, options, ask, mine))
             network = mine[-1].network if mine else network
-            done.append(call)
-            if call.code:
+            if done[-1].code:
                 break
             world.run(world.now + gap)
-    where = topology.n_hosts, topology.n_hosts // images, nbytes
-    return Simulated(tuple(done), min(settle, len(done) - 1), bound, *where)
-
-
-def _plans(
-    network: Network,
-    topology: Topology,
-    options: Options,
-    ask: Callable[[Endpoint], None],
-    whole: int | None,
-) -> tuple[Callable[[int], Plan], Fold | None]:
-    """Function of a rank's first plan, and the fold if some hosts stand for all."""
-
-    def plan_of(rank: int) -> Plan:
-        return planned(network, topology, options, ask, rank, folds=whole is not None)[0]
-
-    if whole is None:
-        return plan_of, None
-    stride = planned(network, topology, options, ask, 0, folds=True)[1]
-    return plan_of, fold_of(plan_of, topology, whole, stride)
+    return Simulated(tuple(done), min(settle, len(done) - 1), topology.n_hosts, whole, nbytes)
 
 
 def _check_alike(
@@ -278,12 +253,12 @@ def topology_of(
 
 
 def _peers(
-    topology: Topology, ranks: int, plan_of: Callable[[int], Plan]
+    topology: Topology, ranks: int, plan_of: Callable[[int], tuple[Plan, int]]
 ) -> list[frozenset[int]] | None:
     """Whom each of the first ranks has to know, where they are too many to know all."""
     if topology.world <= MOST_KNOWN:
         return None
-    peers = planned_peers([plan_of(rank) for rank in range(ranks)])
+    peers = planned_peers([plan_of(rank)[0] for rank in range(ranks)])
     pairs = sum(map(len, peers))
     if pairs > MOST_KNOWN**2:
         raise OptionError(
@@ -302,33 +277,27 @@ def _run(
     options: Options,
     ask: Callable[[Endpoint], None],
     changes: Sequence[Change],
-    images: int,
-) -> tuple[Call, str]:
+) -> Call:
     before, begin = world.counts(), world.now
-    for number, rank in enumerate(world.ranks):
-        ask(rank.endpoint)
-        world.submitted(number)
+    for number in range(len(world.ranks)):
+        world.submit(number, ask)
     limit, bound = _limit(world, network, collective, options)
     for change in changes:
         world.run(begin + change.after)
         world.change(change.network)
-    waiting = world.run(begin + LONGEST_SECONDS) if world.run(None) else 0
-    ends = [world.ended(number) for number in range(len(world.ranks))]
-    reports = [world.report(number) for number in range(len(world.ranks))]
-    for rank in world.ranks:
-        rank.finish()
+    ends, code, reports = world.finish(len(world.ranks))
     missing = sum(report.packets_missing for report in reports)
     expected = missing + sum(report.packets_received for report in reports)
-    code = min(code for _, code in ends) if not waiting else Code.PENDING
-    call = Call(
-        seconds=max(at for at, _ in ends) - begin,
+    images = world.topology.world // len(world.ranks)
+    return Call(
+        seconds=max(ends) - begin,
         limit=limit,
+        bound=bound,
         missing=missing / expected if expected else 0.0,
         resent=images * sum(report.packets_resent for report in reports),
         counts=world.counts().since(before, images),
         code=int(code),
     )
-    return call, bound
 
 
 def _limit(world: Hosts, network: Network, collective: str, options: Options) -> tuple[float, str]:
@@ -361,26 +330,30 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     return busiest + delay, bound
 
 
-def submit(
-    endpoint: Endpoint, name: str, nbytes: int, buffers: tuple[int, int], options: CallOptions
-) -> None:
-    """Submits a collective at a rank; ``nbytes``, of float32, is the largest buffer of any."""
-    call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
-    endpoint.health.issue(call)
-    elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
-    if name == "all_reduce":
-        endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
-    elif name == "reduce_scatter":
-        endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
-    elif name == "all_gather":
-        endpoint.all_gather(call, buffers, 4 * chunk, options)
-    elif name == "all_to_all":
-        endpoint.all_to_all(call, buffers, 4 * chunk, options)
-    elif name == "broadcast":
-        endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
-    elif name == "gather":
-        endpoint.gather(call, buffers, 4 * chunk, 0, options)
-    elif name == "scatter":
-        endpoint.scatter(call, buffers, 4 * chunk, 0, options)
-    else:
-        endpoint.barrier(call, options)
+class Load:
+    """Submits collectives of float32, with buffers that all ranks share."""
+
+    def __init__(self, options: Options, nbytes: int, world: int) -> None:
+        self._room = np.zeros((2, max(nbytes // 4, world)), np.float32)
+        self.options = options
+        self._call_options = CallOptions(options, future=True, encoding=options.encoding)
+
+    def submit(self, endpoint: Endpoint, name: str, nbytes: int) -> None:
+        """``nbytes``: of the largest buffer of any rank."""
+        call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
+        endpoint.health.issue(call)
+        buffers = self._room[0].ctypes.data, self._room[1].ctypes.data
+        options = self._call_options
+        elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
+        if name == "all_reduce":
+            endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
+        elif name == "reduce_scatter":
+            endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
+        elif name == "broadcast":
+            endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
+        elif name == "barrier":
+            endpoint.barrier(call, options)
+        elif name in ("gather", "scatter"):
+            getattr(endpoint, name)(call, buffers, 4 * chunk, 0, options)
+        else:
+            getattr(endpoint, name)(call, buffers, 4 * chunk, options)

@@ -22,6 +22,7 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.group_context import GroupContext, Members
 from ..runtime.collectives.plan_cache import Choice
 from ..runtime.engine.binding import EngineGroup
+from ..runtime.engine.failures import Code
 from ..runtime.engine.host import SHARED_PAYLOAD, Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
@@ -110,11 +111,6 @@ class Rank:
         )
         self.group.known = peers | {rank}
         self.endpoint: Final = _endpoint(rank, topology, options, self.group, folds)
-
-    def finish(self) -> None:
-        """Takes the operations that have ended."""
-        for operation in list(self.endpoint.operations.unfinished.values()):
-            operation.poll()
 
     def close(self) -> None:
         self.group.close()
@@ -261,6 +257,7 @@ class Hosts:
         if self._sites:
             lib.lc_sim_set_sites(self._sim, ffi.new("uint16_t[]", list(site_of.values())))
         self.ranks: Final[list[Rank]] = []
+        self._tickets: list[tuple[int, int]] = []
         for host in range(self._hosts):
             lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
         self.change(network)
@@ -307,9 +304,10 @@ class Hosts:
     def now(self) -> float:
         return float(lib.lc_sim_now(self._sim)) * 1e-9
 
-    def submitted(self, rank: int) -> None:
-        """A rank has submitted an operation by its endpoint: :meth:`run` waits for it."""
+    def submit(self, rank: int, ask: Callable[[Endpoint], object]) -> None:
+        """Has a rank submit an operation by its endpoint: :meth:`finish` waits for it."""
         group, endpoint = self.ranks[rank].group, self.ranks[rank].endpoint
+        ask(endpoint)
         if self._fold is not None and isinstance(endpoint, _Alike):
             number = endpoint.operations.sequencer.next - 1
             lib.lc_sim_fold_step(self._sim, number, self._fold.step_of(endpoint.stride))
@@ -318,6 +316,7 @@ class Hosts:
             raise OptionError(
                 "more operations at once than a simulation awaits: use larger buckets"
             )
+        self._tickets.append((rank, group.ticket))
 
     def kill(self, rank: int) -> None:
         lib.lc_sim_stop(self._sim, rank)
@@ -334,16 +333,20 @@ class Hosts:
         end = (1 << 64) - 1 if until is None else round(until * 1e9)
         return int(lib.lc_sim_run(self._sim, end))
 
-    def ended(self, rank: int) -> tuple[float, int]:
-        """When a rank's last operation ended, and with which code."""
-        code = ffi.new("int *")
-        at = float(lib.lc_sim_ended(self._sim, rank, code)) * 1e-9
-        return at, code[0]
-
-    def report(self, rank: int) -> Report:
-        """Report of a rank's last operation; before :meth:`Rank.finish`."""
-        group = self.ranks[rank].group
-        return group.result(group.ticket)[0]
+    def finish(self, ranks: int) -> tuple[list[float], Code, list[Report]]:
+        """Lets time pass until all submitted has ended. Returns when the last operation of each of
+        the first ``ranks`` did, the code of one that failed, and a report for each operation."""
+        waiting, code = self.run(), ffi.new("int *")
+        ends, codes = [], []
+        for rank in range(ranks):
+            ends.append(float(lib.lc_sim_ended(self._sim, rank, code)) * 1e-9)
+            codes.append(code[0])
+        reports = [self.ranks[rank].group.result(ticket)[0] for rank, ticket in self._tickets]
+        self._tickets.clear()
+        for one in self.ranks[:ranks]:  # which takes the reports
+            for operation in list(one.endpoint.operations.unfinished.values()):
+                operation.poll()
+        return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
     def counts(self) -> Counts:
         all_ = ffi.new("lc_sim_counts *")

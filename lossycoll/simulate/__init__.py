@@ -7,14 +7,7 @@ sockets, no clock.
 """
 
 from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
-from .theory import (
-    best,
-    completed_fraction,
-    effective_speedup,
-    expected_maximum,
-    noise_curve,
-    normal_curve,
-)
+from .theory import expected_maximum, noise_curve, normal_curve
 from .threshold import Choice, Cut, Point, choose, choose_at, curve, grid
 from .times import Recorded, load
 
@@ -29,12 +22,9 @@ __all__ = [
     "Normal",
     "Point",
     "Recorded",
-    "best",
     "choose",
     "choose_at",
-    "completed_fraction",
     "curve",
-    "effective_speedup",
     "expected_maximum",
     "fit",
     "grid",

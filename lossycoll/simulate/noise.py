@@ -1,4 +1,5 @@
-"""Distributions of the time that one micro-batch takes, in seconds.
+"""Distributions of the time that one micro-batch takes, in seconds: mean, standard deviation, and
+cumulative distribution function.
 
 They are the paper's simulated delay (DropCompute, arXiv 2306.10598), three others, and recorded
 times themselves. :func:`fit` says which one recorded times are likeliest to come from.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,27 +23,9 @@ STARTS: Final = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 likelihood alone it would start at the shortest time itself, where its density is unbounded."""
 
 
-class Noise(Protocol):
-    """The distribution of independent micro-batches' times."""
-
-    @property
-    def mean(self) -> float:
-        """Seconds."""
-
-    @property
-    def std(self) -> float:
-        """Standard deviation, in seconds."""
-
-    def cdf(self, seconds: Times) -> Times:
-        """The cumulative distribution function."""
-
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """Draws independent times."""
-
-
 @dataclass(frozen=True)
 class Normal:
-    """Normal. Draws below 0 become 0."""
+    """Normal."""
 
     mean: float
     std: float
@@ -52,10 +35,6 @@ class Normal:
 
     def cdf(self, seconds: Times) -> Times:
         return normal_cdf(seconds, self.mean, self.std)
-
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        drawn: Times = generator.normal(self.mean, self.std, shape)
-        return np.maximum(drawn, 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,10 +63,6 @@ class LogNormal:
         above = np.log(np.maximum(seconds - self.start, np.finfo(np.float64).tiny))
         return normal_cdf(above, self.log_mean, self.log_std)
 
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        drawn: Times = generator.lognormal(self.log_mean, self.log_std, shape)
-        return self.start + drawn
-
 
 @dataclass(frozen=True)
 class Exponential:
@@ -110,10 +85,6 @@ class Exponential:
     def cdf(self, seconds: Times) -> Times:
         out: Times = -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
         return out
-
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        drawn: Times = generator.exponential(self.excess, shape)
-        return self.start + drawn
 
 
 @dataclass(frozen=True)
@@ -172,20 +143,20 @@ class Empirical:
     """The recorded times, each equally likely; NaN is ignored. No tail beyond the longest one."""
 
     def __init__(self, times: ArrayLike) -> None:
-        self._rising = np.sort(_given(times))
-        self.mean = float(self._rising.mean())
-        self.std = float(self._rising.std())
+        self.rising = np.sort(_given(times))
+        self.mean = float(self.rising.mean())
+        self.std = float(self.rising.std())
 
     def __str__(self) -> str:
-        return f"{len(self._rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
+        return f"{len(self.rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
 
     def cdf(self, seconds: Times) -> Times:
-        out: Times = np.searchsorted(self._rising, seconds, side="right") / len(self._rising)
+        out: Times = np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
         return out
 
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        return self._rising[generator.integers(len(self._rising), size=shape)]
 
+Noise = Normal | LogNormal | Exponential | Delayed | Empirical
+"""The distribution of independent micro-batches' times."""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 

@@ -44,23 +44,6 @@ def expected_maximum(workers: int, mean: float, std: float) -> float:
     return mean + std * (late + later)
 
 
-def completed_fraction(thresholds: Times, micro_batches: int, mean: float, std: float) -> Times:
-    """The expected share of micro-batches that are completed by each threshold.
-
-    That is the mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)). The drop rate is 1 minus
-    it.
-    """
-    m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
-    out: Times = normal_cdf(thresholds, m * mean, np.sqrt(m) * std).mean(axis=0)
-    return out
-
-
-def effective_speedup(completed: Times, full: float, cut: Times, communication: float) -> Times:
-    """S_eff, effective speed-ups: micro-batches per second with a threshold over those without."""
-    out: Times = completed * (full + communication) / (cut + communication)
-    return out
-
-
 def normal_curve(
     thresholds: Times, workers: int, micro_batches: int, noise: Noise, communication: float
 ) -> tuple[Point, ...]:
@@ -70,7 +53,9 @@ def normal_curve(
     """
     total = micro_batches * noise.mean
     full = expected_maximum(workers, total, math.sqrt(micro_batches) * noise.std)
-    completed = completed_fraction(thresholds, micro_batches, noise.mean, noise.std)
+    # The mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)).
+    m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
+    completed = normal_cdf(thresholds, m * noise.mean, np.sqrt(m) * noise.std).mean(axis=0)
     return _points(thresholds, completed, full, np.minimum(thresholds, full), communication)
 
 
@@ -93,15 +78,10 @@ def noise_curve(
     return _points(thresholds, completed, float(waited[-1]), cut, communication)
 
 
-def best(points: tuple[Point, ...], most_dropped: float = 1.0) -> Point:
-    """The first point of the greatest speed-up, of those that drop no more than a share."""
-    return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
-
-
 def _points(
     thresholds: Times, completed: Times, full: float, cut: Times, communication: float
 ) -> tuple[Point, ...]:
-    speedups = effective_speedup(completed, full, cut, communication)
+    speedups = completed * (full + communication) / (cut + communication)
     return tuple(
         Point(float(tau), float(1 - share), float(seconds + communication), float(speedup))
         for tau, share, seconds, speedup in zip(thresholds, completed, cut, speedups, strict=True)

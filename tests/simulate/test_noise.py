@@ -10,6 +10,7 @@ import pytest
 
 from lossycoll import OptionError, simulate
 from lossycoll.simulate import Delayed, Exponential, LogNormal, Normal
+from tests.support import dropcompute_checks as checks
 
 
 def test_the_delay_has_the_moments_of_the_authors_code() -> None:
@@ -29,7 +30,7 @@ def test_the_delay_has_the_moments_of_the_authors_code() -> None:
     "noise", [Normal(1.0, 0.1), LogNormal(0.0, -1.0, 0.7), Exponential(0.8, 0.2)], ids=str
 )
 def test_a_fit_finds_what_was_drawn(noise: Any) -> None:
-    drawn = noise.draw(np.random.default_rng(2), (20, 10, 30))
+    drawn = checks.drawn(noise, 2, (20, 10, 30))
     drawn[0, 0, -3:] = np.nan
     found = simulate.fit(drawn)
     assert type(found) is type(noise)

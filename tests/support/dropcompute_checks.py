@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -14,15 +15,19 @@ from lossycoll.cli.plan_threshold import predict
 from lossycoll.simulate import (
     Cut,
     Delayed,
+    Empirical,
+    Exponential,
+    LogNormal,
+    Normal,
     Point,
     Recorded,
-    best,
     choose,
     curve,
     expected_maximum,
     noise_curve,
     normal_curve,
 )
+from lossycoll.simulate.noise import Noise
 from lossycoll.simulate.times import Times
 
 BATCHES = 12
@@ -56,6 +61,25 @@ LOG_STEP = 9.2768
 """Seconds of a step in it, without a threshold."""
 
 THRESHOLDS = np.linspace(0.5 * STEP, 2.2 * STEP, 600)
+
+
+def best(points: Sequence[Point], most_dropped: float = 1.0) -> Point:
+    """The first point of the greatest speed-up, of those that drop no more than a share."""
+    return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
+
+
+def drawn(noise: Noise, seed: int, shape: tuple[int, ...]) -> Times:
+    """Independent times of a distribution."""
+    generator = np.random.default_rng(seed)
+    if isinstance(noise, Normal):
+        return np.maximum(generator.normal(noise.mean, noise.std, shape), 0.0)
+    if isinstance(noise, LogNormal):
+        return noise.start + generator.lognormal(noise.log_mean, noise.log_std, shape)
+    if isinstance(noise, Exponential):
+        return noise.start + generator.exponential(noise.excess, shape)
+    if isinstance(noise, Empirical):
+        return noise.rising[generator.integers(len(noise.rising), size=shape)]
+    return noise.draw(generator, shape)
 
 
 def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:

@@ -8,6 +8,7 @@ and failures: the program behind the tables of Ryabinin et al., "Moshpit SGD" (N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -76,19 +77,52 @@ def random_groups(peers: int, grid: Grid, generator: Draws) -> Round:
     return step
 
 
-def moshpit(peers: int, grid: Grid, generator: Draws) -> Round:
-    """The rows of a grid in whose cells peers stay, as in the published table."""
-    return _lines(peers, grid, generator, moves=False)
+def _lines(peers: int, grid: Grid, generator: Draws, *, moves: bool) -> Round:
+    """The rows of a grid, in whose cells peers stay, or move by the paper's rule
+    (:meth:`Grid.moved`)."""
+    # Draws of their own, which take none of the run's.
+    places = np.random.default_rng(int(generator.get_state(legacy=False)["state"]["key"][0]))
+    cells, seed = placed(peers, grid, places), int(places.integers(1 << 63))
+
+    def step(values: Values, alive: Alive, number: int) -> Values:
+        nonlocal cells
+        present = np.flatnonzero(alive)
+        rows = grid.row(cells[present], grid.axis(number))
+        if moves:
+            cells = grid.moved(cells, number, seed)
+        return _grouped(values, present, np.unique(rows, return_inverse=True)[1])
+
+    return step
 
 
-def moshpit_chunks(peers: int, grid: Grid, generator: Draws) -> Round:
-    """The same, where peers move by the paper's rule (:meth:`Grid.moved`), as swarms do."""
-    return _lines(peers, grid, generator, moves=True)
+def _grouped(values: Values, present: NDArray[np.intp], group: NDArray[np.intp]) -> Values:
+    """``values`` with those of the peers that are ``present`` replaced by their group's mean."""
+    out: Values = values.copy()
+    if len(present):
+        sums = np.bincount(group, weights=values[present])
+        out[present] = (sums / np.bincount(group))[group]
+    return out
+
+
+def _mixing(turns: Sequence[Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]]) -> Round:
+    """In each turn (receivers, senders): the mean of what arrives, all weights alike."""
+
+    def step(values: Values, alive: Alive, number: int) -> Values:
+        turn = turns[number % len(turns)]
+        to = np.concatenate([receivers for receivers, _ in turn])
+        of = np.concatenate([senders for _, senders in turn])
+        works = alive[to] & alive[of]
+        sums = np.bincount(to[works], weights=values[of[works]], minlength=len(values))
+        counts = np.bincount(to[works], minlength=len(values))
+        out: Values = np.where(counts > 0, sums / np.maximum(counts, 1), values)
+        return out
+
+    return step
 
 
 METHODS: Final[dict[str, Method]] = {
-    "moshpit": moshpit,
-    "moshpit_chunks": moshpit_chunks,
+    "moshpit": partial(_lines, moves=False),  # as in the published table
+    "moshpit_chunks": partial(_lines, moves=True),  # as swarms do
     "random_groups": random_groups,
     "all_reduce": all_reduce,
     "sgp": push_sum,
@@ -140,48 +174,3 @@ def rounds_to(
             below = np.flatnonzero(path < target)
             taken[seed, k] = min(below[0], most) if len(below) else most
     return [float(mean) for mean in taken.mean(axis=0)]
-
-
-def _places(generator: Draws) -> np.random.Generator:
-    """Draws of their own, which take none of the run's."""
-    return np.random.default_rng(int(generator.get_state(legacy=False)["state"]["key"][0]))
-
-
-def _lines(peers: int, grid: Grid, generator: Draws, *, moves: bool) -> Round:
-    places = _places(generator)
-    cells, seed = placed(peers, grid, places), int(places.integers(1 << 63))
-
-    def step(values: Values, alive: Alive, number: int) -> Values:
-        nonlocal cells
-        present = np.flatnonzero(alive)
-        rows = grid.row(cells[present], grid.axis(number))
-        if moves:
-            cells = grid.moved(cells, number, seed)
-        return _grouped(values, present, np.unique(rows, return_inverse=True)[1])
-
-    return step
-
-
-def _grouped(values: Values, present: NDArray[np.intp], group: NDArray[np.intp]) -> Values:
-    """``values`` with those of the peers that are ``present`` replaced by their group's mean."""
-    out: Values = values.copy()
-    if len(present):
-        sums = np.bincount(group, weights=values[present])
-        out[present] = (sums / np.bincount(group))[group]
-    return out
-
-
-def _mixing(turns: Sequence[Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]]) -> Round:
-    """In each turn (receivers, senders): the mean of what arrives, all weights alike."""
-
-    def step(values: Values, alive: Alive, number: int) -> Values:
-        turn = turns[number % len(turns)]
-        to = np.concatenate([receivers for receivers, _ in turn])
-        of = np.concatenate([senders for _, senders in turn])
-        works = alive[to] & alive[of]
-        sums = np.bincount(to[works], weights=values[of[works]], minlength=len(values))
-        counts = np.bincount(to[works], minlength=len(values))
-        out: Values = np.where(counts > 0, sums / np.maximum(counts, 1), values)
-        return out
-
-    return step

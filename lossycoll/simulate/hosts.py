@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lossycoll._sim import ffi, lib
 
-from ..errors import EngineError, LossyError, OptionError
+from ..errors import EngineError, OptionError
 from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from ..options.fields import Options
 from ..plan import Plan, Topology
@@ -70,17 +70,15 @@ class _Group(EngineGroup):
     ticket = 0
     known: frozenset[int] = frozenset()
 
-    def _take(self, plan: Plan) -> None:
-        strangers = peers_of(plan) - self.known
+    def submit(self, call: Any, *rest: Any, **named: Any) -> int:
+        strangers = peers_of(call.plan) - self.known
         if strangers:
             raise EngineError(
-                f"rank {plan.rank} of a simulation needs rank {min(strangers)}, which the first "
-                f"plan of {plan.collective} did not; simulate {MOST_KNOWN} ranks or fewer"
+                f"rank {call.plan.rank} of a simulation needs rank {min(strangers)}, which the "
+                f"first plan of {call.plan.collective} did not; simulate {MOST_KNOWN} ranks or "
+                f"fewer"
             )
-        self.plan = plan
-
-    def submit(self, call: Any, *rest: Any, **named: Any) -> int:
-        self._take(call.plan)
+        self.plan = call.plan
         self.ticket = super().submit(call, *rest, **named)
         return self.ticket
 
@@ -139,14 +137,10 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds
         addresses=["memory"] * topology.world,
         liveness=options.liveness,
         control=None,
-        on_failure=_nothing,
+        on_failure=lambda error: None,
     )
     context = GroupContext(health, options, GROUP, group, None, topology)
     return (_Alike if folds else Endpoint)(context, timeout=LONGEST_SECONDS)
-
-
-def _nothing(error: LossyError) -> None:
-    del error
 
 
 class _Planner:
@@ -418,16 +412,12 @@ def _ns(ms: float) -> int:
     return round(ms * 1e6)
 
 
-def _bytes_per_s(mbit: float) -> float:
-    return mbit * 125_000
-
-
 def _port(port: Port, up: int, mtu: int) -> Any:
     out = ffi.new("lc_sim_port *")
     mbit = port.up_mbit if up else port.down_mbit
     if not mbit:
         return out
-    rate = _bytes_per_s(mbit)
+    rate = mbit * 125_000
     room = round(queue_bytes(mbit, port, mtu) / rate * 1e9)
     if port.policer_ms is None:
         out.bytes_per_s, out.queue_ns = rate, room
@@ -444,6 +434,6 @@ def _link(link: Link, mtu: int) -> Any:
     out.late, out.late_ns = link.reorder, _ns(link.hold_ms)
     out.loss, out.burst, out.twice = link.loss, link.burst, link.duplicate
     if link.rate_mbit:
-        out.bytes_per_s = _bytes_per_s(link.rate_mbit)
+        out.bytes_per_s = link.rate_mbit * 125_000
         out.queue_ns = round(queue_bytes(link.rate_mbit, link, mtu) / out.bytes_per_s * 1e9)
     return out

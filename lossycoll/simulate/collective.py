@@ -23,8 +23,6 @@ from ..runtime.engine.payload import payload_bytes
 from .fold import NotAlikeError, fold_of
 from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
 
-CAPACITY: Final = 16_384
-"""Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
 GRAIN: Final = (10e-6, 100e-6)
 """How long a rank rests between two turns: a 200th of the round trip within these bounds, which are
 those of busy and of idle kernels."""
@@ -144,7 +142,6 @@ def simulate_collective(
     settle: int = SETTLE,
     gap: float = 0.0,
     changes: Sequence[Change] = (),
-    capacity: int = CAPACITY,
     grain: float | None = None,
     whole: int | None = None,
 ) -> Simulated:
@@ -153,11 +150,10 @@ def simulate_collective(
     Hosts that the network doesn't have are like its first ones, and at the first site. Its seed is
     that of all chance. ``nbytes``, of float32, is the largest buffer of any rank. The first
     ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
-    ``gap`` seconds between calls. ``capacity`` is the packets that a receive buffer holds,
-    ``grain`` the seconds that a rank rests between two turns at least; None: by the round trip.
-    ``whole`` hosts are simulated, which stand for the others, too (:mod:`.fold`): they divide the
-    hosts, the network is the same everywhere, and of an all-reduce each host owns whole packets,
-    for which ``nbytes`` is rounded. None: all hosts.
+    ``gap`` seconds between calls, and rest for ``grain`` seconds between two turns at least; None:
+    by the round trip. ``whole`` hosts are simulated, which stand for the others, too
+    (:mod:`.fold`): they divide the hosts, the network is the same everywhere, and of an all-reduce
+    each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts.
 
     Long because everything that a caller may choose is an argument.
     """
@@ -179,7 +175,6 @@ def simulate_collective(
     fold = fold_of(plan_of, topology, whole) if folds else None
     ranks = topology.world if fold is None else fold.real
     how: dict[str, Any] = {
-        "capacity": capacity,
         "grain": grain_of(network) if grain is None else grain,
         "peers": _peers(topology, ranks, plan_of),
         "fold": fold,

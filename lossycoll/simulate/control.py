@@ -21,51 +21,34 @@ DESCRIPTORS: Final = 17
 """That a coordinator has besides one for each connection."""
 CONNECTION_BYTES: Final = 35_000
 """Memory of a connection."""
-MOST_LIVENESS: Final = 3.0
-"""Times which anything may take."""
-STEP: Final = 0.02
-"""Seconds of virtual time between two looks whether something has happened."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the others had of a death.
+    """What the others had of a death."""
 
-    median, last: Seconds until half of them knew, and until all did.
-    busy: Processor seconds that it took the coordinator, or the one that took its place.
-    """
-
-    median: float
-    last: float
-    busy: float
+    median: float  # seconds until half of them knew
+    last: float  # until all did
+    busy: float  # processor seconds of the coordinator, or of the one that took its place
 
 
 @dataclass(frozen=True)
 class Control:
-    """What a coordinator of so many ranks does.
-
-    ready: Seconds from the first connection until all ranks know that all are here.
-    ready_busy: Processor seconds of the coordinator in that time.
-    ended, silent, coordinator: Death of a process, of a host, and of the coordinator's process.
-    followed: Seconds from the coordinator's death until all ranks are connected with the next one.
-    messages, bytes: Of the coordinator in a second in which nothing happens, in and out.
-    busy: Share of a processor that these take.
-    descriptors, memory: Of the coordinator, for connections.
-    """
+    """What a coordinator of so many ranks does."""
 
     ranks: int
     liveness: float
-    ready: float
-    ready_busy: float
-    ended: Told
-    silent: Told
-    coordinator: Told
-    followed: float
-    messages: float
-    bytes: float
-    busy: float
-    descriptors: int
-    memory: int
+    ready: float  # seconds from the first connection until all ranks know that all are here
+    ready_busy: float  # its processor seconds in that time
+    ended: Told  # death of a process
+    silent: Told  # of a host
+    coordinator: Told  # of the coordinator's process
+    followed: float  # seconds from that death until all ranks are connected with the next one
+    messages: float  # in and out, in a second in which nothing happens
+    bytes: float  # of these
+    busy: float  # share of a processor that these take
+    descriptors: int  # for connections
+    memory: int  # bytes, for connections
 
 
 def simulate_control(
@@ -78,9 +61,9 @@ def simulate_control(
 ) -> Control:
     """Start a world of ``ranks`` processes, watch it, and kill three of them.
 
-    ``liveness``: as the option. ``delay``: longest one-way delay of a message, seconds. All ranks
-    begin at once; the rendezvous before that isn't part of it. OptionError: fewer than 4 ranks, or
-    more than a coordinator gets through within ``liveness``.
+    ``delay``: longest one-way delay of a message, seconds. All ranks begin at once; the rendezvous
+    before that isn't part of it. OptionError: fewer than 4 ranks, or more than a coordinator gets
+    through within ``liveness``.
     """
     if ranks < 4:
         raise OptionError(f"ranks={ranks}: use at least 4, of which three die")
@@ -89,7 +72,10 @@ def simulate_control(
     until(net, lambda: all(node.protocol.ready for node in reversed(here)))
     ready, ready_busy = max(node.ready_at for node in here) - began, first.busy
     net.run(liveness / 2)
-    messages, moved, busy = idle(net, first, liveness)
+    before = first.messages, first.bytes, first.busy
+    net.run(liveness)
+    after = first.messages, first.bytes, first.busy
+    each = [(now - then) / liveness for now, then in zip(after, before, strict=True)]
     last = here.pop()
     ended = death(net, here, last.rank, last.kill)
     net.run(liveness / 4)
@@ -109,16 +95,16 @@ def simulate_control(
         silent=silent,
         coordinator=coordinator,
         followed=net.now - died,
-        messages=messages,
-        bytes=moved,
-        busy=busy,
+        messages=each[0],
+        bytes=each[1],
+        busy=each[2],
         descriptors=DESCRIPTORS + ranks - 1,
         memory=CONNECTION_BYTES * (ranks - 1),
     )
 
 
 def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
-    most = MOST_LIVENESS * net.liveness
+    most = 3 * net.liveness
     end = net.now + most
     while not happened():
         if net.now > end:
@@ -126,18 +112,7 @@ def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
                 f"{net.world} ranks keep the coordinator busy for more than {most:g} s, and ask "
                 f"meanwhile whether it lives: use a liveness of more than {net.liveness:g} s"
             )
-        net.run(STEP)
-
-
-def idle(net: VirtualNetwork, node: Node, seconds: float) -> tuple[float, float, float]:
-    """Messages, bytes and processor seconds of a node, in a second without news."""
-    messages, moved, busy = node.messages, node.bytes, node.busy
-    net.run(seconds)
-    return (
-        (node.messages - messages) / seconds,
-        (node.bytes - moved) / seconds,
-        (node.busy - busy) / seconds,
-    )
+        net.run(0.02)
 
 
 def death(net: VirtualNetwork, left: Sequence[Node], rank: int, kill: Callable[[], None]) -> Told:

@@ -102,10 +102,8 @@ def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> 
     def slot_before(slot: int) -> int:
         return fold.before(slot, images, stride)
 
-    def same(number: int) -> int:
-        return number
-
-    return _named(image, rank_before, slot_before) == _named(plan, same, same)
+    # int names each as it is.
+    return _named(image, rank_before, slot_before) == _named(plan, int, int)
 
 
 def _named(plan: Plan, rank: Callable[[int], int], number: Callable[[int], int]) -> set[object]:

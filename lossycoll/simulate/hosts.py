@@ -35,6 +35,8 @@ SESSION: Final = 9
 MEMORY_BYTES_PER_S: Final = 10e9
 """Rate of a host's memory between its ranks, of the order that docs/shared-memory.md has."""
 MEMORY_NS: Final = 1000
+CAPACITY: Final = 16_384
+"""Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
 MOST_KNOWN: Final = 256
 """Ranks that can all know one another: each takes 85 KB for each that it knows."""
 LONGEST_SECONDS: Final = 3600.0
@@ -206,12 +208,11 @@ def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
 class Hosts:
     """Hosts on a network, each with some ranks, which form one group.
 
-    Hosts that the network doesn't have are like its first ones.
-    ``capacity`` is the packets that a rank's receive buffer holds. ``grain`` is the seconds that a
-    rank rests between two turns at least, as an operating system's wake-ups have it: what comes
-    meanwhile is taken at once. ``peers`` are whom each rank will send to or hear of; the others are
-    unknown to it, which takes less memory. None: all know all. With ``fold``, its ranks alone are
-    simulated, and the network is that of the first host everywhere.
+    Hosts that the network doesn't have are like its first ones, and at the first site.
+    ``grain`` is the seconds that a rank rests between two turns at least, as an operating system's
+    wake-ups have it: what comes meanwhile is taken at once. ``peers`` are whom each rank will send
+    to or hear of; the others are unknown to it, which takes less memory. None: all know all. With
+    ``fold``, its ranks alone are simulated, and the network is that of the first host everywhere.
     """
 
     def __init__(
@@ -220,7 +221,6 @@ class Hosts:
         topology: Topology,
         options: Options,
         *,
-        capacity: int,
         grain: float,
         peers: Sequence[frozenset[int]] | None = None,
         fold: Fold | None = None,
@@ -237,7 +237,7 @@ class Hosts:
         config.places = places
         config.payload_bytes = payload
         config.wire_bytes = IP_UDP_BYTES[4] + ETHERNET_BYTES
-        config.capacity = capacity
+        config.capacity = CAPACITY
         config.local_payload = SHARED_PAYLOAD if topology.shares_hosts else 0
         config.grain_ns = round(grain * 1e9)
         config.seed = network.seed

@@ -19,7 +19,7 @@ from ..errors import OptionError
 from ..lab.network import Network
 from ..options.fields import Options
 from ..runtime.world.failure_detector import SILENT_SHARE
-from .collective import CAPACITY, Load, grain_of, topology_of
+from .collective import Load, grain_of, topology_of
 from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
@@ -138,7 +138,7 @@ def simulate_training(
         )
     done: list[Step] = []
     load = Load(options, max(sum(buckets), LEAST_SLICE), topology.world)
-    with Hosts(network, topology, options, capacity=CAPACITY, grain=grain_of(network)) as world:
+    with Hosts(network, topology, options, grain=grain_of(network)) as world:
         begun = [world.now] * ranks
         for number, of_all in enumerate(times):
             of_step = of_all if death is None or number < death else of_all[:left]

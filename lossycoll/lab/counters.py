@@ -13,35 +13,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """A rate and the queue before it, or its policer, which dropped ``policed`` packets.
-
-    ``queue_max`` in bytes, of a policer what was taken out of its bucket; 0 where no rate is set.
-    """
+    """A rate and the queue before it, or its policer."""
 
     packets: int = 0
     bytes: int = 0
     dropped: int = 0
-    queue_max: int = 0
-    policed: int = 0
+    queue_max: int = 0  # in bytes, of a policer what was taken out of its bucket; 0 without a rate
+    policed: int = 0  # dropped by the policer
 
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """One direction between two hosts.
+    """One direction between two hosts."""
 
-    ``offered``: packets that came past the port's and the link's queues. Of these ``lost`` were
-    drawn to be lost, in ``bursts`` runs. ``delivered`` were handed to the other host, doubles
-    included. ``queue``: of the link's own rate.
-    """
-
-    offered: int
-    lost: int
-    delivered: int
+    offered: int  # packets that came past the port's and the link's queues
+    lost: int  # of these, drawn to be lost
+    delivered: int  # handed to the other host, doubles included
     delivered_bytes: int
-    bursts: int = 0
+    bursts: int = 0  # runs of lost packets
     doubled: int = 0
     reordered: int = 0
-    queue: QueueCounts = QueueCounts()
+    queue: QueueCounts = QueueCounts()  # of the link's own rate
 
 
 @dataclass(frozen=True)
@@ -54,21 +46,17 @@ class PortCounts:
 
 @dataclass(frozen=True)
 class HostCounts(PortCounts):
-    """One host's port, and what the laboratory itself did wrong.
+    """One host's port, and what the laboratory itself did wrong."""
 
-    ``overrun`` (the kernel dropped packets that the switch was too slow to read), ``shed`` (its
-    memory was full) and ``refused`` (the kernel didn't take a packet) are loss that nobody asked
-    for: runs in which they aren't 0 asked for more than the machine carries. ``late_max_ms`` is the
-    most by which a packet was late.
-    """
-
-    overrun: int = 0
-    shed: int = 0
-    refused: int = 0
-    late_max_ms: float = 0.0
+    overrun: int = 0  # packets that the kernel dropped as the switch was too slow to read them
+    shed: int = 0  # dropped as its memory was full
+    refused: int = 0  # not taken by the kernel
+    late_max_ms: float = 0.0  # the most by which a packet was late
 
     @property
     def unasked(self) -> int:
+        """Loss that nobody asked for: unless it is 0, the run asked for more than the machine
+        carries."""
         return self.overrun + self.shed + self.refused
 
 

@@ -1,15 +1,7 @@
 """Roles with a process of their own: the switch, and the ends of a probe (native/lab/lab.h).
 
-    process.py EXTENSION switch MEMORY LIFELINE READY
-    process.py EXTENSION receive PORT COUNT IDLE_MS
-    process.py EXTENSION send ADDRESS PORT COUNT BYTES SEGMENTS BYTES_PER_S
-    process.py EXTENSION echo PORT
-    process.py EXTENSION ping ADDRESS PORT COUNT
-    process.py EXTENSION pings ADDRESS PORT INTERVAL_MS
-    process.py EXTENSION sink PORT
-    process.py EXTENSION source ADDRESS PORT CONGESTION SHARE
-
-A script that is run by its path, so that it imports the extension and nothing else of the package.
+``process.py EXTENSION ROLE ARGUMENT...``: a role is a function below, and takes these arguments. A
+script that is run by its path, so that it imports the extension and nothing else of the package.
 What listens says "ready" when it does, and so do pings and source, which end when stdin does;
 results go to stdout as JSON.
 """
@@ -48,11 +40,10 @@ def receive(lab: Any, port: str, count: str, idle_ms: str) -> None:
     print(json.dumps({name: getattr(counts, name) for name in names}))
 
 
-def send(lab: Any, address: str, port: str, *rest: str) -> None:
-    count, size, segments = map(int, rest[:3])
+def send(lab: Any, address: str, *rest: str) -> None:
+    """REST: port, count, bytes, segments, bytes per second."""
     start = time.monotonic()
-    to = address.encode()
-    if lab.lib.lab_probe_send(to, int(port), count, size, segments, float(rest[3])):
+    if lab.lib.lab_probe_send(address.encode(), *map(int, rest[:4]), float(rest[4])):
         sys.exit(f"cannot send: {os.strerror(lab.ffi.errno)}")
     print(json.dumps({"start": start}))
 

@@ -44,13 +44,11 @@ class Flow:
     doubled: int
     late: int
     overflowed: int
-    seconds: float
-    """From the first that came to the last."""
+    seconds: float  # from the first that came to the last
     bytes: int
-    sending: float = 0.0
-    """Seconds from before the first was sent until the last came."""
+    sending: float = 0.0  # seconds from before the first was sent until the last came
+    # found a queue of the network full, or the bucket of a policer empty: not what is drawn
     queued_out: int = 0
-    """Found a queue of the network full, or the bucket of a policer empty: not what is drawn."""
 
     @property
     def loss(self) -> float:
@@ -137,16 +135,15 @@ def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[flo
 
 @dataclass(frozen=True)
 class LinkCheck:
-    """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS.
-    Times in ms; ``jitter`` is of both ways together."""
+    """One link, asked against got; times in ms."""
 
     pair: tuple[int, int]
     link: Link
     round_trip_asked: float
-    jitter: float
+    jitter: float  # of both ways together
     round_trip: float
-    plain: Flow
-    aggregated: Flow
+    plain: Flow  # one datagram per call
+    aggregated: Flow  # SEGMENTS
 
     @property
     def complaints(self) -> list[str]:

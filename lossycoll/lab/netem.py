@@ -131,17 +131,14 @@ class Netem(Bridge):
         for host in range(self.network.total_hosts):
             queues = self._queues(host, LINKS)
             for sender in self.network.others(host):
-                one = queues[f"{FIRST_CLASS + sender:x}:"]
-                offered = one["packets"] + one["drops"]
-                links[sender, host] = LinkCounts(
-                    offered, one["drops"], one["packets"], one["bytes"]
-                )
-            hosts.append(HostCounts(*self._port(f"up{host}", port_of(host))))
-        sites = [PortCounts(*self._port(*ends)) for ends in self._gateways()]
+                one = _queue(queues[f"{FIRST_CLASS + sender:x}:"])
+                passed = one.packets - one.dropped
+                links[sender, host] = LinkCounts(one.packets, one.dropped, passed, one.bytes)
+            port = self._port(f"up{host}", port_of(host))
+            hosts.append(HostCounts(port.up, port.down))
+        sites = [self._port(*ends) for ends in self._gateways()]
         sites = sites or [PortCounts(QueueCounts(), QueueCounts())]
-        return Counters(
-            {pair: links[pair] for pair in self.network.pairs()}, tuple(hosts), tuple(sites)
-        )
+        return Counters(dict(sorted(links.items())), tuple(hosts), tuple(sites))
 
     def _gateways(self) -> list[tuple[str, str]]:
         """The devices of each site's gateway, up and down; none where there is one site."""
@@ -154,11 +151,9 @@ class Netem(Bridge):
             change = f"qdisc replace dev {device} root handle 1: netem"
             self._tc(self.middle, change, *rate_arguments(mbit, port, mtu))
 
-    def _port(self, up: str, down: str) -> tuple[QueueCounts, QueueCounts]:
-        return (
-            _queue(self._queues(self.middle, up)["1:"]),
-            _queue(self._queues(self.middle, down)["1:"]),
-        )
+    def _port(self, *devices: str) -> PortCounts:
+        up, down = (_queue(self._queues(self.middle, device)["1:"]) for device in devices)
+        return PortCounts(up, down)
 
     def _redirect(self, number: int, device: str, through: str) -> None:
         """Sends what arrives at ``device`` through the queue of an ifb device first."""

@@ -19,9 +19,6 @@ from ..errors import OptionError
 from ..options.ranges import is_real, is_whole
 
 HOSTS_MAX: Final = 64
-"""In all."""
-RANKS_MAX: Final = 64
-"""On a host."""
 
 
 def address_of(host: int) -> str:
@@ -39,30 +36,18 @@ def check_whole(what: str, value: object, low: int, high: int) -> None:
         raise wrong(what, value, f"a whole number from {low} to {high}")
 
 
-MTU_MIN: Final = 576
-"""Smallest MTU that every IPv4 host must accept (RFC 791)."""
-MTU_MAX: Final = 65521
-"""Largest MTU of a TAP device in Linux."""
 ETHERNET_BYTES: Final = 14
 QUEUE_MS: Final = 25.0
 """A queue's length where nothing is said, but QUEUE_PACKETS at least: long enough that TCP and
 lossycoll fill the rate without losing much, short of what home routers have."""
 QUEUE_PACKETS: Final = 64
-HOLD_MS: Final = 1.0
-SEED_MAX: Final = (1 << 63) - 1
-
-
 QUEUES: Final = ("queue_packets", "queue_ms", "policer_ms")
 """Queues before a rate: one of these, or the default queue."""
-CONGESTION_CHARACTERS: Final = 15
-"""Longest name of a congestion control in Linux."""
 
 
 def check_congestion(name: object) -> None:
     """Refuses what can't be the name of a congestion control, by OptionError."""
-    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]+", name)) or (
-        len(name) > CONGESTION_CHARACTERS
-    ):
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]{1,15}", name)):
         raise wrong("congestion", name, "a name such as cubic, reno or bbr")
 
 
@@ -71,7 +56,12 @@ def _number(what: str, value: object, low: float, high: float, wanted: str) -> N
         raise wrong(what, value, wanted)
 
 
-def _check_queue(what: str, part: Link | Port, rates: tuple[float | None, ...]) -> None:
+def _check_rates(what: str, part: Link | Port, *rates: str) -> None:
+    """The rates of these names, and what stands before them."""
+    for name in rates:
+        mbit, wanted = getattr(part, name), "0.01 to 1000000 Mbit/s, or None for no limit"
+        if mbit is not None:
+            _number(f"{what} {name}", mbit, 0.01, 1_000_000, wanted)
     given = [name for name in QUEUES if getattr(part, name) is not None]
     if len(given) > 1:
         wanted = f"either {' or '.join(given)}"
@@ -81,13 +71,8 @@ def _check_queue(what: str, part: Link | Port, rates: tuple[float | None, ...]) 
     for name in ("queue_ms", "policer_ms"):
         if getattr(part, name) is not None:
             _number(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
-    if part.policer_ms is not None and not any(rates):
+    if part.policer_ms is not None and not any(getattr(part, name) for name in rates):
         raise wrong(f"{what} policer_ms", part.policer_ms, "a rate that it polices, too")
-
-
-def _check_rate(what: str, mbit: object) -> None:
-    if mbit is not None:
-        _number(what, mbit, 0.01, 1_000_000, "0.01 to 1000000 Mbit/s, or None for no limit")
 
 
 @dataclass(frozen=True)
@@ -105,7 +90,7 @@ class Link:
     # each other
     spread_ms: float = 0.0
     reorder: float = 0.0  # fraction of packets that are held back behind what follows
-    hold_ms: float = HOLD_MS  # by how much they are
+    hold_ms: float = 1.0  # by how much they are
     duplicate: float = 0.0  # fraction of packets that arrive twice
     rate_mbit: float | None = None  # rate of this link alone, Mbit/s; None for no limit
     # length of the queue before the rate, which drops what doesn't fit. By default 25 ms of the
@@ -133,8 +118,7 @@ class Link:
                 f"at least {least:.6g} for a loss of {self.loss:g}: shorter bursts can't lose so "
                 f"many packets",
             )
-        _check_rate("link's rate_mbit", self.rate_mbit)
-        _check_queue("link's", self, (self.rate_mbit,))
+        _check_rates("link's", self, "rate_mbit")
 
     @property
     def mean_burst(self) -> float:
@@ -163,18 +147,13 @@ class Port:
 
     up_mbit: float | None = None  # rate to the network, Mbit/s; None for no limit
     down_mbit: float | None = None  # rate from the network, Mbit/s; None for no limit
-    # length of the queue before each rate, which drops what doesn't fit. By default 25 ms of the
-    # rate, and 64 packets at least
+    # before each rate, as a link's
     queue_packets: int | None = None
-    queue_ms: float | None = None  # the same in time
-    # no queues, but a token bucket of this time of each rate: what finds it empty is dropped. Only
-    # one of the three may be set
+    queue_ms: float | None = None
     policer_ms: float | None = None
 
     def __post_init__(self) -> None:
-        _check_rate("port's up_mbit", self.up_mbit)
-        _check_rate("port's down_mbit", self.down_mbit)
-        _check_queue("port's", self, (self.up_mbit, self.down_mbit))
+        _check_rates("port's", self, "up_mbit", "down_mbit")
 
 
 @dataclass(frozen=True)
@@ -211,9 +190,10 @@ class Network:
             wanted = f"one number, or one for each of {self.total_hosts} hosts"
             raise wrong("ranks", self.ranks, wanted)
         for number in self.ranks_by_host:
-            check_whole("ranks", number, 1, RANKS_MAX)
-        check_whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
-        check_whole("seed", self.seed, 0, SEED_MAX)
+            check_whole("ranks", number, 1, 64)
+        # What every IPv4 host must accept (RFC 791), and the most that a TAP device in Linux takes.
+        check_whole("mtu", self.mtu, 576, 65521)
+        check_whole("seed", self.seed, 0, (1 << 63) - 1)
         for sender, receiver in self.links:
             self.check_link(sender, receiver)
         for host in self.ports:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from .bridge import DEVICE, Bridge
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts, crossing
@@ -14,19 +13,13 @@ from .network import ETHERNET_BYTES, Link, Network, address_of
 
 RUNS: Final = 2000
 """Runs of lost packets before the sequence repeats."""
-PERIOD_MAX: Final = 1 << 31
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """``runs``: (first, last) packets lost in a row, ascending, of every ``period`` packets."""
 
     period: int
     runs: tuple[tuple[int, int], ...]
-
-    @property
-    def lost(self) -> int:
-        return sum(last - first + 1 for first, last in self.runs)
 
 
 def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
@@ -42,7 +35,7 @@ def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
     rng = random.Random(f"{seed} {pair[0]} {pair[1]}")
     runs = [_geometric(rng, 1 - go_on) for _ in range(RUNS)]
     gaps = [_geometric(rng, begin) for _ in range(RUNS)]
-    period = min(round(sum(runs) / link.loss), PERIOD_MAX)
+    period = min(round(sum(runs) / link.loss), 1 << 31)
     # One packet at least between two runs, or they would be one.
     scale = max(0.0, (period - sum(runs) - RUNS) / max(1, sum(gaps) - RUNS))
     at, ideal, out = 0, 0.0, []
@@ -100,22 +93,17 @@ class Nft(Bridge):
             said = self.tool(host, "nft", "-j", "list", "counters", "table", *TABLE.split())
             entries = [e["counter"] for e in json.loads(said)["nftables"] if "counter" in e]
             packets = {entry["name"]: entry["packets"] for entry in entries}
-            size = {
-                # A filter is given packets without their Ethernet headers.
-                entry["name"]: entry["bytes"] + ETHERNET_BYTES * entry["packets"]
-                for entry in entries
-            }
+            # A filter is given packets without their Ethernet headers.
+            size = {e["name"]: e["bytes"] + ETHERNET_BYTES * e["packets"] for e in entries}
             for sender in self.network.others(host):
                 offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
                 sent[sender, host] = QueueCounts(offered, size[f"offered{sender}"])
                 arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
                 links[sender, host] = LinkCounts(offered, lost, offered - lost, arrived, bursts)
         every = range(self.network.total_hosts)
-        return Counters(
-            {pair: links[pair] for pair in self.network.pairs()},
-            tuple(HostCounts(port.up, port.down) for port in crossing(sent, every)),
-            tuple(crossing(sent, [self.network.site_of(host) for host in every])),
-        )
+        hosts = [HostCounts(port.up, port.down) for port in crossing(sent, every)]
+        sites = crossing(sent, [self.network.site_of(host) for host in every])
+        return Counters(dict(sorted(links.items())), tuple(hosts), tuple(sites))
 
 
 def _table(network: Network, host: int) -> str:
@@ -139,7 +127,8 @@ def _rules(network: Network, sender: int, host: int) -> list[str]:
     for first, last in pattern.runs:
         fates.append(f"{first} : goto first{sender}")
         if last > first:
-            fates.append(f"{_span(first + 1, last)} : goto next{sender}")
+            rest = f"{first + 1}-{last}" if last > first + 1 else f"{last}"
+            fates.append(f"{rest} : goto next{sender}")
     out = [f"flush chain {chain}", f"add rule {chain} counter name offered{sender}"]
     if pattern.period == 1 and fates:
         out.append(f"add rule {chain} goto next{sender}")
@@ -147,7 +136,3 @@ def _rules(network: Network, sender: int, host: int) -> list[str]:
         number = f"numgen inc mod {pattern.period}"
         out.append(f"add rule {chain} {number} vmap {{ {', '.join(fates)} }}")
     return out
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"

@@ -19,8 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.simulate.noise import Empirical, Noise, fit
-from lossycoll.simulate.theory import noise_curve, normal_curve
+from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 

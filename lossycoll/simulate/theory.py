@@ -3,20 +3,22 @@
 Giladi et al. (NeurIPS 2023, arXiv 2306.10598) take a rank's step as the sum of M independent
 micro-batches, which is nearly normal. ``normal_curve`` is theirs, from mean and variance alone.
 ``noise_curve`` keeps the whole distribution: if delays have a long tail, so has the sum of a few,
-and the slowest of many ranks is in that tail. ``threshold.curve`` starts from times themselves.
+and the slowest of many ranks is in that tail. :func:`fit` says which distribution recorded times
+are likeliest to come from. ``threshold.curve`` starts from times themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import OptionError
-from .noise import Noise, normal_cdf
 from .threshold import Point
 from .times import Times
 
@@ -25,6 +27,136 @@ CELLS: Final = 1 << 14
 """Cells of the lattice on which the sum of M micro-batches is computed."""
 TAIL: Final = 1e-8
 """The probability that a micro-batch lies beyond the lattice."""
+STARTS: Final = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+"""Where a fitted log-normal may start, as shares of the shortest time. Only these are tried: by
+likelihood alone it would start at the shortest time itself, where its density is unbounded."""
+
+
+# ---- distributions of one micro-batch's time, in seconds ----
+
+
+@dataclass(frozen=True)
+class Normal:
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"normal, {self.mean:.4g} s +- {self.std:.4g} s"
+
+    def cdf(self, seconds: Times) -> Times:
+        return normal_cdf(seconds, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """``start`` plus a log-normal, of whose logarithm the mean and the deviation are given."""
+
+    start: float
+    log_mean: float
+    log_std: float
+
+    def __str__(self) -> str:
+        median = self.start + math.exp(self.log_mean)
+        return (
+            f"log-normal above {self.start:.4g} s, median {median:.4g} s, sigma {self.log_std:.3g}"
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.start + math.exp(self.log_mean + self.log_std**2 / 2)
+
+    @property
+    def std(self) -> float:
+        return (self.mean - self.start) * math.sqrt(math.expm1(self.log_std**2))
+
+    def cdf(self, seconds: Times) -> Times:
+        above = np.log(np.maximum(seconds - self.start, np.finfo(np.float64).tiny))
+        return normal_cdf(above, self.log_mean, self.log_std)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """``start`` plus an exponential of the mean ``excess``."""
+
+    start: float
+    excess: float
+
+    def __str__(self) -> str:
+        return f"exponential above {self.start:.4g} s, mean {self.mean:.4g} s"
+
+    @property
+    def mean(self) -> float:
+        return self.start + self.excess
+
+    @property
+    def std(self) -> float:
+        return self.excess
+
+    def cdf(self, seconds: Times) -> Times:
+        out: Times = -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
+        return out
+
+
+class Empirical:
+    """The recorded times, each equally likely; NaN is ignored. No tail beyond the longest one."""
+
+    def __init__(self, times: ArrayLike) -> None:
+        self.rising = np.sort(_given(times))
+        self.mean = float(self.rising.mean())
+        self.std = float(self.rising.std())
+
+    def __str__(self) -> str:
+        return f"{len(self.rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
+
+    def cdf(self, seconds: Times) -> Times:
+        out: Times = np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
+        return out
+
+
+Noise = Normal | LogNormal | Exponential | Empirical
+"""The distribution of independent micro-batches' times."""
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def normal_cdf(values: Times, mean: float | Times, std: float | Times) -> Times:
+    """Phi((values - mean) / std), of the standard normal distribution; a step for a std of 0."""
+    above = values - np.asarray(mean)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # 0 / 0: a value at the mean of a constant counts as reached.
+        scaled = np.nan_to_num(above / (np.asarray(std) * math.sqrt(2)), nan=np.inf)
+    out: Times = 0.5 * (1 + _erf(scaled))
+    return out
+
+
+def _given(times: ArrayLike) -> Times:
+    seconds = np.asarray(times, dtype=np.float64)
+    seconds = seconds[~np.isnan(seconds)]
+    if seconds.size == 0:
+        raise OptionError("no times to take a distribution from; wanted: at least one")
+    return seconds
+
+
+def fit(times: ArrayLike) -> Noise:
+    """The normal, log-normal or exponential distribution of greatest likelihood; NaN is ignored."""
+    seconds = _given(times)
+    mean, std, least = float(seconds.mean()), float(seconds.std()), float(seconds.min())
+    if std <= 1e-9 * mean:
+        return Normal(mean, std)
+    excess = mean - least
+    candidates: list[tuple[float, Noise]] = [
+        (-math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5, Normal(mean, std)),
+        (-math.log(excess) - 1, Exponential(least, excess)),
+    ]
+    for start in STARTS if least > 0 else ():
+        logs = np.log(seconds - start * least)
+        log_mean, log_std = float(logs.mean()), float(logs.std())
+        likelihood = -log_mean - math.log(log_std) - 0.5 * math.log(2 * math.pi) - 0.5
+        candidates.append((likelihood, LogNormal(start * least, log_mean, log_std)))
+    return max(candidates, key=lambda candidate: candidate[0])[1]
+
+
+# ---- curves ----
 
 
 def expected_maximum(workers: int, mean: float, std: float) -> float:

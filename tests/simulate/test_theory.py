@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.delays import Delayed
 from lossycoll import OptionError, simulate
-from lossycoll.simulate import Delayed, Empirical, Exponential, LogNormal, Normal, curve
+from lossycoll.simulate import Empirical, Exponential, LogNormal, Normal, curve
 from lossycoll.simulate.times import compute_seconds
 from tests.support import dropcompute_checks as checks
 from tests.support.dropcompute_checks import delayed

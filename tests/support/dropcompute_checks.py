@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from benchmarks.common.delays import Delayed
 from lossycoll.cli.plan_threshold import predict
 from lossycoll.simulate import (
     Cut,
-    Delayed,
-    Empirical,
     Exponential,
     LogNormal,
+    Noise,
     Normal,
     Point,
     Recorded,
@@ -27,7 +27,6 @@ from lossycoll.simulate import (
     noise_curve,
     normal_curve,
 )
-from lossycoll.simulate.noise import Noise
 from lossycoll.simulate.times import Times
 
 BATCHES = 12
@@ -77,9 +76,9 @@ def drawn(noise: Noise, seed: int, shape: tuple[int, ...]) -> Times:
         return noise.start + generator.lognormal(noise.log_mean, noise.log_std, shape)
     if isinstance(noise, Exponential):
         return noise.start + generator.exponential(noise.excess, shape)
-    if isinstance(noise, Empirical):
-        return noise.rising[generator.integers(len(noise.rising), size=shape)]
-    return noise.draw(generator, shape)
+    if isinstance(noise, Delayed):
+        return noise.draw(generator, shape)
+    return noise.rising[generator.integers(len(noise.rising), size=shape)]
 
 
 def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.delays import Delayed
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
 from benchmarks.studies.quality.statistics import Estimate, estimate
 from benchmarks.studies.quality.tasks import TASKS, cross_entropy, judge
-from lossycoll.simulate.noise import Delayed
 from lossycoll.simulate.times import Times
 
 RANKS, MICRO_BATCHES = 4, 8

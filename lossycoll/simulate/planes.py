@@ -44,7 +44,7 @@ class Node:
         self.net = net
         self.rank = rank
         self.liveness = net.liveness
-        self.killed = self._stopped = False
+        self.killed = self.stopped = False
         self.free_at = net.now
         """When its thread is done with what it has."""
         self.busy = 0.0
@@ -68,19 +68,6 @@ class Node:
     def _met_or_failed(self) -> None:
         if self.protocol.ready:
             self.ready_at = min(self.ready_at, self.net.now)
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
-
-    @stopped.setter
-    def stopped(self, stopped: bool) -> None:
-        self._stopped = stopped
-        self.net.wake(self)
-
-    @property
-    def is_running(self) -> bool:
-        return not (self.killed or self._stopped)
 
     @property
     def wakes_at(self) -> float:
@@ -196,7 +183,7 @@ class VirtualNetwork:
                 self._turn(self.nodes[rank])
 
     def _turn(self, node: Node) -> None:
-        if not node.is_running:
+        if node.killed or node.stopped:
             return
         if node.wakes_at <= self.now:
             node.turn()
@@ -208,26 +195,19 @@ class VirtualNetwork:
         rest = [rank for rank in range(self.world) if rank not in some]
         self.cuts |= {(a, b) for a in some for b in rest}
 
-    def heal(self) -> None:
-        """What was under way goes on."""
-        self.cuts.clear()
-        for node in self.nodes:
-            for pipe in list(node.sockets.members.values()):
-                pipe.flush()
-
 
 class Pipe:
     """One direction of a connection: keeps the order, and holds back what is sent while cut."""
 
     def __init__(self, source: Node, target: Node) -> None:
         self.source, self.target = source, target
-        self._held: list[bytes] = []
+        self.held: list[bytes] = []
         self._last = 0.0
         self._open = True
 
     def send(self, body: bytes) -> None:
-        if self._held or self.source.net.is_cut(self.source.rank, self.target.rank):
-            self._held.append(body)  # in order, behind what has to be sent again
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)  # in order, behind what has to be sent again
             return
         net = self.source.net
         self.source.spend(net.costs.send)
@@ -238,18 +218,13 @@ class Pipe:
         net.at(self._last, lambda: self._arrive(body))
 
     def _arrive(self, body: bytes) -> None:
-        if self._held or self.source.net.is_cut(self.source.rank, self.target.rank):
-            self._held.append(body)
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)
         elif self._open and not self.target.killed:
             message: Any = unpack(body, self.source.net.world)
             self.target.messages += 1
             self.target.bytes += len(body)
             self.target.hear(Received(self.source.rank, message))
-
-    def flush(self) -> None:
-        held, self._held = self._held, []
-        for body in held:
-            self.send(body)
 
     def close(self) -> None:
         self._open = False

@@ -51,6 +51,20 @@ class VirtualNetwork(planes.VirtualNetwork):
     node = Node
     nodes: list[Node]  # type: ignore[assignment]
 
+    def run(self, seconds: float) -> None:
+        for node in self.nodes:  # one that was stopped may go on
+            self.wake(node)
+        super().run(seconds)
+
+    def heal(self) -> None:
+        """What was under way goes on."""
+        self.cuts.clear()
+        for node in self.nodes:
+            for pipe in list(node.sockets.members.values()):
+                held, pipe.held = pipe.held, []
+                for body in held:
+                    pipe.send(body)
+
 
 def ready(world: int, liveness: float, **rest: Any) -> VirtualNetwork:
     """A world whose ranks have met."""

@@ -16,7 +16,7 @@ from .job import spawn
 from .netem import Netem
 from .network import Link, Network
 from .nft import Nft
-from .switch import Switch, instead
+from .switch import INSTEAD, Switch
 
 BACKENDS: Final[dict[str, type[Switch]]] = {"netem": Netem, "nft": Nft, "switch": Switch}
 """In the order in which they are tried."""
@@ -98,7 +98,7 @@ def examine() -> list[Capability]:
     text = ", ".join(f"{one.pid} ({one.command[:40]})" for one in left)
     out.append(Capability("leftovers", not left, text or "none"))
     if missing("switch"):
-        out.append(Capability("instead", True, instead()))
+        out.append(Capability("instead", True, INSTEAD))
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -181,7 +182,7 @@ def _await(
     """Returns when all have ended, or one failed and the others had their time, or at timeout.
     ``unread``: why lines could not be handed on, which is raised."""
     start = time.monotonic()
-    end_at = None if timeout is None else start + timeout
+    end_at = math.inf if timeout is None else start + timeout
     failed = False
     upcoming = sorted(at, key=lambda one: one[0])
     while True:
@@ -195,8 +196,8 @@ def _await(
             upcoming.pop(0)[1]()
         if not failed and any(codes):
             failed = True
-            end_at = now + grace if end_at is None else min(end_at, now + grace)
-        if end_at is not None and now > end_at:
+            end_at = min(end_at, now + grace)
+        if now > end_at:
             return
         time.sleep(POLL_SECONDS)
 

@@ -109,15 +109,12 @@ class Switch:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def namespaces(self, number: int) -> list[str]:
-        """Paths of the namespaces of a host, in the order in which to enter them. The number after
-        the last host's is the namespace in the middle, where there is one."""
-        handles = [self._shared.user_fd, self._shared.net_fd[number]]
-        return [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
-
     def inside(self, number: int, command: list[str]) -> list[str]:
-        enter = [sys.executable, "-I", "-S", str(HERE / "enter.py")]
-        return [*enter, *self.namespaces(number), "--", *command]
+        """The command that runs ``command`` in a host's namespaces. The number after the last
+        host's is the namespace in the middle, where there is one."""
+        handles = [self._shared.user_fd, self._shared.net_fd[number]]
+        paths = [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
+        return [sys.executable, "-I", "-S", str(HERE / "enter.py"), *paths, "--", *command]
 
     def change(self, network: Network) -> None:
         """Puts other links and ports in force; returns when they are. Hosts and MTU stay."""
@@ -228,6 +225,8 @@ def _queue(c: Any) -> QueueCounts:
 
 # ---- what may fail ----
 
+INSTEAD: Final = "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"
+
 
 def why(what: str, code: int) -> LabError:
     """The error for ``what`` that failed with errno ``code``: what is needed, or else to do."""
@@ -237,15 +236,11 @@ def why(what: str, code: int) -> LabError:
             f"{text}; it needs root, or a kernel that lets users have user namespaces (sysctl "
             f"kernel.unprivileged_userns_clone=1 and user.max_user_namespaces, and no AppArmor "
             f"restriction on them) and lets them open /dev/net/tun. Without either, packets can "
-            f"be lost inside the processes: {instead()}"
+            f"be lost inside the processes: {INSTEAD}"
         )
     if code in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         return LabError(
             f"{text}; it needs the kernel's TAP devices (module tun; in a container, the device "
-            f"/dev/net/tun). Without them, packets can be lost inside the processes: {instead()}"
+            f"/dev/net/tun). Without them, packets can be lost inside the processes: {INSTEAD}"
         )
     return LabError(text)
-
-
-def instead() -> str:
-    return "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"

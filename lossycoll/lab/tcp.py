@@ -117,7 +117,13 @@ def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
             sources.append(role(pair[0], "source", *to, kind.congestion, kind.share))
         pings.await_ready()
         for source, (kind, _) in zip(sources, flows, strict=True):
-            _await_source(source, kind.congestion)
+            try:
+                source.await_ready()
+            except LabError:
+                code = source.process.returncode
+                if code is not None and 0 < code < 126:  # an errno
+                    raise refused(kind.congestion, code) from None
+                raise
         yield took
         for one in (pings, *sources):
             one.stop()
@@ -133,17 +139,6 @@ def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
                 tuple(times["ms"]),
             )
         )
-
-
-def _await_source(source: Role, congestion: str) -> None:
-    """A source that can't have its congestion control ends with errno as its status."""
-    try:
-        source.await_ready()
-    except LabError:
-        code = source.process.returncode
-        if code is not None and 0 < code < 126:
-            raise refused(congestion, code) from None
-        raise
 
 
 def refused(name: str, code: int) -> LabError:

@@ -8,7 +8,7 @@ for it. What is lost of the truth is that hosts which stand for each other aren'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
@@ -73,7 +73,8 @@ def fold_of(plan_of: Callable[[int], tuple[Plan, int]], topology: Topology, host
     numbers = [rank + image * real for rank in range(per_host) for image in {0, 1, images - 1}]
     plans = {number: plan_of(number) for number in numbers}
     stride = plans[0][1]
-    for fold in _candidates(hosts, topology.n_hosts, per_host):
+    folds = [Fold(hosts, real, fixed, topology.n_hosts, 1) for fixed in range(per_host + 1)]
+    for fold in (*folds, Fold(hosts, real, 0, topology.world, per_host)):
         if all(
             _is_image(plans[rank][0], plans[rank + image * real][0], fold, image, stride)
             for rank in range(per_host)
@@ -85,12 +86,6 @@ def fold_of(plan_of: Callable[[int], tuple[Plan, int]], topology: Topology, host
         f"hosts don't do alike in {plan.collective} by {plan.algorithm} of "
         f"{plan.in_elements} elements: simulate all of them whole"
     )
-
-
-def _candidates(hosts: int, all_hosts: int, per_host: int) -> Iterator[Fold]:
-    real = hosts * per_host
-    yield from [Fold(hosts, real, fixed, all_hosts, 1) for fixed in range(per_host + 1)]
-    yield Fold(hosts, real, 0, all_hosts * per_host, per_host)
 
 
 def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> bool:

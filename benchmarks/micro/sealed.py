@@ -23,6 +23,8 @@ from rich.table import Table
 
 from benchmarks.common import lab_job, local_job
 from benchmarks.common.rank_kit import between_ranks
+from benchmarks.common.results import source
+from benchmarks.common.tables import fill_and_keep, markdown
 from benchmarks.micro.sealed_rank import WAYS
 from lossycoll.cli.argtypes import whole
 from lossycoll.cli.bench.command import human
@@ -151,9 +153,6 @@ def main() -> int:
         table.add_row(*row)
     Console(width=110).print(table)
     if options.report:
-        from benchmarks.common.report import fill_and_keep, markdown
-        from benchmarks.common.results import source
-
         taken = source()
         seals = library(Options.from_env().libcrypto)[0]
         when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}; {seals}."

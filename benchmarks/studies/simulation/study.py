@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.lab_job import run_job
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import simulate_collective
@@ -196,12 +196,11 @@ def summary(result: Result) -> dict[str, Any]:
 def report(results: Sequence[Result], folder: Path) -> None:
     """Write simulation.json, and the table between the marks of simulate-accuracy.md."""
     rows = [summary(result) for result in results]
-    write_json(folder / "simulation.json", [asdict(result) for result in results])
     head = ["network", "laboratory, ms", "simulated, ms", "error"]
     head += ["missing there", "simulated", "woke late, ms"]
-    fill(
-        folder / "simulate-accuracy.md", {"laboratory": markdown(head, [line(row) for row in rows])}
-    )
+    text = {"laboratory": markdown(head, [line(row) for row in rows])}
+    found = [asdict(result) for result in results]
+    publish(folder, "simulation", found, "simulate-accuracy.md", text)
 
 
 def line(row: dict[str, Any]) -> list[str]:

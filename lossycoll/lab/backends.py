@@ -23,11 +23,8 @@ BACKENDS: Final[dict[str, type[Switch]]] = {"netem": Netem, "nft": Nft, "switch"
 
 
 def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Switch]:
-    """Makes a network by the backend ``name``, or by the first that can, for "auto".
-
-    Returns the name and the backend. Raises OptionError for a name there isn't, LabError and
-    LabPermissionError for what is missing.
-    """
+    """Makes a network by the backend that :func:`choose` chooses; returns its name and itself.
+    LabError and LabPermissionError for what is missing."""
     name = choose(network, name=name)
     for command in BACKENDS[name].commands:
         if shutil.which(command) is None:

@@ -101,11 +101,8 @@ class Counters:
 def crossing(
     sent: Mapping[tuple[int, int], QueueCounts], groups: Sequence[int]
 ) -> list[PortCounts]:
-    """Traffic of each group of hosts to other groups, and from them.
-
-    For networks without queues at the edges of groups. ``sent``: from host to host. ``groups``: the
-    group of each host, numbered from 0.
-    """
+    """Traffic of each group of hosts to other groups, and from them, where their edges have no
+    queues. ``sent``: from host to host. ``groups``: the group of each host, numbered from 0."""
     out, into = ([QueueCounts()] * (max(groups) + 1) for _ in range(2))
     for (sender, receiver), one in sent.items():
         a, b = groups[sender], groups[receiver]

@@ -32,10 +32,8 @@ class Switch:
     """Runs a switch, from now to :meth:`close`.
 
     ``devices`` False: only the namespaces are made, with one more in the middle, for another
-    backend to join. ``environment``: of its process, by which leftovers are known.
-
-    Raises LabPermissionError where namespaces or devices may not be made, LabError for anything
-    else that fails.
+    backend to join. ``environment``: of its process, by which leftovers are known. Raises
+    LabPermissionError where namespaces or devices may not be made.
     """
 
     meaning = "a process of our own: everything, and the same seed loses the same packets"

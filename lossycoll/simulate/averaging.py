@@ -135,9 +135,7 @@ def variances(
     method: Method, peers: int, grid: Grid, failure: float, rounds: int, seed: int
 ) -> Values:
     """The variance of the peers' values before the first round and after each, shape (rounds + 1,).
-
-    ``failure`` is the probability that a peer fails in a round.
-    """
+    ``failure``: probability that a peer fails in a round."""
     if peers < 2 or not 0 <= failure < 1:
         raise OptionError(f"{peers} peers that fail with {failure}; wanted at least 2, and 0 to 1")
     if peers > grid.cells:
@@ -162,11 +160,8 @@ def rounds_to(
     seeds: int,
     most: int = 50,
 ) -> list[float]:
-    """Rounds until the variance is below each of ``targets``, the mean over ``seeds`` runs.
-
-    A run that takes longer counts as ``most``. The other arguments are those of
-    :func:`variances`.
-    """
+    """Rounds until the variance is below each of ``targets``, the mean over ``seeds`` runs. A run
+    that takes longer counts as ``most``."""
     taken = np.zeros((seeds, len(targets)))
     for seed in range(seeds):
         path = variances(method, peers, grid, failure, most, seed)

@@ -19,12 +19,6 @@ from ..errors import OptionError
 
 Times = NDArray[np.float64]
 
-OUTLIER: Final = 3.0
-"""A step that is this many times slower than the median step may be an outlier. Even the paper's
-heavy-tailed delay stays far below, because a step sums micro-batches and waits for all ranks."""
-OUTLIERS: Final = 20
-"""At most one step in this many is an outlier. If there are more, the job is like that."""
-
 
 def checked(times: ArrayLike) -> Times:
     """Recorded times as float64 seconds, [steps, ranks, micro-batches]; else OptionError.
@@ -85,12 +79,13 @@ def compute_seconds(times: Times) -> Times:
 def usual(times: Times) -> NDArray[np.bool_]:
     """Which steps are not outliers: bool [steps].
 
-    Outliers are steps of more than OUTLIER times the median, if they are at most one in OUTLIERS
-    steps, or a single one.
+    Outliers are steps of more than 3 times the median, if they are at most one in 20 steps, or a
+    single one: if there are more, the job is like that. Even the paper's heavy-tailed delay stays
+    far below, because a step sums micro-batches and waits for all ranks.
     """
     compute = compute_seconds(times)
-    slow = compute > OUTLIER * np.median(compute)
-    if slow.sum() > max(1, len(slow) // OUTLIERS):
+    slow = compute > 3 * np.median(compute)
+    if slow.sum() > max(1, len(slow) // 20):
         return np.ones(len(slow), np.bool_)
     out: NDArray[np.bool_] = ~slow
     return out

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lossycoll.simulate import Empirical
+from lossycoll.simulate.theory import Empirical
 from lossycoll.simulate.times import Times
 
 

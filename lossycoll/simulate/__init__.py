@@ -6,37 +6,6 @@ Beside them stands ``averaging`` (rounds that a swarm needs). numpy alone: no to
 sockets, no clock.
 """
 
-from .theory import (
-    Empirical,
-    Exponential,
-    LogNormal,
-    Noise,
-    Normal,
-    expected_maximum,
-    fit,
-    noise_curve,
-    normal_curve,
-)
-from .threshold import Choice, Cut, Point, choose, choose_at, curve, grid
-from .times import Recorded, load
+from .threshold import Choice, choose
 
-__all__ = [
-    "Choice",
-    "Cut",
-    "Empirical",
-    "Exponential",
-    "LogNormal",
-    "Noise",
-    "Normal",
-    "Point",
-    "Recorded",
-    "choose",
-    "choose_at",
-    "curve",
-    "expected_maximum",
-    "fit",
-    "grid",
-    "load",
-    "noise_curve",
-    "normal_curve",
-]
+__all__ = ["Choice", "choose"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.common.delays import Delayed
-from lossycoll import OptionError, simulate
-from lossycoll.simulate import Exponential, LogNormal, Normal
+from lossycoll import OptionError
+from lossycoll.simulate.theory import Exponential, LogNormal, Normal, fit
 from tests.support import dropcompute_checks as checks
 
 
@@ -33,14 +33,14 @@ def test_the_delay_has_the_moments_of_the_authors_code() -> None:
 def test_a_fit_finds_what_was_drawn(noise: Any) -> None:
     drawn = checks.drawn(noise, 2, (20, 10, 30))
     drawn[0, 0, -3:] = np.nan
-    found = simulate.fit(drawn)
+    found = fit(drawn)
     assert type(found) is type(noise)
     assert found.mean == pytest.approx(noise.mean, rel=0.02)
     assert found.std == pytest.approx(noise.std, rel=0.05)
 
 
 def test_a_fit_of_little() -> None:
-    assert simulate.fit([2.0, 2.0]) == Normal(2.0, 0.0)
-    assert simulate.fit([2.0, 0.0]).mean == pytest.approx(1.0)
+    assert fit([2.0, 2.0]) == Normal(2.0, 0.0)
+    assert fit([2.0, 0.0]).mean == pytest.approx(1.0)
     with pytest.raises(OptionError, match="no times"):
-        simulate.fit([math.nan])
+        fit([math.nan])

@@ -13,21 +13,18 @@ import numpy as np
 
 from benchmarks.common.delays import Delayed
 from lossycoll.cli.plan_threshold import predict
-from lossycoll.simulate import (
-    Cut,
+from lossycoll.simulate import choose
+from lossycoll.simulate.theory import (
     Exponential,
     LogNormal,
     Noise,
     Normal,
-    Point,
-    Recorded,
-    choose,
-    curve,
     expected_maximum,
     noise_curve,
     normal_curve,
 )
-from lossycoll.simulate.times import Times
+from lossycoll.simulate.threshold import Cut, Point, curve
+from lossycoll.simulate.times import Recorded, Times
 
 BATCHES = 12
 STEP = 1.5 * BATCHES

@@ -87,23 +87,17 @@ def tcp(took: Took) -> list[str]:
         f"{one.mbit:.1f} Mbit/s, {one.resent} packets resent"
         for one in took.flows
     ]
-    if took.round_trips:
-        lines.append(
-            f"round trips 0-1: P50 {took.percentile(0.5):.2f} ms, P99 {took.percentile(0.99):.2f}, "
-            f"P99/P50 {took.tail_ratio:.2f}"
-        )
+    if found := took.percentiles:
+        p50, p99, ratio = found.values()
+        lines.append(f"round trips 0-1: P50 {p50:.2f} ms, P99 {p99:.2f}, P99/P50 {ratio:.2f}")
     else:
         lines.append("round trips 0-1: none came back")
     return lines
 
 
 def tcp_data(took: Took) -> dict[str, Any]:
-    names = ("p50_ms", "p99_ms", "p99/p50")
-    values = (took.percentile(0.5), took.percentile(0.99), took.tail_ratio)
-    return {
-        "flows": [{**asdict(one), "mbit": one.mbit} for one in took.flows],
-        "round_trips": dict(zip(names, values, strict=True)) if took.round_trips else None,
-    }
+    flows = [{**asdict(one), "mbit": one.mbit} for one in took.flows]
+    return {"flows": flows, "round_trips": took.percentiles}
 
 
 def network(network: Network) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,14 +65,14 @@ class Took:
     flows: tuple[FlowTook, ...]
     round_trips: tuple[float, ...]
 
-    def percentile(self, share: float) -> float:
-        """The time below which a share of the round trips is; NaN if none came back."""
-        times = sorted(self.round_trips)
-        return times[min(len(times) - 1, int(share * len(times)))] if times else math.nan
-
     @property
-    def tail_ratio(self) -> float:
-        return self.percentile(0.99) / self.percentile(0.5) if self.round_trips else math.nan
+    def percentiles(self) -> dict[str, float] | None:
+        """Of the round trips; None if none came back."""
+        times = sorted(self.round_trips)
+        if not times:
+            return None
+        p50, p99 = (times[min(len(times) - 1, int(share * len(times)))] for share in (0.5, 0.99))
+        return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
 
 def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[Flows, tuple[int, int]]]:

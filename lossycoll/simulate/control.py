@@ -1,19 +1,329 @@
 """The control plane of a large world on a virtual clock: its start, deaths, heartbeats and needs.
 
-State machines are those of a job (:mod:`.planes`); sockets and processors are costs per message.
+State machines are those of a job; sockets and processors are costs per message. The network has
+what TCP has: connections that keep the order, that break when a process ends, and that hold back
+what was sent while they are cut; and hosts that refuse where nobody listens.
 """
 
 from __future__ import annotations
 
+import heapq
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 from lossycoll.errors import OptionError
-from lossycoll.runtime.world.rank_states import LOST_STATES
+from lossycoll.runtime.world.connections import (
+    QUESTION_SECONDS,
+    Alive,
+    Broken,
+    Connected,
+    Event,
+    Received,
+    Refused,
+)
+from lossycoll.runtime.world.messages import unpack
+from lossycoll.runtime.world.rank_states import LOST_STATES, RankStates
+from lossycoll.runtime.world.world_protocol import WorldProtocol
 
-from .planes import Costs, Node, VirtualNetwork
+
+@dataclass(frozen=True)
+class Costs:
+    """Processor seconds of one process: for a message in, one out, and a new connection."""
+
+    receive: float = 0.0
+    send: float = 0.0
+    connect: float = 0.0
+
+
+class Node:
+    """One process: its protocol, and whether it runs."""
+
+    def __init__(self, net: VirtualNetwork, rank: int) -> None:
+        self.net = net
+        self.rank = rank
+        self.liveness = net.liveness
+        self.killed = self.stopped = False
+        self.free_at = net.now
+        """When its thread is done with what it has."""
+        self.busy = 0.0
+        """Processor seconds so far."""
+        self.messages = self.bytes = self.connections = 0
+        """Messages and their bytes, in and out, and connections made."""
+        self.ready_at = float("inf")
+        """When it knew that all ranks are here."""
+        self.inbox: list[Event] = []
+        self.asked_by: list[int] = []
+        self.sockets = VirtualSockets(self)
+        self.protocol = WorldProtocol(
+            rank,
+            net.world,
+            net.liveness,
+            sockets=self.sockets,  # type: ignore[arg-type]
+            clock=lambda: net.now,
+            on_met_or_failed=self._met_or_failed,
+        )
+
+    def _met_or_failed(self) -> None:
+        if self.protocol.ready:
+            self.ready_at = min(self.ready_at, self.net.now)
+
+    @property
+    def wakes_at(self) -> float:
+        return max(self.net.now, self.free_at, 0.0 if self.inbox else self.protocol.due)
+
+    def spend(self, seconds: float) -> None:
+        self.free_at = max(self.net.now, self.free_at) + seconds
+        self.busy += seconds
+
+    def turn(self) -> None:
+        events, self.inbox = self.inbox, []
+        for event in events:
+            if isinstance(event, Received):
+                self.spend(self.net.costs.receive)
+        for asker in self.asked_by:
+            self.connected()
+            if not self.sockets.states.is_lost(asker):
+                events.append(Alive(asker))
+                self.net.nodes[asker].answered_later(self.rank, Alive(self.rank))
+        self.asked_by = []
+        self.protocol.step(events)
+
+    def connected(self) -> None:
+        self.connections += 1
+        self.spend(self.net.costs.connect)
+
+    def hear(self, event: Event) -> None:
+        self.inbox.append(event)
+        self.net.wake(self)
+
+    def hear_later(self, sender: int, event: Event) -> None:
+        """``event`` comes from ``sender``'s host, unless the network is cut then."""
+
+        def arrive() -> None:
+            if not self.net.is_cut(sender, self.rank) and not self.killed:
+                self.hear(event)
+
+        self.net.at(self.net.later(), arrive)
+
+    def answered_later(self, asked: int, answer: Event) -> None:
+        self.sockets.questions.pop(asked, None)
+        self.hear_later(asked, answer)
+
+    def kill(self) -> None:
+        """The process ends: the others' connections break, and its host refuses new ones."""
+        self.killed = True
+        for rank, pipe in list(self.sockets.members.items()):
+            pipe.close()
+            if not self.net.is_cut(rank, self.rank):
+                self.net.nodes[rank].sockets.lose(self.rank)
+
+
+class VirtualNetwork:
+    """``world`` ranks of one world; ``delay`` in seconds, of each message, from ``seed``."""
+
+    node: type[Node] = Node
+
+    def __init__(
+        self,
+        world: int,
+        liveness: float,
+        *,
+        seed: int = 0,
+        delay: float = 0.002,
+        costs: Costs | None = None,
+    ) -> None:
+        self.now = 1000.0
+        self.world = world
+        self.liveness = liveness
+        self.costs = costs or Costs()
+        self.random = random.Random(seed)
+        self._delay = delay
+        self._order = count()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._wakes: list[tuple[float, int]] = []
+        """When each rank may have something to do; some of them are out of date."""
+        self.cuts: set[tuple[int, int]] = set()
+        self.nodes = [self.node(self, rank) for rank in range(world)]
+        for node in self.nodes:
+            node.protocol.begin()
+            self.wake(node)
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), what))
+
+    def wake(self, node: Node) -> None:
+        heapq.heappush(self._wakes, (node.wakes_at, node.rank))
+
+    def later(self) -> float:
+        """When something that is sent now arrives."""
+        return self.now + self._delay * self.random.uniform(0.1, 1.0)
+
+    def is_cut(self, a: int, b: int) -> bool:
+        return bool(self.cuts) and ((a, b) in self.cuts or (b, a) in self.cuts)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            following = min(
+                self._queue[0][0] if self._queue else end,
+                self._wakes[0][0] if self._wakes else end,
+                end,
+            )
+            self.now = max(self.now, following)
+            if following >= end:
+                return
+            while self._queue and self._queue[0][0] <= self.now:
+                heapq.heappop(self._queue)[2]()
+            awake = set()
+            while self._wakes and self._wakes[0][0] <= self.now:
+                awake.add(heapq.heappop(self._wakes)[1])
+            for rank in sorted(awake):
+                self._turn(self.nodes[rank])
+
+    def _turn(self, node: Node) -> None:
+        if node.killed or node.stopped:
+            return
+        if node.wakes_at <= self.now:
+            node.turn()
+            self.wake(node)
+        elif node.free_at > self.now:
+            self.wake(node)
+
+    def cut(self, some: Sequence[int]) -> None:
+        rest = [rank for rank in range(self.world) if rank not in some]
+        self.cuts |= {(a, b) for a in some for b in rest}
+
+
+class Pipe:
+    """One direction of a connection: keeps the order, and holds back what is sent while cut."""
+
+    def __init__(self, source: Node, target: Node) -> None:
+        self.source, self.target = source, target
+        self.held: list[bytes] = []
+        self._last = 0.0
+        self._open = True
+
+    def send(self, body: bytes) -> None:
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)  # in order, behind what has to be sent again
+            return
+        net = self.source.net
+        self.source.spend(net.costs.send)
+        self.source.messages += 1
+        self.source.bytes += len(body)
+        wait = max(0.0, self.source.free_at - net.now)
+        self._last = max(self._last, net.later() + wait)
+        net.at(self._last, lambda: self._arrive(body))
+
+    def _arrive(self, body: bytes) -> None:
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)
+        elif self._open and not self.target.killed:
+            message: Any = unpack(body, self.source.net.world)
+            self.target.messages += 1
+            self.target.bytes += len(body)
+            self.target.hear(Received(self.source.rank, message))
+
+    def close(self) -> None:
+        self._open = False
+
+
+class VirtualSockets:
+    """What :class:`Connections` does, between nodes of a network."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.foreign = 0
+        self.states = RankStates(0)
+        self.members: dict[int, Pipe] = {}
+        self.questions: dict[int, float] = {}
+        """When each rank was asked that hasn't answered."""
+        self._coordinator: int | None = None
+
+    def follow(self, coordinator: int | None, now: float) -> None:
+        if self._coordinator is not None and self._coordinator in self.members:
+            self.members.pop(self._coordinator).close()
+            self._node.net.nodes[self._coordinator].sockets.lose(self._node.rank)
+        self._coordinator = coordinator
+        self.tick(now, 0.0)
+
+    def tick(self, now: float, patience: float) -> None:
+        coordinator, node, net = self._coordinator, self._node, self._node.net
+        if coordinator is None or coordinator in self.members:
+            return
+        peer = net.nodes[coordinator]
+
+        def connect() -> None:
+            if (
+                net.is_cut(node.rank, coordinator)
+                or node.killed
+                or self._coordinator != coordinator
+                or coordinator in self.members
+            ):
+                return
+            if peer.killed:
+                node.hear(Refused(coordinator))
+                return
+            if peer.stopped:  # its host takes the connection, but it says nothing yet
+                net.at(net.later() + 0.01, connect)
+                return
+            self.members[coordinator] = Pipe(node, peer)
+            peer.sockets.members[node.rank] = Pipe(peer, node)
+            for end, other in ((node, peer), (peer, node)):
+                end.connected()
+                end.hear(Connected(other.rank))
+
+        net.at(net.later(), connect)
+
+    def ask(self, ranks: Sequence[int], patience: float, now: float) -> None:
+        node, net = self._node, self._node.net
+        for rank in ranks:
+            peer = net.nodes[rank]
+            if now - self.questions.get(rank, 0.0) < max(patience, QUESTION_SECONDS):
+                continue
+            self.questions[rank] = now
+            node.connected()
+
+            def question(peer: Node = peer) -> None:
+                if net.is_cut(node.rank, peer.rank):
+                    return
+                if peer.killed:
+                    node.answered_later(peer.rank, Refused(peer.rank))
+                else:
+                    peer.asked_by.append(node.rank)
+                    peer.hear(Alive(-1))  # wakes it
+
+            net.at(net.later(), question)
+
+    def send(self, rank: int, body: bytes) -> bool:
+        pipe = self.members.get(rank)
+        if pipe is None:
+            return False
+        pipe.send(body)
+        return True
+
+    def hang_up(self, rank: int) -> None:
+        if rank in self.members:
+            self.members.pop(rank).close()
+
+    def lose(self, rank: int) -> None:
+        """The other end has closed the connection."""
+        net = self._node.net
+        pipe = self.members.get(rank)
+
+        def notice() -> None:
+            if pipe is not None and self.members.get(rank) is pipe and not self._node.killed:
+                self.members.pop(rank).close()
+                self._node.hear(Broken(rank))
+
+        net.at(net.later() + 0.002, notice)
+
+
+# ---- a large job ----
 
 COSTS: Final = Costs(receive=31e-6, send=31e-6, connect=350e-6)
 """As measured on one core (docs/simulate-accuracy.md)."""

@@ -1,4 +1,4 @@
-"""Virtual control planes (lossycoll.simulate.planes) whose memberships tests look at."""
+"""Virtual control planes (lossycoll.simulate.control) whose memberships tests look at."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.simulate import planes
+from lossycoll.simulate import control
 
 from .planes import Notes
 
 
-class Node(planes.Node):
+class Node(control.Node):
     """One process, with its memberships; it is what a membership wants of its plane."""
 
-    def __init__(self, net: planes.VirtualNetwork, rank: int) -> None:
+    def __init__(self, net: control.VirtualNetwork, rank: int) -> None:
         super().__init__(net, rank)
         self.groups: dict[int, tuple[Membership, Notes]] = {}
 
@@ -47,7 +47,7 @@ class Node(planes.Node):
         task()
 
 
-class VirtualNetwork(planes.VirtualNetwork):
+class VirtualNetwork(control.VirtualNetwork):
     node = Node
     nodes: list[Node]  # type: ignore[assignment]
 

@@ -47,14 +47,10 @@ class Node:
         self.rank = rank
         self.liveness = net.liveness
         self.killed = self.stopped = False
-        self.free_at = net.now
-        """When its thread is done with what it has."""
-        self.busy = 0.0
-        """Processor seconds so far."""
-        self.messages = self.bytes = self.connections = 0
-        """Messages and their bytes, in and out, and connections made."""
-        self.ready_at = float("inf")
-        """When it knew that all ranks are here."""
+        self.free_at = net.now  # when its thread is done with what it has
+        self.busy = 0.0  # processor seconds so far
+        self.messages = self.bytes = 0  # in and out
+        self.ready_at = float("inf")  # when it knew that all ranks are here
         self.inbox: list[Event] = []
         self.asked_by: list[int] = []
         self.sockets = VirtualSockets(self)
@@ -85,16 +81,12 @@ class Node:
             if isinstance(event, Received):
                 self.spend(self.net.costs.receive)
         for asker in self.asked_by:
-            self.connected()
+            self.spend(self.net.costs.connect)
             if not self.sockets.states.is_lost(asker):
                 events.append(Alive(asker))
                 self.net.nodes[asker].answered_later(self.rank, Alive(self.rank))
         self.asked_by = []
         self.protocol.step(events)
-
-    def connected(self) -> None:
-        self.connections += 1
-        self.spend(self.net.costs.connect)
 
     def hear(self, event: Event) -> None:
         self.inbox.append(event)
@@ -144,8 +136,8 @@ class VirtualNetwork:
         self._delay = delay
         self._order = count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        # When each rank may have something to do; some of them are out of date.
         self._wakes: list[tuple[float, int]] = []
-        """When each rank may have something to do; some of them are out of date."""
         self.cuts: set[tuple[int, int]] = set()
         self.nodes = [self.node(self, rank) for rank in range(world)]
         for node in self.nodes:
@@ -240,8 +232,7 @@ class VirtualSockets:
         self.foreign = 0
         self.states = RankStates(0)
         self.members: dict[int, Pipe] = {}
-        self.questions: dict[int, float] = {}
-        """When each rank was asked that hasn't answered."""
+        self.questions: dict[int, float] = {}  # when each rank was asked that hasn't answered
         self._coordinator: int | None = None
 
     def follow(self, coordinator: int | None, now: float) -> None:
@@ -274,7 +265,7 @@ class VirtualSockets:
             self.members[coordinator] = Pipe(node, peer)
             peer.sockets.members[node.rank] = Pipe(peer, node)
             for end, other in ((node, peer), (peer, node)):
-                end.connected()
+                end.spend(net.costs.connect)
                 end.hear(Connected(other.rank))
 
         net.at(net.later(), connect)
@@ -286,7 +277,7 @@ class VirtualSockets:
             if now - self.questions.get(rank, 0.0) < max(patience, QUESTION_SECONDS):
                 continue
             self.questions[rank] = now
-            node.connected()
+            node.spend(net.costs.connect)
 
             def question(peer: Node = peer) -> None:
                 if net.is_cut(node.rank, peer.rank):
@@ -330,7 +321,6 @@ COSTS: Final = Costs(receive=31e-6, send=31e-6, connect=350e-6)
 DESCRIPTORS: Final = 17
 """That a coordinator has besides one for each connection."""
 CONNECTION_BYTES: Final = 35_000
-"""Memory of a connection."""
 
 
 @dataclass(frozen=True)

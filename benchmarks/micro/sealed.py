@@ -9,10 +9,8 @@ OpenSSL than the system's seals, which ``--mark sealed-newer`` reports in a plac
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +73,8 @@ def over_lab(config: Mapping[str, Any], mbit: float) -> list[list[dict[str, Any]
         link=Link(delay_ms=DELAY_MS),
         port=Port(up_mbit=mbit, down_mbit=mbit, queue_ms=QUEUE_MS),
     )
-    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-        out = Path(folder) / "out"
-        lab_job.run_job(lab, MODULE, config, out, JOB_SECONDS)
-        return [
-            json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(RANKS)
-        ]
+    with Lab(network) as lab:
+        return lab_job.run_job(lab, MODULE, config, JOB_SECONDS)
 
 
 def over_loopback(config: Mapping[str, Any]) -> list[list[dict[str, Any]]]:

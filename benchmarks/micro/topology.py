@@ -128,8 +128,7 @@ def measure(
         out = Path(folder) / "out"
         counting = Counting(lab, out)
         module = "benchmarks.micro.topology_rank"
-        run_job(lab, module, config, out, JOB_SECONDS, on_line=counting.on_line)
-        ranks = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.world)]
+        ranks = run_job(lab, module, config, JOB_SECONDS, out=out, on_line=counting.on_line)
         unasked = sum(host.unasked for host in lab.counters().hosts)
     if unasked:
         print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)

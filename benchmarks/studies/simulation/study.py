@@ -6,7 +6,6 @@ The same calls on the same networks, in the laboratory and in virtual time.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import threading
@@ -99,9 +98,9 @@ def in_laboratory(cell: Cell, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab, watched(late):
         out = Path(folder) / "calls"
         Path(f"{out}.times").write_bytes(bytes(8 * CALLS * cell.hosts))
-        run_job(lab, "benchmarks.studies.simulation.rank", config, out, 120, environment)
+        module = "benchmarks.studies.simulation.rank"
+        ranks = run_job(lab, module, config, 120, environment, out=out)
         counters = lab.counters()
-        ranks = [json.loads(Path(f"{out}.{i}").read_text()) for i in range(cell.hosts)]
     seconds, missing = [], []
     for call in zip(*ranks, strict=True):
         begin, end, lost, came = zip(*call, strict=True)

@@ -185,8 +185,21 @@ def verify(
 ) -> Iterator[LinkCheck]:
     """Measures links one after the other; None: those of :func:`chosen`. ``mbit``: what is offered
     at most; less, where a rate is less than twice of it."""
-    for pair in pairs or chosen(lab.network):
-        yield _measure(lab, pair, mbit)
+    network, frame = lab.network, lab.network.mtu + ETHERNET_BYTES
+    for pair in pairs or chosen(network):
+        there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
+        rate = min([mbit, *(limit * SHARE for limit, _ in _rates(network, pair))])
+        packets = min(PACKETS, max(PACKETS_MIN, int(rate * 125_000 * SECONDS / frame)))
+        times = round_trips(lab, pair)
+        yield LinkCheck(
+            pair,
+            there,
+            there.delay_ms + back.delay_ms,
+            there.jitter_ms + back.jitter_ms,
+            statistics.median(times) if times else math.inf,
+            flow(lab, pair, packets=packets, mbit=rate),
+            flow(lab, pair, packets=packets, mbit=rate, segments=SEGMENTS),
+        )
 
 
 def chosen(network: Network) -> list[tuple[int, int]]:
@@ -240,21 +253,3 @@ def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
         seconds = one.sending - (link.delay_ms - link.jitter_ms) / 1e3
         got = one.received * frame * 8e-6 / seconds if seconds > 0 else 0.0
         yield GatewayCheck((site, other), asked, offered, got, one.queued_out)
-
-
-def _measure(lab: Lab, pair: tuple[int, int], most: float) -> LinkCheck:
-    network = lab.network
-    there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
-    mbit = min([most, *(rate * SHARE for rate, _ in _rates(network, pair))])
-    frame = network.mtu + ETHERNET_BYTES
-    packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
-    times = round_trips(lab, pair)
-    return LinkCheck(
-        pair,
-        there,
-        there.delay_ms + back.delay_ms,
-        there.jitter_ms + back.jitter_ms,
-        statistics.median(times) if times else math.inf,
-        flow(lab, pair, packets=packets, mbit=mbit),
-        flow(lab, pair, packets=packets, mbit=mbit, segments=SEGMENTS),
-    )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import OptionError
-from .threshold import Point
+from .threshold import Point, points_of
 from .times import Times
 
 EULER: Final = 0.5772156649015329
@@ -214,10 +214,7 @@ def _points(
     thresholds: Times, completed: Times, full: float, cut: Times, communication: float
 ) -> tuple[Point, ...]:
     speedups = completed * (full + communication) / (cut + communication)
-    return tuple(
-        Point(float(tau), float(1 - share), float(seconds + communication), float(speedup))
-        for tau, share, seconds, speedup in zip(thresholds, completed, cut, speedups, strict=True)
-    )
+    return points_of(thresholds, 1 - completed, cut + communication, speedups)
 
 
 def _sums(noise: Noise, micro_batches: int) -> Iterator[tuple[Times, Times]]:

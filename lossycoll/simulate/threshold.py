@@ -114,16 +114,13 @@ def curve(
     step: drop rate = the share of micro-batches with c >= tau; cut time = max c where c < tau
     (``cut`` has others); S = (1 - drop rate) (T + communication) / (cut time + communication).
     """
-    sums = np.zeros((3, len(thresholds)))
-    count = 0
-    for times in steps:
-        count += 1
-        sums += _step(times, thresholds, communication, cut)
-    drops, seconds, speedups = sums / count
-    return tuple(
-        Point(float(tau), float(drop), float(second), float(speedup))
-        for tau, drop, second, speedup in zip(thresholds, drops, seconds, speedups, strict=True)
-    )
+    found = [_step(times, thresholds, communication, cut) for times in steps]
+    return points_of(thresholds, *np.mean(found, axis=0))
+
+
+def points_of(*columns: Times) -> tuple[Point, ...]:
+    """Points of thresholds, drop rates, seconds and speed-ups."""
+    return tuple(Point(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _step(times: Times, thresholds: Times, communication: float, cut: Cut) -> Times:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from typing import Any, ClassVar, Final
 
 from .._lab import ffi, lib
@@ -190,20 +191,15 @@ def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> 
     entry.polices = part.policer_ms is not None
 
 
+LINK: Final = tuple(field.name for field in fields(LinkCounts) if field.name != "queue")
+"""As lab_link_counts calls them."""
+
+
 def _read(shared: Any, network: Network) -> Counters:
     links = {}
     for a, b in network.pairs():
         c = shared.link_counts[a * WIDTH + b]
-        links[a, b] = LinkCounts(
-            c.offered,
-            c.lost,
-            c.delivered,
-            c.delivered_bytes,
-            c.bursts,
-            c.doubled,
-            c.reordered,
-            _queue(c.queue),
-        )
+        links[a, b] = LinkCounts(*(getattr(c, name) for name in LINK), queue=_queue(c.queue))
     hosts = []
     for host in range(network.total_hosts):
         h = shared.host_counts[host]

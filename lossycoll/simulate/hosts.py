@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lossycoll._sim import ffi, lib
 
@@ -85,36 +85,12 @@ class _Group(EngineGroup):
         return self.ticket
 
 
-class Rank:
+class Rank(NamedTuple):
     """One rank: its host, its group, and the endpoint that makes collectives of them."""
 
-    def __init__(
-        self,
-        rank: int,
-        topology: Topology,
-        payload: int,
-        options: Options,
-        setting: int,
-        peers: frozenset[int],
-        folds: bool,
-    ) -> None:
-        world = topology.world
-        self.host: Final = Host(
-            rank, world, "memory", payload_bytes=payload, options=options, setting=setting
-        )
-        mine = topology.members_of_hosts[topology.hosts[rank]]
-        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
-        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
-        self.host.start(SESSION, known, topology, shared)
-        self.group: Final = _Group(
-            self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
-        )
-        self.group.known = peers | {rank}
-        self.endpoint: Final = _endpoint(rank, topology, options, self.group, folds)
-
-    def close(self) -> None:
-        self.group.close()
-        self.host.close()
+    host: Host
+    group: _Group
+    endpoint: Endpoint
 
 
 class _Alike(Endpoint):
@@ -257,11 +233,25 @@ class Hosts:
         self.change(network)
         everyone = frozenset(range(topology.world))
         for rank in range(world):
-            setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
-            known = everyone if peers is None else peers[rank]
-            one = Rank(rank, topology, payload, options, setting, known, fold is not None)
-            self.ranks.append(one)
-            lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
+            self.ranks.append(self._rank(rank, options, everyone if peers is None else peers[rank]))
+
+    def _rank(self, rank: int, options: Options, peers: frozenset[int]) -> Rank:
+        topology, world = self.topology, self.topology.world
+        setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
+        host = Host(
+            rank, world, "memory", payload_bytes=self.payload, options=options, setting=setting
+        )
+        mine = topology.members_of_hosts[topology.hosts[rank]]
+        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
+        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
+        host.start(SESSION, known, topology, shared)
+        group = _Group(
+            host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
+        )
+        group.known = peers | {rank}
+        endpoint = _endpoint(rank, topology, options, group, self._fold is not None)
+        lib.lc_sim_take(self._sim, rank, ffi.cast("void *", host.address))
+        return Rank(host, group, endpoint)
 
     def __enter__(self) -> Hosts:
         return self
@@ -271,7 +261,8 @@ class Hosts:
 
     def close(self) -> None:
         for rank in self.ranks:
-            rank.close()
+            rank.group.close()
+            rank.host.close()
         lib.lc_sim_close(self._sim)
 
     def change(self, network: Network) -> None:

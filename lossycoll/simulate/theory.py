@@ -22,7 +22,6 @@ from ..errors import OptionError
 from .threshold import Point, points_of
 from .times import Times
 
-EULER: Final = 0.5772156649015329
 CELLS: Final = 1 << 14
 """Cells of the lattice on which the sum of M micro-batches is computed."""
 TAIL: Final = 1e-8
@@ -171,8 +170,8 @@ def expected_maximum(workers: int, mean: float, std: float) -> float:
     if workers == 1:
         return mean
     quantile = NormalDist().inv_cdf
-    late = (1 - EULER) * quantile(1 - 1 / workers)
-    later = EULER * quantile(1 - 1 / (workers * math.e))
+    late = (1 - np.euler_gamma) * quantile(1 - 1 / workers)
+    later = np.euler_gamma * quantile(1 - 1 / (workers * math.e))
     return mean + std * (late + later)
 
 

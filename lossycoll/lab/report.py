@@ -26,8 +26,12 @@ class Row:
     policers: int  # found the bucket of its policer empty, or that of such a link
 
     @property
+    def causes(self) -> tuple[int, int, int]:
+        return self.injected, self.queues, self.policers
+
+    @property
     def lost(self) -> int:
-        return self.injected + self.queues + self.policers
+        return sum(self.causes)
 
 
 def rows(counters: Counters) -> list[Row]:
@@ -58,22 +62,18 @@ def took(counters: Counters) -> list[str]:
     """A table of what took packets: the rows that lost the most, and the sum."""
     found = rows(counters)
     sent = sum(host.up.packets for host in counters.hosts)
-    all_rows = [Row("all hosts sent", sent, *map(sum, zip(*map(_causes, found), strict=True)))]
+    all_rows = [
+        Row("all hosts sent", sent, *map(sum, zip(*(row.causes for row in found), strict=True)))
+    ]
     worst = sorted((row for row in found if row.lost), key=lambda row: -row.lost)
     shown = [row for row in found if row in worst[:ROWS_MAX]]
     lines = [_line("", "packets", "injected", "queues", "policers")]
-    lines += [_line(row.where, f"{row.packets}", *_shares(row)) for row in [*shown, *all_rows]]
+    for row in (*shown, *all_rows):
+        shares = (f"{n} ({n / max(1, row.packets):.2%})" if n else "-" for n in row.causes)
+        lines.append(_line(row.where, f"{row.packets}", *shares))
     if len(worst) > len(shown):
         lines.append(f"and {len(worst) - len(shown)} more, in --counters")
     return lines
-
-
-def _causes(row: Row) -> tuple[int, int, int]:
-    return row.injected, row.queues, row.policers
-
-
-def _shares(row: Row) -> list[str]:
-    return [f"{lost} ({lost / max(1, row.packets):.2%})" if lost else "-" for lost in _causes(row)]
 
 
 def _line(where: str, *columns: str) -> str:

@@ -257,9 +257,6 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         for rank in self.ranks:
             rank.group.close()
             rank.host.close()

@@ -62,13 +62,12 @@ def took(counters: Counters) -> list[str]:
     """A table of what took packets: the rows that lost the most, and the sum."""
     found = rows(counters)
     sent = sum(host.up.packets for host in counters.hosts)
-    all_rows = [
-        Row("all hosts sent", sent, *map(sum, zip(*(row.causes for row in found), strict=True)))
-    ]
+    causes = map(sum, zip(*(row.causes for row in found), strict=True))
+    total = Row("all hosts sent", sent, *causes)
     worst = sorted((row for row in found if row.lost), key=lambda row: -row.lost)
     shown = [row for row in found if row in worst[:ROWS_MAX]]
     lines = [_line("", "packets", "injected", "queues", "policers")]
-    for row in (*shown, *all_rows):
+    for row in (*shown, total):
         shares = (f"{n} ({n / max(1, row.packets):.2%})" if n else "-" for n in row.causes)
         lines.append(_line(row.where, f"{row.packets}", *shares))
     if len(worst) > len(shown):

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from lossycoll.cli.argtypes import real, share, whole
 from lossycoll.cli.plotting import must_be_png, pyplot
-from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid, parse
 from lossycoll.simulate.averaging import METHODS, rounds_to, variances
@@ -27,37 +26,34 @@ from .collective import seconds
 
 TARGETS: Final = {"1e-9": 1e-9, "1e-4": 1e-4}
 """Variances, as the published table has them."""
-MOST_PEERS: Final = 1 << 17
 MOST_ROUNDS: Final = 50
 
 
 def _add_moshpit(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--peers", type=whole(2, MOST_PEERS), default=512, help="how many there are (default 512)")
+    add("--peers", type=whole(2, 1 << 17), default=512, help="how many there are (default 512)")
     add("--grid", type=_grid, default=Grid((32, 32)), help="the grid's shape (default 32x32)")
-    add(
-        "--failure",
-        type=share,
-        default=0.0,
-        help="probability that a peer fails in a round (default 0)",
-    )
+    text = "probability that a peer fails in a round (default 0)"
+    add("--failure", type=share, default=0.0, help=text)
     add("--seeds", type=whole(1, 10_000), default=40, help="runs, seeded from 0 on (default 40)")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw variances round by round")
 
 
 def _moshpit(options: argparse.Namespace) -> Answer:
     peers, grid, failure = options.peers, options.grid, options.failure
-    if peers > grid.cells:
-        raise OptionError(
-            f"{peers} peers don't fit into --grid {grid}, which has {grid.cells} cells"
-        )
+    of = f"{peers} peers, grid {grid}, failure {failure:g}"
+    table = Table(title=f"Rounds until the variance is below, {of}")
+    table.add_column("method")
+    for target in TARGETS:
+        table.add_column(target, justify="right")
     found = {}
     for name in tracked([*METHODS]):
         rounds = rounds_to(
             METHODS[name], peers, grid, failure, list(TARGETS.values()), seeds=options.seeds
         )
         found[name] = dict(zip(TARGETS, rounds, strict=True))
-    table = _rounds(found, f"{peers} peers, grid {grid}, failure {failure:g}")
+        shown = (f"{mean:.1f}" if mean < MOST_ROUNDS else f"{MOST_ROUNDS} +" for mean in rounds)
+        table.add_row(name, *shown)
     return Answer(found, [table], partial(draw_moshpit, peers, grid, failure))
 
 
@@ -68,23 +64,8 @@ def _grid(text: str) -> Grid:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _rounds(found: dict[str, dict[str, float]], title: str) -> Table:
-    table = Table(title=f"Rounds until the variance is below, {title}")
-    table.add_column("method")
-    for target in TARGETS:
-        table.add_column(target, justify="right")
-    for name, rounds in found.items():
-        shown = [
-            f"{mean:.1f}" if mean < MOST_ROUNDS else f"{MOST_ROUNDS} +" for mean in rounds.values()
-        ]
-        table.add_row(name, *shown)
-    return table
-
-
 ROUNDS: Final = 16
 SEEDS: Final = 20
-LEAST: Final = 1e-16
-"""Below it there is but rounding."""
 LABELS: Final = {
     "moshpit": "Moshpit, peers stay in their cells",
     "moshpit_chunks": "Moshpit, peers move by the paper's rule",
@@ -100,18 +81,13 @@ def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -
     figure, axes = plt.subplots(figsize=(8, 5.4), layout="constrained")
     for name, method in METHODS.items():
         runs = [variances(method, peers, grid, failure, ROUNDS, seed) for seed in range(SEEDS)]
-        mean = np.maximum(np.mean(runs, axis=0), LEAST)
+        mean = np.maximum(np.mean(runs, axis=0), 1e-16)  # below it there is but rounding
         axes.semilogy(mean, marker="o", markersize=3.5, label=LABELS[name])
     for target in (1e-4, 1e-9):
         axes.axhline(target, color="black", linewidth=0.7, linestyle=":")
-        axes.annotate(
-            f"$10^{{{math.log10(target):.0f}}}$, as in the table",
-            (0.8, target),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="top",
-            fontsize=9,
-        )
+        text = f"$10^{{{math.log10(target):.0f}}}$, as in the table"
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
+        axes.annotate(text, (0.8, target), fontsize=9, **where)
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
     axes.grid(alpha=0.3)

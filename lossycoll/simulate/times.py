@@ -133,11 +133,13 @@ def parse(content: Any) -> Recorded:
         "a step's seconds without its compute (step time less the slowest rank's micro-batches)",
     )
     steps = _list(content["micro_batch_seconds"], "micro_batch_seconds", "steps")
-    rows = [_step(ranks, number) for number, ranks in enumerate(steps)]
-    for number, row in enumerate(rows):
-        if len(row) != len(rows[0]):
+    rows: list[list[list[float]]] = []
+    for step, given in enumerate(steps):
+        ranks = enumerate(_list(given, f"step {step}", "ranks"))
+        rows.append([_batches(batches, f"step {step}, rank {rank}") for rank, batches in ranks])
+        if len(rows[-1]) != len(rows[0]):
             raise OptionError(
-                f"step {number} has {len(row)} ranks, step 0 has {len(rows[0])}; wanted: every "
+                f"step {step} has {len(rows[-1])} ranks, step 0 has {len(rows[0])}; wanted: every "
                 f"rank in every step, so leave out a step that a rank didn't record"
             )
     times = np.full((len(rows), len(rows[0]), max(len(b) for row in rows for b in row)), np.nan)
@@ -147,22 +149,10 @@ def parse(content: Any) -> Recorded:
     return Recorded(checked(times), communication)
 
 
-def _step(content: Any, step: int) -> list[list[float]]:
-    ranks = _list(content, f"step {step}", "ranks")
-    out = []
-    for rank, batches in enumerate(ranks):
-        where = f"step {step}, rank {rank}"
-        out.append(
-            [
-                _seconds(
-                    value,
-                    f"{where}, micro-batch {number}",
-                    "its compute time by a monotonic clock (leave out what wasn't recorded)",
-                )
-                for number, value in enumerate(_list(batches, where, "micro-batches"))
-            ]
-        )
-    return out
+def _batches(content: Any, where: str) -> list[float]:
+    what = "its compute time by a monotonic clock (leave out what wasn't recorded)"
+    batches = enumerate(_list(content, where, "micro-batches"))
+    return [_seconds(value, f"{where}, micro-batch {number}", what) for number, value in batches]
 
 
 def _list(value: Any, where: str, of: str) -> list[Any]:

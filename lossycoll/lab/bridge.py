@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from ..errors import LabError
@@ -82,33 +83,31 @@ class Bridge(Switch):
             raise LabError(f"{' '.join(command[:4])} failed in the laboratory: {said}")
         return done.stdout
 
+    def batch(self, number: int, program: str, lines: Sequence[str]) -> None:
+        self.tool(number, program, "-batch", "-", text="\n".join(lines) + "\n")
+
     def _build(self) -> None:
         hosts, mtu = self.network.total_hosts, self.network.mtu
         bridges, cables = _bridges(self.network)
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridges))
+        self.batch(self.middle, "ip", bridges)
         # A namespace without a name is named by a process in it.
         command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
-        with spawn(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._environment,
-        ) as holder:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with spawn(command, env=self._environment, **pipes) as holder:
             assert holder.stdout is not None
             holder.stdout.readline()
             for host in range(hosts):
-                lines = _device(host, self.network, holder.pid)
-                self.tool(host, "ip", "-batch", "-", text="\n".join(lines))
+                self.batch(host, "ip", _device(host, self.network, holder.pid))
                 offloads = ("tso", "off", "gso", "off", "tx-udp-segmentation", "off")
                 self.tool(host, "ethtool", "-K", DEVICE, *offloads)
             assert holder.stdin is not None
             holder.stdin.close()
         at = self.network.site_of
         ports = {port_of(host): f"{BRIDGE}{at(host)}" for host in range(hosts)} | cables
-        lines = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(lines))
+        joined = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
+        self.batch(self.middle, "ip", joined)
         if self.network.sites > 1:
-            self.tool(self.middle, "bridge", "-batch", "-", text="\n".join(_ways(self.network)))
+            self.batch(self.middle, "bridge", _ways(self.network))
         self._await_up(self.middle, set(ports))
         for host in range(hosts):
             self._await_up(host, {DEVICE})

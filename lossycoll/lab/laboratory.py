@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from ..errors import LabError, OptionError
@@ -31,7 +30,7 @@ class Lab:
     ) -> None:
         if isinstance(network, str):
             network = profile(network)
-        self._network = network.with_parts(**changes) if changes else network
+        self._network = network.with_parts(**changes)
         self.name = leftovers.new_name()
         self.backend = backend
         self._made: Switch | None = None
@@ -44,12 +43,7 @@ class Lab:
         self.backend, self._made = make(self.backend, self._network, self._environment({}))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             # Its switch would do so, but for those that are still about to enter their host.
             for process in self._started:

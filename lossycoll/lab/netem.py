@@ -157,8 +157,8 @@ class Netem(Bridge):
 
     def _redirect(self, number: int, device: str, through: str) -> None:
         """Sends what arrives at ``device`` through the queue of an ifb device first."""
-        lines = f"link add {through} type ifb\nlink set {through} txqueuelen 1000 up\n"
-        self.tool(number, "ip", "-batch", "-", text=lines)
+        add, take_up = f"link add {through} type ifb", f"link set {through} txqueuelen 1000 up"
+        self.batch(number, "ip", [add, take_up])
         self._tc(number, f"qdisc add dev {device} handle ffff: ingress")
         action = f"matchall action mirred egress redirect dev {through}"
         self._tc(number, f"filter add dev {device} parent ffff: protocol all {action}")

@@ -173,17 +173,13 @@ class VirtualNetwork:
             awake = set()
             while self._wakes and self._wakes[0][0] <= self.now:
                 awake.add(heapq.heappop(self._wakes)[1])
-            for rank in sorted(awake):
-                self._turn(self.nodes[rank])
-
-    def _turn(self, node: Node) -> None:
-        if node.killed or node.stopped:
-            return
-        if node.wakes_at <= self.now:
-            node.turn()
-            self.wake(node)
-        elif node.free_at > self.now:
-            self.wake(node)
+            for node in (self.nodes[rank] for rank in sorted(awake)):
+                runs = not (node.killed or node.stopped)
+                if runs and node.wakes_at <= self.now:
+                    node.turn()
+                    self.wake(node)
+                elif runs and node.free_at > self.now:
+                    self.wake(node)
 
     def cut(self, some: Sequence[int]) -> None:
         rest = [rank for rank in range(self.world) if rank not in some]

@@ -199,7 +199,7 @@ def _read(shared: Any, network: Network) -> Counters:
     links = {}
     for a, b in network.pairs():
         c = shared.link_counts[a * WIDTH + b]
-        links[a, b] = LinkCounts(*(getattr(c, name) for name in LINK), queue=_queue(c.queue))
+        links[a, b] = LinkCounts(**{name: getattr(c, name) for name in LINK}, queue=_queue(c.queue))
     hosts = []
     for host in range(network.total_hosts):
         h = shared.host_counts[host]

@@ -144,18 +144,12 @@ def simulate_training(
             of_step = of_all if death is None or number < death else of_all[:left]
             mine = [of_rank[: _computed(of_rank, threshold)] for of_rank in of_step]
             parts = [[*_parts(method, buckets, one, threshold is not None)] for one in mine]
-            before, last = world.counts(), max(begun)
             dead = range(left, ranks) if number == death else range(0)
+            last, before = max(begun), world.counts().bytes
             begun, missing = _run(world, load, parts, begun, dead)
-            done.append(
-                Step(
-                    seconds=max(begun) - last,
-                    computing=max(float(one.sum()) for one in mine),
-                    missing=missing,
-                    dropped=1 - sum(map(len, mine)) / of_step.size,
-                    bytes=world.counts().since(before).bytes,
-                )
-            )
+            seconds, computing = max(begun) - last, max(float(one.sum()) for one in mine)
+            dropped, sent = 1 - sum(map(len, mine)) / of_step.size, world.counts().bytes - before
+            done.append(Step(seconds, computing, missing, dropped, sent))
     return Trained(tuple(done), settle)
 
 

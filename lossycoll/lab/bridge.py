@@ -27,7 +27,6 @@ BRIDGE: Final = "br"
 WAN: Final = "wan"
 """The bridge that joins those of the sites."""
 TOOL_SECONDS: Final = 30.0
-UP_POLL_SECONDS: Final = 0.02
 
 
 class Bridge(Switch):
@@ -123,7 +122,7 @@ class Bridge(Switch):
                 return
             if time.monotonic() > end:
                 raise LabError(f"{', '.join(down)} of the laboratory never came up: {state}")
-            time.sleep(UP_POLL_SECONDS)
+            time.sleep(0.02)
 
 
 def port_of(host: int) -> str:

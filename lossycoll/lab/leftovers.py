@@ -21,7 +21,6 @@ from typing import Final
 
 MARK: Final = "LAB_OF_LOSSYCOLL"
 """The variable that holds the name. Options begin with LOSSYCOLL_, so this doesn't."""
-CLEAN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def find() -> list[Process]:
 def clean() -> list[Process]:
     """Kills what dead laboratories left; returns what that was."""
     killed: dict[int, Process] = {}
-    until = time.monotonic() + CLEAN_SECONDS
+    until = time.monotonic() + 5
     while left := [one for one in find() if not one.alive]:
         for one in left:
             killed[one.pid] = one

@@ -26,7 +26,6 @@ NETWORK: Final = 10 << 24 | 77 << 16
 """10.77.0.0/24, the network of :func:`~.network.address_of`."""
 START_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 5.0
-END_SECONDS: Final = 10.0
 
 
 class Switch:
@@ -150,7 +149,7 @@ class Switch:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 PORT: Final = 29100
 """Port of the first flow; the others' follow it. The port before it is that of the round trips."""
 FLOWS_MAX: Final = 64
-PING_MS: Final = 10
-SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
         sinks = [role(pair[1], "sink", PORT + n) for n, (_, pair) in enumerate(flows)]
         for one in (echo, *sinks):
             one.await_ready()
-        pings = role(0, "pings", lab.address(1), PORT - 1, PING_MS)
+        pings = role(0, "pings", lab.address(1), PORT - 1, 10)
         sources = []
         for number, (kind, pair) in enumerate(flows):
             to = lab.address(pair[1]), PORT + number
@@ -158,5 +156,5 @@ def refused(name: str, code: int) -> LabError:
 
 
 def _setting(kind: str) -> str:
-    text = (SETTINGS / f"tcp_{kind}_congestion_control").read_text(encoding="utf-8")
+    text = Path(f"/proc/sys/net/ipv4/tcp_{kind}_congestion_control").read_text(encoding="utf-8")
     return " ".join(text.split())

@@ -18,18 +18,10 @@ from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 PORT: Final = 29399
 UDP_BYTES: Final = 28
 """Bytes of the IPv4 and UDP headers."""
-SECONDS: Final = 2.0
-"""For which each link is loaded, about."""
-PACKETS: Final = 40_000
 PACKETS_MIN: Final = 400
-SHARE: Final = 0.5
-"""Share of a link's rate that keeps its queues short: all loss is then drawn."""
 MBIT: Final = 400.0
 """At most, if nothing else is said."""
 SEGMENTS: Final = 40
-IDLE_MS: Final = 300
-"""After the last packet was sent, and has had its time to come."""
-PINGS: Final = 20
 SIGMAS: Final = 4.0
 
 
@@ -81,7 +73,7 @@ def flow(
     size = lab.network.mtu - UDP_BYTES
     segments = max(1, min(segments, 65_507 // size))
     before = _queued_out(lab)
-    idle = IDLE_MS + round(_longest_ms(lab.network, pair))
+    idle = 300 + round(_longest_ms(lab.network, pair))
     with Role(lab, pair[1], "receive", port, packets, idle) as receiver:
         receiver.await_ready()
         to = lab.address(pair[1]), port
@@ -124,7 +116,7 @@ def _queued_out(lab: Lab) -> int:
     return sum(queue.dropped + queue.policed for queue in queues)
 
 
-def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[float]:
+def round_trips(lab: Lab, pair: tuple[int, int], count: int = 20) -> list[float]:
     """Times in ms of those round trips that came back."""
     with Role(lab, pair[1], "echo", PORT) as echo:
         echo.await_ready()
@@ -188,8 +180,9 @@ def verify(
     network, frame = lab.network, lab.network.mtu + ETHERNET_BYTES
     for pair in pairs or chosen(network):
         there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
-        rate = min([mbit, *(limit * SHARE for limit, _ in _rates(network, pair))])
-        packets = min(PACKETS, max(PACKETS_MIN, int(rate * 125_000 * SECONDS / frame)))
+        # Half of a link's rate keeps its queues short: all loss is then drawn. Two seconds of it.
+        rate = min([mbit, *(limit / 2 for limit, _ in _rates(network, pair))])
+        packets = min(40_000, max(PACKETS_MIN, int(rate * 250_000 / frame)))
         times = round_trips(lab, pair)
         yield LinkCheck(
             pair,

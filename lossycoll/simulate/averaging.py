@@ -114,8 +114,7 @@ def _mixing(turns: Sequence[Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]]
         works = alive[to] & alive[of]
         sums = np.bincount(to[works], weights=values[of[works]], minlength=len(values))
         counts = np.bincount(to[works], minlength=len(values))
-        out: Values = np.where(counts > 0, sums / np.maximum(counts, 1), values)
-        return out
+        return np.where(counts > 0, sums / np.maximum(counts, 1), values)
 
     return step
 

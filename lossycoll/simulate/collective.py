@@ -23,9 +23,6 @@ from ..runtime.engine.payload import payload_bytes
 from .fold import NotAlikeError, fold_of
 from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
 
-GRAIN: Final = (10e-6, 100e-6)
-"""How long a rank rests between two turns: a 200th of the round trip within these bounds, which are
-those of busy and of idle kernels."""
 MOST_RANKS: Final = 1024
 SETTLE: Final = 2
 """Calls after which a group knows its network."""
@@ -224,7 +221,9 @@ def _rounded(
 
 
 def grain_of(network: Network) -> float:
-    return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
+    """How long a rank rests between two turns: a 200th of the round trip, within what busy and idle
+    kernels take."""
+    return min(max(network.link.delay_ms * 2e-3 / 200, 10e-6), 100e-6)
 
 
 def topology_of(

@@ -90,15 +90,12 @@ def fold_of(plan_of: Callable[[int], tuple[Plan, int]], topology: Topology, host
 
 def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> bool:
     """True if ``image`` becomes ``plan`` when its ranks are moved back."""
-
-    def rank_before(rank: int) -> int:
-        return (rank - images * fold.real) % plan.world
-
-    def slot_before(slot: int) -> int:
-        return fold.before(slot, images, stride)
-
-    # int names each as it is.
-    return _named(image, rank_before, slot_before) == _named(plan, int, int)
+    before = _named(
+        image,
+        lambda rank: (rank - images * fold.real) % plan.world,
+        lambda slot: fold.before(slot, images, stride),
+    )
+    return before == _named(plan, int, int)  # int names each as it is
 
 
 def _named(plan: Plan, rank: Callable[[int], int], number: Callable[[int], int]) -> set[object]:

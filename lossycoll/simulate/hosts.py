@@ -32,15 +32,8 @@ from .fold import Fold, alike, stride_of
 
 GROUP: Final = 1
 SESSION: Final = 9
-MEMORY_BYTES_PER_S: Final = 10e9
-"""Rate of a host's memory between its ranks, of the order that docs/shared-memory.md has."""
-MEMORY_NS: Final = 1000
-CAPACITY: Final = 16_384
-"""Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
 MOST_KNOWN: Final = 256
 """Ranks that can all know one another: each takes 85 KB for each that it knows."""
-LONGEST_SECONDS: Final = 3600.0
-"""Virtual time after which a call counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,8 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds
         on_failure=lambda error: None,
     )
     context = GroupContext(health, options, GROUP, group, None, topology)
-    return (_Alike if folds else Endpoint)(context, timeout=LONGEST_SECONDS)
+    # A call hangs that takes an hour of virtual time.
+    return (_Alike if folds else Endpoint)(context, timeout=3600.0)
 
 
 class _Planner:
@@ -213,7 +207,7 @@ class Hosts:
         config.places = places
         config.payload_bytes = payload
         config.wire_bytes = IP_UDP_BYTES[4] + ETHERNET_BYTES
-        config.capacity = CAPACITY
+        config.capacity = 16_384  # what the kernel gives who may ask for 32 MiB
         config.local_payload = SHARED_PAYLOAD if topology.shares_hosts else 0
         config.grain_ns = round(grain * 1e9)
         config.seed = network.seed
@@ -229,7 +223,8 @@ class Hosts:
         self.ranks: Final[list[Rank]] = []
         self._tickets: list[tuple[int, int]] = []
         for host in range(self._hosts):
-            lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
+            # 1 us and 10 GB/s between ranks of a host, as docs/shared-memory.md has them.
+            lib.lc_sim_set_memory(self._sim, host, 1000, 10e9)
         self.change(network)
         everyone = frozenset(range(topology.world))
         for rank in range(world):

@@ -92,8 +92,7 @@ class Exponential:
         return self.excess
 
     def cdf(self, seconds: Times) -> Times:
-        out: Times = -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
-        return out
+        return -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
 
 
 class Empirical:
@@ -108,8 +107,7 @@ class Empirical:
         return f"{len(self.rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
 
     def cdf(self, seconds: Times) -> Times:
-        out: Times = np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
-        return out
+        return np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
 
 
 Noise = Normal | LogNormal | Exponential | Empirical

@@ -184,8 +184,7 @@ def profiles(times: Times) -> Times:
     """Recorded steps of single ranks, [profiles, micro-batches], outlying steps left out. A rank
     without a micro-batch in a step has no profile of it."""
     rows = times[usual(times)].reshape(-1, times.shape[2])
-    out: Times = rows[~np.isnan(rows[:, 0])]
-    return out
+    return rows[~np.isnan(rows[:, 0])]
 
 
 def resampled(times: Times, workers: int, seed: int) -> Times:

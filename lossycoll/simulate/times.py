@@ -66,8 +66,7 @@ def _refuse(times: Times, wrong: NDArray[np.bool_]) -> None:
 
 def ends(times: Times) -> Times:
     """The time at which each micro-batch was completed, in seconds since its rank's step began."""
-    out: Times = np.cumsum(times, axis=-1)
-    return out
+    return np.cumsum(times, axis=-1)
 
 
 def compute_seconds(times: Times) -> Times:
@@ -87,8 +86,7 @@ def usual(times: Times) -> NDArray[np.bool_]:
     slow = compute > 3 * np.median(compute)
     if slow.sum() > max(1, len(slow) // 20):
         return np.ones(len(slow), np.bool_)
-    out: NDArray[np.bool_] = ~slow
-    return out
+    return ~slow
 
 
 # ---- files ----

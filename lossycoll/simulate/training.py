@@ -23,10 +23,6 @@ from .collective import Load, grain_of, topology_of
 from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
-FORWARD: Final = 1 / 3
-"""Share of a micro-batch's time: a backward pass takes twice as long."""
-FIRST_BUCKET: Final = 1 << 20
-"""DDP's first bucket; the next have 25 MiB, so the last layers' gradients go first."""
 PERIOD: Final = 16
 """Slices of the parameters that DriftBound sends, one after each step: its own default."""
 LEAST_SLICE: Final = 4096
@@ -88,7 +84,7 @@ class Trained:
 
 def buckets_of(nbytes: int, most: int) -> tuple[int, ...]:
     """Bytes of each bucket of so many bytes of gradients, in the order in which they are ready."""
-    first = min(nbytes, FIRST_BUCKET, most)
+    first = min(nbytes, 1 << 20, most)  # as DDP's, so the last layers' gradients go first
     rest = nbytes - first
     whole, last = divmod(rest, most)
     return (first, *[most] * whole, *([last] if last else []))
@@ -164,7 +160,8 @@ def _parts(
     method: str, buckets: Sequence[int], mine: NDArray[np.float64], at_end: bool
 ) -> Iterator[Part]:
     end = float(mine.sum())
-    backward = 0.0 if at_end else float(mine[-1]) * (1 - FORWARD)
+    # A backward pass takes twice as long as a forward pass.
+    backward = 0.0 if at_end else float(mine[-1]) * 2 / 3
     total, ready = sum(buckets), 0
     gradients = "reduce_scatter" if method == "sharded" else "all_reduce"
     for nbytes in buckets:

@@ -30,7 +30,7 @@ class Lab:
     ) -> None:
         if isinstance(network, str):
             network = profile(network)
-        self._network = network.with_parts(**changes)
+        self.network = network.with_parts(**changes)
         self.name = leftovers.new_name()
         self.backend = backend
         self._made: Switch | None = None
@@ -40,7 +40,7 @@ class Lab:
         if self._made is not None:
             raise LabError(f"laboratory {self.name} was started before; make another one")
         leftovers.clean()
-        self.backend, self._made = make(self.backend, self._network, self._environment({}))
+        self.backend, self._made = make(self.backend, self.network, self._environment({}))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,13 +52,7 @@ class Lab:
         finally:
             self._running().close()
 
-    @property
-    def network(self) -> Network:
-        return self._network
-
-    @staticmethod
-    def address(host: int) -> str:
-        return address_of(host)
+    address = staticmethod(address_of)
 
     def start(
         self,
@@ -67,7 +61,7 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> subprocess.Popen[Any]:
-        self._network.check_host(host)
+        self.network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
         process = spawn(inside, env=self._environment(environment or {}), **rest)
@@ -85,16 +79,16 @@ class Lab:
     def change(self, pair: tuple[int, int] | None = None, **changes: Any) -> None:
         """Changes links while the laboratory runs; returns when that is in force. Packets on their
         way keep the delay that they left with."""
-        self._change(self._network.with_link(pair, **changes))
+        self._change(self.network.with_link(pair, **changes))
 
     def change_wan(self, **changes: Any) -> None:
-        self._change(self._network.with_wan(**changes))
+        self._change(self.network.with_wan(**changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
-        self._change(self._network.with_port(host, **changes))
+        self._change(self.network.with_port(host, **changes))
 
     def change_to(self, network: Network) -> None:
-        mine = self._network
+        mine = self.network
         if (network.sites, network.ranks_by_host) != (mine.sites, mine.ranks_by_host):
             raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
         self._change(network)
@@ -105,7 +99,7 @@ class Lab:
 
     def _change(self, network: Network) -> None:
         self._running().change(network)
-        self._network = network
+        self.network = network
 
     def _running(self) -> Switch:
         if self._made is None:

@@ -143,10 +143,9 @@ def _rate(part: Link | Port, rates: dict[str, float | None], mtu: int) -> list[s
     kind = "policers" if part.policer_ms is not None else "queues"
     sizes = sorted({round(queue_bytes(mbit, part, mtu) / 1e3) for mbit in limits.values()})
     kb = " and ".join(map(str, sizes)) + " KB"
-    if part.policer_ms is not None:
-        length = f"{part.policer_ms:g} ms, {kb}"
-    elif part.queue_ms is not None:
-        length = f"{part.queue_ms:g} ms, {kb}"
+    ms = part.queue_ms if part.policer_ms is None else part.policer_ms
+    if ms is not None:
+        length = f"{ms:g} ms, {kb}"
     elif part.queue_packets is not None:
         length = f"{part.queue_packets} packets, {kb}"
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,6 @@ from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_t
 from . import Answer, tracked
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
-"""Names that can be swept besides a network's numbers, and their types."""
 
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +86,10 @@ def size(text: str) -> int:
     if found is None or not 4 <= float(found[1]) * UNITS[found[2]] <= 1 << 32:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 4 to 4G, such as 25M")
     return int(float(found[1]) * UNITS[found[2]])
+
+
+SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": size}
+"""Names that can be swept besides a network's numbers, and their types."""
 
 
 def run_collective(options: argparse.Namespace) -> Answer:
@@ -148,9 +150,7 @@ def swept(options: argparse.Namespace) -> list[tuple[Any, argparse.Namespace]]:
 
     def value_of(word: str) -> Any:
         try:
-            if name in SWEPT:
-                return size(word) if name == "bytes" else int(word)
-            return network_io.quantity(name, field, word)
+            return SWEPT[name](word) if name in SWEPT else network_io.quantity(name, field, word)
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise OptionError(f"--sweep {options.sweep!r}: {error}") from None
 

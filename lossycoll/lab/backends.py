@@ -85,12 +85,8 @@ def examine() -> list[Capability]:
         why = missing(name)
         out.append(Capability(f"backend {name}", not why, why or BACKENDS[name].meaning))
     for command in ("ip", "tc", "nft", "ethtool"):
-        where = shutil.which(command)
-        out.append(
-            Capability(
-                command, where is not None, where or "not there; the backends say who needs it"
-            )
-        )
+        where, lacks = shutil.which(command), "not there; the backends say who needs it"
+        out.append(Capability(command, where is not None, where or lacks))
     left = [one for one in leftovers.find() if not one.alive]
     text = ", ".join(f"{one.pid} ({one.command[:40]})" for one in left)
     out.append(Capability("leftovers", not left, text or "none"))

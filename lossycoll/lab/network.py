@@ -51,7 +51,7 @@ def check_congestion(name: object) -> None:
         raise wrong("congestion", name, "a name such as cubic, reno or bbr")
 
 
-def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
+def check_real(what: str, value: object, low: float, high: float, wanted: str) -> None:
     if not is_real(value, low, high):
         raise wrong(what, value, wanted)
 
@@ -61,7 +61,7 @@ def _check_rates(what: str, part: Link | Port, *rates: str) -> None:
     for name in rates:
         mbit, wanted = getattr(part, name), "0.01 to 1000000 Mbit/s, or None for no limit"
         if mbit is not None:
-            _number(f"{what} {name}", mbit, 0.01, 1_000_000, wanted)
+            check_real(f"{what} {name}", mbit, 0.01, 1_000_000, wanted)
     given = [name for name in QUEUES if getattr(part, name) is not None]
     if len(given) > 1:
         wanted = f"either {' or '.join(given)}"
@@ -70,7 +70,7 @@ def _check_rates(what: str, part: Link | Port, *rates: str) -> None:
         raise wrong(f"{what} queue_packets", part.queue_packets, "1 to 1000000 packets")
     for name in ("queue_ms", "policer_ms"):
         if getattr(part, name) is not None:
-            _number(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
+            check_real(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
     if part.policer_ms is not None and not any(getattr(part, name) for name in rates):
         raise wrong(f"{what} policer_ms", part.policer_ms, "a rate that it polices, too")
 
@@ -103,10 +103,10 @@ class Link:
 
     def __post_init__(self) -> None:
         for name in ("loss", "reorder", "duplicate"):
-            _number(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
-        _number("link's burst", self.burst, 1, 1e6, "1 or more packets")
+            check_real(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
+        check_real("link's burst", self.burst, 1, 1e6, "1 or more packets")
         for name in ("delay_ms", "jitter_ms", "spread_ms", "hold_ms"):
-            _number(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
+            check_real(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
         if self.jitter_ms > self.delay_ms:
             wanted = f"at most delay_ms, {self.delay_ms:g}, as it goes to both sides"
             raise wrong("link's jitter_ms", self.jitter_ms, wanted)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import LabError
-from ..options.ranges import is_real
 from .job import Role
-from .network import Network, check_congestion, check_whole, wrong
+from .network import Network, check_congestion, check_real, check_whole
 
 if TYPE_CHECKING:
     from .laboratory import Lab
@@ -37,8 +36,7 @@ class Flows:
     def __post_init__(self) -> None:
         check_congestion(self.congestion)
         check_whole("TCP flows", self.count, 1, FLOWS_MAX)
-        if not is_real(self.share, 0.001, 1):
-            raise wrong("TCP flows' share of the time", self.share, "0.001 to 1")
+        check_real("TCP flows' share of the time", self.share, 0.001, 1, "0.001 to 1")
 
 
 @dataclass(frozen=True)

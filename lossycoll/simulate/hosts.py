@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from lossycoll._sim import ffi, lib
@@ -115,23 +116,6 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds
     return (_Alike if folds else Endpoint)(context, timeout=3600.0)
 
 
-class _Planner:
-    """Stand-in for an endpoint's group that only remembers the plan."""
-
-    def __init__(self, payload: int) -> None:
-        self._link = LinkInfo(0, 0, (), 0, payload)
-        self.plan: Plan | None = None
-
-    def link(self) -> LinkInfo:
-        return self._link
-
-    def submit(self, call: Any, *rest: Any) -> int:
-        """Nothing is done; it ends with no ticket."""
-        del rest
-        self.plan = call.plan
-        return 0
-
-
 def peers_of(plan: Plan) -> frozenset[int]:
     to = {edge.peer for slot in plan.slots for edge in slot.dests}
     return frozenset(to | {peer for slot in plan.slots for peer in slot.sources})
@@ -148,11 +132,16 @@ def planned(
 ) -> tuple[Plan, int]:
     """A rank's plan of what ``call`` submits first, and with a fold the stride of its order."""
     payload, topology = _packets(network, topology)
-    planner = _Planner(payload)
-    endpoint = _endpoint(rank, topology, options, planner, folds)
+    plans: list[Plan] = []
+
+    def submit(call: Any, *_: object) -> int:
+        plans.append(call.plan)
+        return 0  # no ticket: nothing is done
+
+    group = SimpleNamespace(link=lambda: LinkInfo(0, 0, (), 0, payload), submit=submit)
+    endpoint = _endpoint(rank, topology, options, group, folds)
     call(endpoint)
-    assert planner.plan is not None
-    return planner.plan, getattr(endpoint, "stride", 1)
+    return plans[0], getattr(endpoint, "stride", 1)
 
 
 def planned_peers(plans: Sequence[Plan]) -> list[frozenset[int]]:

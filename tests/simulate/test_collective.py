@@ -195,7 +195,13 @@ def test_refusals(how: dict[str, object], why: str) -> None:
 
 def test_a_gateway_bounds_what_leaves_its_site() -> None:
     gateway = Port(up_mbit=50, down_mbit=50)
-    network = Network(sites=2, hosts=2, wan=Link(delay_ms=5), port=Port(up_mbit=1000, down_mbit=1000), gateway=gateway)
+    network = Network(
+        sites=2,
+        hosts=2,
+        wan=Link(delay_ms=5),
+        port=Port(up_mbit=1000, down_mbit=1000),
+        gateway=gateway,
+    )
     found = simulate_collective(network, 2 * MIB)
     assert found.bound == "50 Mbit/s up of site 0"
     least = 2 * MIB * 8e-6 / 50 + 0.01  # half a sum goes each way, twice

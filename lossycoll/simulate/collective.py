@@ -304,13 +304,12 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     dtype = "f32" if collective in REDUCTIONS or first != "same" else "bytes"
     element = world.payload / elements_of(first, dtype, world.payload)
     busiest, bound = 0.0, "no port has a rate"
-    for what, port_of, all_elements in (
-        ("host", network.port_of, (traffic.up, traffic.down)),
-        ("site", lambda _: network.gateway, (traffic.out, traffic.into)),
-    ):
-        for up, elements in zip((True, False), all_elements, strict=True):
+    for what, both in traffic.items():
+        for up, elements in zip((True, False), both, strict=True):
             for number, count in enumerate(elements):
-                port = port_of(number) if number < network.total_hosts else network.port
+                port = network.gateway if what == "site" else network.port
+                if what == "host" and number < network.total_hosts:
+                    port = network.port_of(number)
                 rate = port.up_mbit if up else port.down_mbit
                 seconds = count * element * 8e-6 / rate if rate else 0.0
                 if seconds > busiest:

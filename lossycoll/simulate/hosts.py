@@ -317,16 +317,18 @@ class Hosts:
     def counts(self) -> Counts:
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
-        ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]
-        gateways = [self._gateway_counts(i, up) for up in (0, 1) for i in range(self._sites)]
-        at_ports = [one for both in ports for one in both]
-        policed = sum(one.policed for one in at_ports + gateways)
-        dropped = sum(one.dropped for one in at_ports + gateways)
+        port, gateway = lib.lc_sim_port_counted, lib.lc_sim_gateway_counted
+        down, up = (
+            [self._counted(port, host, way) for host in range(self._hosts)] for way in (0, 1)
+        )
+        gateways = [self._counted(gateway, i, way) for i in range(self._sites) for way in (0, 1)]
+        policed = sum(one.policed for one in (*up, *down, *gateways))
+        dropped = sum(one.dropped for one in (*up, *down, *gateways))
         return Counts(
             packets=all_.sent,
-            bytes=sum(up.bytes for _, up in ports),
-            dropped_up=sum(up.dropped for _, up in ports),
-            dropped_down=sum(down.dropped for down, _ in ports),
+            bytes=sum(one.bytes for one in up),
+            dropped_up=sum(one.dropped for one in up),
+            dropped_down=sum(one.dropped for one in down),
             dropped_gateway=sum(one.dropped for one in gateways),
             dropped_link=all_.dropped - dropped - policed,
             policed=policed,
@@ -337,42 +339,29 @@ class Hosts:
             turns=all_.turns,
         )
 
-    def _port_counts(self, host: int, up: int) -> Any:
+    def _counted(self, by: Any, number: int, up: int) -> Any:
         counts = ffi.new("lc_sim_port_counts *")
-        lib.lc_sim_port_counted(self._sim, host, up, counts)
-        return counts
-
-    def _gateway_counts(self, site: int, up: int) -> Any:
-        counts = ffi.new("lc_sim_port_counts *")
-        lib.lc_sim_gateway_counted(self._sim, site, up, counts)
+        by(self._sim, number, up, counts)
         return counts
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Elements that cross each port, by the plans of all ranks, or of those simulated."""
-
-    up: list[int]  # by host: those that leave it, and
-    down: list[int]  # those that come to it
-    out: list[int]  # by site: those that leave it for others, and
-    into: list[int]  # those that come to it from others
-
-
-def traffic_of(plans: Sequence[Plan], topology: Topology) -> Traffic:
-    hosts = topology.hosts[plans[-1].rank] + 1
-    found = Traffic(*([0] * n for n in (hosts, hosts, topology.n_sites, topology.n_sites)))
+def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:
+    """Elements that leave each "host" and each "site" for others, and those that come to it, by the
+    plans of all ranks, or of those simulated."""
+    hosts, sites = topology.hosts[plans[-1].rank] + 1, topology.n_sites
+    (up, down), (out, into) = ([[0] * number, [0] * number] for number in (hosts, sites))
     for plan in plans:
         here, site = topology.hosts[plan.rank], topology.sites[plan.rank]
         for slot in plan.slots:
             for dest in slot.dests:
                 there, other = topology.hosts[dest.peer], topology.sites[dest.peer]
                 if there != here:
-                    found.up[here] += slot.length
-                    found.down[there % hosts] += slot.length
+                    up[here] += slot.length
+                    down[there % hosts] += slot.length
                 if other != site:
-                    found.out[site] += slot.length
-                    found.into[other] += slot.length
-    return found
+                    out[site] += slot.length
+                    into[other] += slot.length
+    return {"host": [up, down], "site": [out, into]}
 
 
 def _engine() -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -19,22 +21,34 @@ class JobTimeout(LossyError):
     """A job was ended since it took too long."""
 
 
+def answer(found: Any) -> None:
+    """In a rank: what :func:`run_job` returns of it."""
+    Path(f"{sys.argv[2]}.{os.environ['RANK']}").write_text(json.dumps(found), encoding="utf-8")
+
+
 def run_job(
     lab: Lab,
     module: str,
     config: Mapping[str, Any],
-    out: Path,
     seconds: float,
     environment: Mapping[str, str] | None = None,
+    *,
+    out: Path | None = None,
     on_line: Callable[[int, str], None] = lambda rank, line: None,
-) -> None:
-    """Runs ``python -m module CONFIG OUT`` as every rank, one thread each, CONFIG as JSON.
+) -> list[Any]:
+    """Runs ``python -m module CONFIG OUT`` as every rank, one thread each, CONFIG as JSON. Returns
+    the answers of the ranks that gave one.
 
+    ``out``: begins the names of what ranks write; by default of files that are gone afterwards.
     ``on_line`` is given (rank, line) as ranks write them.
 
     Raises LossyError with what ranks wrote when one fails, JobTimeout when they take longer than
     ``seconds``.
     """
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out"
+            return run_job(lab, module, config, seconds, environment, out=path, on_line=on_line)
     written: defaultdict[int, list[str]] = defaultdict(list)
 
     def take(rank: int, line: str) -> None:
@@ -64,3 +78,5 @@ def run_job(
         late = time.monotonic() - began >= seconds
         why = f"not done in {seconds:g} s" if late else "ranks failed"
         raise (JobTimeout if late else LossyError)(f"{module}: {why}\n" + "\n".join(bad))
+    answers = [Path(f"{out}.{one.rank}") for one in ended]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in answers if path.exists()]

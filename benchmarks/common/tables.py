@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,24 @@ def fill_and_keep(page: Path, name: str, table: str) -> None:
     pages = kept(page.parent)
     pages.setdefault(page.name, {})[name] = table.splitlines()
     write_json(page.parent / KEPT, pages)
+
+
+def publish(
+    folder: Path,
+    name: str,
+    found: Any,
+    page: str,
+    tables: Mapping[str, str],
+    draw: Callable[[Path], None] | None = None,
+    *,
+    indent: int | None = 1,
+) -> None:
+    """Writes what a study has found as JSON, its tables between their marks in a page, and its
+    picture."""
+    write_json(folder / f"{name}.json", found, indent)
+    fill(folder / page, tables)
+    if draw is not None:
+        draw(folder / f"{name}.png")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import ROOT
 
 COLUMNS = ("scenario", "second", "flow", "mbit", "queue_ms", "overrun", "random")

@@ -25,8 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common.local_job import run_job
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import commit, machine
+from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll import _autoload, reliable
 from lossycoll.cli.launcher import EventWriter
 

@@ -100,9 +100,9 @@ def main() -> int:
             lab,
             "benchmarks.micro.gpu_lab",
             {"sizes": sizes, "turns": options.turns},
-            out,
             JOB_SECONDS,
             {"PYTHONPATH": path},
+            out=out,
         )
         rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     for row in rows:

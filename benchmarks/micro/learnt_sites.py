@@ -8,14 +8,11 @@ are learnt, in turns. Every group has sockets of its own, as a process's first o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.lab_job import run_job
@@ -51,10 +48,9 @@ JOB_SECONDS: Final = 500.0
 
 def measure(network: Network, rounds: int) -> list[dict[str, Any]]:
     """What each rank says of its groups: see learnt_sites_rank."""
-    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.micro.learnt_sites_rank", {"rounds": rounds}, out, JOB_SECONDS)
-        return [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.shape.world)]
+    with Lab(network) as lab:
+        module = "benchmarks.micro.learnt_sites_rank"
+        return run_job(lab, module, {"rounds": rounds}, JOB_SECONDS)
 
 
 def row(name: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.common.local_job import run_job
 from benchmarks.common.results import source
+from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll.cli.argtypes import names, real
 from lossycoll.cli.bench.command import human, sizes
 from lossycoll.cli.launcher import EventWriter
@@ -228,8 +229,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def report(found: Mapping[str, Any], folder: Path) -> None:
     """The table between the marks of performance.md, and every figure in one-host.json."""
-    from benchmarks.common.report import fill, markdown, write_json
-
     rows = found["rows"]
     when = f"{found['date']}, commit {found['commit']}, {found['machine']}."
     text = "\n\n".join([when, markdown(HEADINGS, list(map(shown, rows))), verdict(rows)])

@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     network = Network(link=Link(loss=options.loss, delay_ms=options.delay / 2))
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
         out = Path(folder) / "events"
-        lab_job.run_job(lab, RANK, config, out, JOB_SECONDS)
+        lab_job.run_job(lab, RANK, config, JOB_SECONDS, out=out)
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.report import fill_and_keep, markdown
 from benchmarks.common.results import ROOT, source
+from benchmarks.common.tables import fill_and_keep, markdown
 from lossycoll.cli.argtypes import real
 
 GOAL_ROWS, GOAL = 4, 3.0

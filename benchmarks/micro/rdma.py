@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from benchmarks.common.report import write_json
 from benchmarks.common.results import commit, machine
+from benchmarks.common.tables import write_json
 
 WAYS: Final = ("rdma", "udp")
 PERFTEST: Final = "ib_send_bw"

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import ROOT
 from lossycoll.cli.report import MOST_CHARTS, charts_of, chosen, figure_of, read_files
 

@@ -9,10 +9,8 @@ OpenSSL than the system's seals, which ``--mark sealed-newer`` reports in a plac
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,8 @@ from rich.table import Table
 
 from benchmarks.common import lab_job, local_job
 from benchmarks.common.rank_kit import between_ranks
+from benchmarks.common.results import source
+from benchmarks.common.tables import fill_and_keep, markdown
 from benchmarks.micro.sealed_rank import WAYS
 from lossycoll.cli.argtypes import whole
 from lossycoll.cli.bench.command import human
@@ -73,12 +73,8 @@ def over_lab(config: Mapping[str, Any], mbit: float) -> list[list[dict[str, Any]
         link=Link(delay_ms=DELAY_MS),
         port=Port(up_mbit=mbit, down_mbit=mbit, queue_ms=QUEUE_MS),
     )
-    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-        out = Path(folder) / "out"
-        lab_job.run_job(lab, MODULE, config, out, JOB_SECONDS)
-        return [
-            json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(RANKS)
-        ]
+    with Lab(network) as lab:
+        return lab_job.run_job(lab, MODULE, config, JOB_SECONDS)
 
 
 def over_loopback(config: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
@@ -151,9 +147,6 @@ def main() -> int:
         table.add_row(*row)
     Console(width=110).print(table)
     if options.report:
-        from benchmarks.common.report import fill_and_keep, markdown
-        from benchmarks.common.results import source
-
         taken = source()
         seals = library(Options.from_env().libcrypto)[0]
         when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}; {seals}."

@@ -8,11 +8,8 @@ has a fifth of the others' rate. Needs the laboratory (docs/lab.md).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.lab_job import run_job
@@ -53,10 +50,8 @@ def measure(part: str, hosts: int, mib: float, rounds: int, mbit: float) -> list
         port=Port(up_mbit=mbit, down_mbit=mbit),
     )
     config = {"part": part, "mib": mib, "rounds": rounds}
-    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.micro.swarm_rank", config, out, JOB_SECONDS)
-        return [json.loads(Path(f"{out}.{n}").read_text()) for n in range(hosts)]
+    with Lab(network) as lab:
+        return run_job(lab, "benchmarks.micro.swarm_rank", config, JOB_SECONDS)
 
 
 def limit(hosts: int, mib: float, mbit: float) -> float:
@@ -122,10 +117,8 @@ def rows_of_slow(mib: float, count: int, mbit: float) -> list[list[str]]:
     ):
         parts = fractions([int(rate) or 1 for rate in said])
         config = {"part": "rounds", "mib": mib, "rounds": count, "bandwidth": said, "wire": wire}
-        with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-            out = Path(folder) / "out"
-            run_job(lab, "benchmarks.micro.swarm_rank", config, out, JOB_SECONDS)
-            peers = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(4)]
+        with Lab(network) as lab:
+            peers = run_job(lab, "benchmarks.micro.swarm_rank", config, JOB_SECONDS)
         by_round = [{one["round"]: one for one in peer if one["members"] == 4} for peer in peers]
         common = sorted(set.intersection(*map(set, by_round)))[count // 3 :]
         late = [[peer[number] for peer in by_round] for number in common]

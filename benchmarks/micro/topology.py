@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 import sys
 import tempfile
@@ -104,7 +105,13 @@ class Counting:
 
     def between(self, number: int) -> Mapping[str, LevelBytes]:
         before, after = self.levels[number : number + 2]
-        return {name: level.since(before[name]) for name, level in after.items()}
+        return {name: less(level, before[name]) for name, level in after.items()}
+
+
+def less(level: LevelBytes, before: LevelBytes) -> LevelBytes:
+    """Bytes since ``before``."""
+    pairs = ((level.out, before.out), (level.into, before.into))
+    return LevelBytes(*(tuple(map(operator.sub, *pair)) for pair in pairs))
 
 
 def measure(
@@ -121,8 +128,7 @@ def measure(
         out = Path(folder) / "out"
         counting = Counting(lab, out)
         module = "benchmarks.micro.topology_rank"
-        run_job(lab, module, config, out, JOB_SECONDS, on_line=counting.on_line)
-        ranks = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.shape.world)]
+        ranks = run_job(lab, module, config, JOB_SECONDS, out=out, on_line=counting.on_line)
         unasked = sum(host.unasked for host in lab.counters().hosts)
     if unasked:
         print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)

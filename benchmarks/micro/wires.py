@@ -9,13 +9,10 @@ rank has sent, at its rate, and a one-way delay for each of two phases.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -72,10 +69,8 @@ def measure(options: argparse.Namespace, wires: Mapping[str, Mapping[str, Any]])
         port=Port(up_mbit=options.mbit, down_mbit=options.mbit, queue_ms=QUEUE_MS),
     )
     how = {"mib": options.mib, "wires": wires, "rounds": options.rounds, "each": options.each}
-    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.micro.wires_rank", how, out, JOB_SECONDS)
-        ranks = [json.loads(Path(f"{out}.{n}").read_text(encoding="utf-8")) for n in range(2)]
+    with Lab(network) as lab:
+        ranks = run_job(lab, "benchmarks.micro.wires_rank", how, JOB_SECONDS)
         unasked = sum(host.unasked for host in lab.counters().hosts)
     if unasked:
         print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, write_json
 from benchmarks.common.results import ROOT, source
+from benchmarks.common.tables import fill, write_json
 
 from . import plots, tables
 from .measure import PARTS

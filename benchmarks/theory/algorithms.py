@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.common.report import band, plt, save
+from benchmarks.common.pictures import band, plt, save
 from benchmarks.common.tables import Table
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.options.fields import Options

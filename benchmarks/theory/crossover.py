@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common.report import fill_and_keep, markdown, plt, save
+from benchmarks.common.pictures import plt, save
+from benchmarks.common.tables import fill_and_keep, markdown
 from tests.oracle.recovery import NO_PARITY, Ask, Means, choose
 
 LOSSES: Final = (0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4)

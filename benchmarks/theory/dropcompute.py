@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import fill, markdown, panels, save, write_json
+from benchmarks.common.pictures import panels, save
 from benchmarks.common.results import ROOT, source
+from benchmarks.common.tables import fill, markdown, write_json
 from tests.support import dropcompute_checks as checks
 
 JSON = ROOT / "docs" / "dropcompute-theory.json"

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import ROOT, source
+from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll.cli.plotting import pyplot
 from lossycoll.cli.simulate.command import draw_moshpit
 from lossycoll.plan.grid import Grid

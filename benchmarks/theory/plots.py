@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import panels, save
+from benchmarks.common.pictures import panels, save
 
 from . import formulas
 from .tables import RARE

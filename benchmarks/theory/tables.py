@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common.report import markdown
+from benchmarks.common.tables import markdown
 
 from .measure import VARIANTS
 from .optireduce import LOSSES, PUBLISHED, TRANSPOSE

@@ -149,7 +149,7 @@ def _run(chosen: argparse.Namespace) -> int:
     unsaved = save(counters_file, json.dumps(data, indent=1))
     if chosen.json:
         print(json.dumps(data))
-    _say(_traffic(counters) if network.shape.has_levels else ())
+    _say(_traffic(counters) if network.has_levels else ())
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
     if unasked := sum(host.unasked for host in counters.hosts):
@@ -172,12 +172,11 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _described(network: Network) -> str:
-    shape = network.shape
     parts = [f"{network.total_hosts} hosts"]
-    if shape.sites > 1:
-        parts.append(f"at {shape.sites} sites")
-    if shape.world > network.total_hosts:
-        parts.append(f"with {shape.world} ranks")
+    if network.sites > 1:
+        parts.append(f"at {network.sites} sites")
+    if network.world > network.total_hosts:
+        parts.append(f"with {network.world} ranks")
     return " ".join(parts)
 
 

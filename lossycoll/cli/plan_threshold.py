@@ -19,8 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.simulate.noise import Empirical, Noise, fit
-from lossycoll.simulate.theory import best, noise_curve, normal_curve
+from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
@@ -236,7 +235,7 @@ def remarks(prediction: Prediction) -> list[str]:
     """The answer in words, and what to consider about it."""
     choice, at = prediction.choice, prediction.at
     if at is None:
-        most = best(choice.curve).speedup
+        most = max(point.speedup for point in choice.curve)
         lines = [f"no threshold: dropping doesn't pay (speed-up {most:.3f} at best)"]
     else:
         lines = [

@@ -5,71 +5,31 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ..errors import LabError, LabPermissionError, OptionError
-from . import leftovers, netem, nft
-from .counters import Counters
+from . import leftovers
+from .job import spawn
 from .netem import Netem
 from .network import Link, Network
 from .nft import Nft
-from .spawn import interpreter_problem
-from .switch import Switch, instead
+from .switch import INSTEAD, Switch
 
-
-class Backend(Protocol):
-    """Maker of a laboratory's network."""
-
-    def inside(self, number: int, command: list[str]) -> list[str]:
-        """The command that runs ``command`` on a host."""
-
-    def change(self, network: Network) -> None:
-        """Puts other links and ports in force."""
-
-    def counters(self) -> Counters:
-        """Counts since the start."""
-
-    def close(self) -> None:
-        """Ends everything. May be called again."""
-
-
-BACKENDS: Final = {
-    "netem": "the kernel's emulator: nearly everything; few kernels have it",
-    "nft": "the kernel's packet filter: loss alone, at full speed",
-    "switch": "a process of our own: everything, and the same seed loses the same packets",
-}
+BACKENDS: Final[dict[str, type[Switch]]] = {"netem": Netem, "nft": Nft, "switch": Switch}
 """In the order in which they are tried."""
-_COMMANDS: Final = {
-    "netem": ("ip", "tc", "ethtool"),
-    "nft": ("ip", "nft", "ethtool"),
-    "switch": (),
-}
-_MAKERS: Final[dict[str, Callable[[Network, dict[str, str]], Backend]]] = {
-    "netem": Netem,
-    "nft": Nft,
-    "switch": Switch,
-}
 
 
-def refusal(name: str, network: Network) -> str:
-    """Why a backend can't make a network, on any machine, as a sentence; empty if it can."""
-    return {"netem": netem, "nft": nft}[name].refusal(network) if name != "switch" else ""
-
-
-def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Backend]:
-    """Makes a network by the backend ``name``, or by the first that can, for "auto".
-
-    Returns the name and the backend. Raises OptionError for a name there isn't, LabError and
-    LabPermissionError for what is missing.
-    """
+def make(name: str, network: Network, environment: dict[str, str]) -> tuple[str, Switch]:
+    """Makes a network by the backend that :func:`choose` chooses; returns its name and itself.
+    LabError and LabPermissionError for what is missing."""
     name = choose(network, name=name)
-    for command in _COMMANDS[name]:
+    for command in BACKENDS[name].commands:
         if shutil.which(command) is None:
             raise LabError(f"the backend {name} needs the command {command}, which isn't there")
-    return name, _MAKERS[name](network, environment)
+    return name, BACKENDS[name](network, environment)
 
 
 def choose(*networks: Network, name: str = "auto") -> str:
@@ -78,7 +38,7 @@ def choose(*networks: Network, name: str = "auto") -> str:
     if name != "auto" and name not in BACKENDS:
         raise OptionError(f"no backend is called {name!r}; there are auto, {', '.join(BACKENDS)}")
     for each in BACKENDS if name == "auto" else (name,):
-        why = next(filter(None, (refusal(each, network) for network in networks)), "")
+        why = next(filter(None, (BACKENDS[each].refusal(network) for network in networks)), "")
         if not why and (each == name or not missing(each)):
             return each
         if each == name:
@@ -115,23 +75,23 @@ def examine() -> list[Capability]:
     """Tries everything out rather than looking it up: what a kernel has isn't what it allows."""
     user = os.geteuid()
     out = [Capability("user", True, "root" if user == 0 else f"{user}, in a user namespace")]
-    problem = interpreter_problem()
+    problem = ""
+    try:
+        spawn([sys.executable, "-I", "-S", "-c", ""], stderr=subprocess.DEVNULL).wait()
+    except LabError as error:
+        problem = str(error)
     out.append(Capability("interpreter", not problem, problem or sys.executable))
     for name in BACKENDS:
         why = missing(name)
-        out.append(Capability(f"backend {name}", not why, why or BACKENDS[name]))
+        out.append(Capability(f"backend {name}", not why, why or BACKENDS[name].meaning))
     for command in ("ip", "tc", "nft", "ethtool"):
-        where = shutil.which(command)
-        out.append(
-            Capability(
-                command, where is not None, where or "not there; the backends say who needs it"
-            )
-        )
+        where, lacks = shutil.which(command), "not there; the backends say who needs it"
+        out.append(Capability(command, where is not None, where or lacks))
     left = [one for one in leftovers.find() if not one.alive]
     text = ", ".join(f"{one.pid} ({one.command[:40]})" for one in left)
     out.append(Capability("leftovers", not left, text or "none"))
     if missing("switch"):
-        out.append(Capability("instead", True, instead()))
+        out.append(Capability("instead", True, INSTEAD))
     return out
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from ..errors import LabError
 from .counters import Counters
+from .job import spawn
 from .network import Network, address_of
-from .spawn import spawn
 from .switch import Switch
 
 DEVICE: Final = "eth0"
@@ -26,17 +27,16 @@ BRIDGE: Final = "br"
 WAN: Final = "wan"
 """The bridge that joins those of the sites."""
 TOOL_SECONDS: Final = 30.0
-UP_POLL_SECONDS: Final = 0.02
 
 
-class Bridge:
-    """Namespaces, a bridge in the middle and a veth device per host; what passes is up to others.
-    Raises LabError, with what the failing command said, and LabPermissionError."""
+class Bridge(Switch):
+    """A switch's namespaces, with a bridge in the middle and a veth device per host in its place;
+    what passes is up to others. Raises LabError, with what the failing command said, and
+    LabPermissionError."""
 
     def __init__(self, network: Network, environment: dict[str, str]) -> None:
-        self.network = network
+        super().__init__(network, environment, devices=False)
         self._environment = environment
-        self._switch = Switch(network, environment, devices=False)
         try:
             self._build()
             self.prepare()
@@ -56,14 +56,10 @@ class Bridge:
         raise NotImplementedError
 
     def change(self, network: Network) -> None:
+        if why := self.refusal(network):
+            raise LabError(why)
         self.apply(network)
         self.network = network
-
-    def inside(self, number: int, command: list[str]) -> list[str]:
-        return self._switch.inside(number, command)
-
-    def close(self) -> None:
-        self._switch.close()
 
     @property
     def middle(self) -> int:
@@ -86,33 +82,31 @@ class Bridge:
             raise LabError(f"{' '.join(command[:4])} failed in the laboratory: {said}")
         return done.stdout
 
+    def batch(self, number: int, program: str, lines: Sequence[str]) -> None:
+        self.tool(number, program, "-batch", "-", text="\n".join(lines) + "\n")
+
     def _build(self) -> None:
         hosts, mtu = self.network.total_hosts, self.network.mtu
         bridges, cables = _bridges(self.network)
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridges))
+        self.batch(self.middle, "ip", bridges)
         # A namespace without a name is named by a process in it.
         command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
-        with spawn(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._environment,
-        ) as holder:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with spawn(command, env=self._environment, **pipes) as holder:
             assert holder.stdout is not None
             holder.stdout.readline()
             for host in range(hosts):
-                lines = _device(host, self.network, holder.pid)
-                self.tool(host, "ip", "-batch", "-", text="\n".join(lines))
+                self.batch(host, "ip", _device(host, self.network, holder.pid))
                 offloads = ("tso", "off", "gso", "off", "tx-udp-segmentation", "off")
                 self.tool(host, "ethtool", "-K", DEVICE, *offloads)
             assert holder.stdin is not None
             holder.stdin.close()
-        at = self.network.shape.site_of
+        at = self.network.site_of
         ports = {port_of(host): f"{BRIDGE}{at(host)}" for host in range(hosts)} | cables
-        lines = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(lines))
+        joined = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
+        self.batch(self.middle, "ip", joined)
         if self.network.sites > 1:
-            self.tool(self.middle, "bridge", "-batch", "-", text="\n".join(_ways(self.network)))
+            self.batch(self.middle, "bridge", _ways(self.network))
         self._await_up(self.middle, set(ports))
         for host in range(hosts):
             self._await_up(host, {DEVICE})
@@ -128,7 +122,7 @@ class Bridge:
                 return
             if time.monotonic() > end:
                 raise LabError(f"{', '.join(down)} of the laboratory never came up: {state}")
-            time.sleep(UP_POLL_SECONDS)
+            time.sleep(0.02)
 
 
 def port_of(host: int) -> str:
@@ -166,7 +160,7 @@ def _ways(network: Network) -> list[str]:
     what is for that host goes to all, through the gateways of all."""
     out = []
     for host in range(network.total_hosts):
-        own = network.shape.site_of(host)
+        own = network.site_of(host)
         far = [gateway_of(site)[0] for site in range(network.sites) if site != own]
         ports = [port_of(host), gateway_of(own)[1], *far]
         out += [f"fdb add {_hardware(host)} dev {port} master static" for port in ports]

@@ -13,75 +13,51 @@ from typing import Any
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """A rate and the queue before it, or its policer, which dropped ``policed`` packets.
-
-    ``queue_max`` in bytes, of a policer what was taken out of its bucket; 0 where no rate is set.
-    """
+    """A rate and the queue before it, or its policer."""
 
     packets: int = 0
     bytes: int = 0
     dropped: int = 0
-    queue_max: int = 0
-    policed: int = 0
+    queue_max: int = 0  # in bytes, of a policer what was taken out of its bucket; 0 without a rate
+    policed: int = 0  # dropped by the policer
 
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """One direction between two hosts.
+    """One direction between two hosts."""
 
-    ``offered``: packets that came past the port's and the link's queues. Of these ``lost`` were
-    drawn to be lost, in ``bursts`` runs. ``delivered`` were handed to the other host, doubles
-    included. ``queue``: of the link's own rate.
-    """
-
-    offered: int
-    lost: int
-    bursts: int
-    doubled: int
-    reordered: int
-    delivered: int
+    offered: int  # packets that came past the port's and the link's queues
+    lost: int  # of these, drawn to be lost
+    delivered: int  # handed to the other host, doubles included
     delivered_bytes: int
-    queue: QueueCounts
-
-    @property
-    def loss(self) -> float:
-        """The fraction lost of what was offered; 0 of nothing."""
-        return self.lost / self.offered if self.offered else 0.0
-
-    @property
-    def burst(self) -> float:
-        """The mean number of packets lost in a row; 0 if none was."""
-        return self.lost / self.bursts if self.bursts else 0.0
+    bursts: int = 0  # runs of lost packets
+    doubled: int = 0
+    reordered: int = 0
+    queue: QueueCounts = QueueCounts()  # of the link's own rate
 
 
 @dataclass(frozen=True)
-class HostCounts:
-    """One host's port, and what the laboratory itself did wrong.
-
-    ``overrun`` (the kernel dropped packets that the switch was too slow to read), ``shed`` (its
-    memory was full) and ``refused`` (the kernel didn't take a packet) are loss that nobody asked
-    for: runs in which they aren't 0 asked for more than the machine carries. ``late_max_ms`` is the
-    most by which a packet was late.
-    """
+class PortCounts:
+    """The port of a host, or the gateway of a site: what left by it for others, and what came."""
 
     up: QueueCounts
     down: QueueCounts
-    overrun: int
-    shed: int
-    refused: int
-    late_max_ms: float
+
+
+@dataclass(frozen=True)
+class HostCounts(PortCounts):
+    """One host's port, and what the laboratory itself did wrong."""
+
+    overrun: int = 0  # packets that the kernel dropped as the switch was too slow to read them
+    shed: int = 0  # dropped as its memory was full
+    refused: int = 0  # not taken by the kernel
+    late_max_ms: float = 0.0  # the most by which a packet was late
 
     @property
     def unasked(self) -> int:
+        """Loss that nobody asked for: unless it is 0, the run asked for more than the machine
+        carries."""
         return self.overrun + self.shed + self.refused
-
-
-@dataclass(frozen=True)
-class SiteCounts:
-    """One site's gateway: what its hosts sent to other sites, and were sent from there."""
-
-    up: QueueCounts
-    down: QueueCounts
 
 
 @dataclass(frozen=True)
@@ -92,9 +68,6 @@ class LevelBytes:
     out: tuple[int, ...]
     into: tuple[int, ...]
 
-    def since(self, before: LevelBytes) -> LevelBytes:
-        return LevelBytes(_less(self.out, before.out), _less(self.into, before.into))
-
 
 @dataclass(frozen=True)
 class Counters:
@@ -102,15 +75,17 @@ class Counters:
 
     links: Mapping[tuple[int, int], LinkCounts]
     hosts: tuple[HostCounts, ...]
-    sites: tuple[SiteCounts, ...]
+    sites: tuple[PortCounts, ...]
 
     @property
     def levels(self) -> dict[str, LevelBytes]:
         """Bytes across the edge of each "host" and each "site". Ranks of one host send each other
         nothing that would be counted here."""
         return {
-            "host": _level([(host.up, host.down) for host in self.hosts]),
-            "site": _level([(site.up, site.down) for site in self.sites]),
+            name: LevelBytes(
+                tuple(port.up.bytes for port in ports), tuple(port.down.bytes for port in ports)
+            )
+            for name, ports in (("host", self.hosts), ("site", self.sites))
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -123,29 +98,15 @@ class Counters:
         }
 
 
-def _level(ports: Sequence[tuple[QueueCounts, QueueCounts]]) -> LevelBytes:
-    return LevelBytes(tuple(up.bytes for up, _ in ports), tuple(down.bytes for _, down in ports))
-
-
-def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(one - other for one, other in zip(after, before, strict=True))
-
-
 def crossing(
     sent: Mapping[tuple[int, int], QueueCounts], groups: Sequence[int]
-) -> list[tuple[QueueCounts, QueueCounts]]:
-    """Traffic of each group of hosts to other groups, and from them.
-
-    For networks without queues at the edges of groups. ``sent``: from host to host. ``groups``: the
-    group of each host, numbered from 0.
-    """
+) -> list[PortCounts]:
+    """Traffic of each group of hosts to other groups, and from them, where their edges have no
+    queues. ``sent``: from host to host. ``groups``: the group of each host, numbered from 0."""
     out, into = ([QueueCounts()] * (max(groups) + 1) for _ in range(2))
-    for (sender, receiver), counts in sent.items():
+    for (sender, receiver), one in sent.items():
         a, b = groups[sender], groups[receiver]
         if a != b:
-            out[a], into[b] = _sum(out[a], counts), _sum(into[b], counts)
-    return list(zip(out, into, strict=True))
-
-
-def _sum(a: QueueCounts, b: QueueCounts) -> QueueCounts:
-    return QueueCounts(a.packets + b.packets, a.bytes + b.bytes, a.dropped + b.dropped)
+            out[a] = QueueCounts(out[a].packets + one.packets, out[a].bytes + one.bytes)
+            into[b] = QueueCounts(into[b].packets + one.packets, into[b].bytes + one.bytes)
+    return list(map(PortCounts, out, into))

@@ -1,8 +1,10 @@
-"""Runs a command on hosts, as the ranks of one job."""
+"""Processes of a laboratory: the ranks of a job, and roles of its own (process.py)."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import signal
 import subprocess
@@ -11,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import _lab
 from ..errors import LabError
 from ..options.ranges import is_whole
-from .network import Shape, wrong
+from .network import Network, wrong
 
 if TYPE_CHECKING:
     from .laboratory import Lab
@@ -23,6 +27,26 @@ if TYPE_CHECKING:
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 30.0
+HERE: Final = Path(__file__).resolve().parent
+START_SECONDS: Final = 20.0
+ANSWER_SECONDS: Final = 300.0
+
+
+def own_process(role: str) -> list[str]:
+    """The command of a process in which nothing but the extension is loaded (process.py)."""
+    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
+
+
+def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen; LabError if the program can't be started. A user who isn't root may be kept
+    from reading the interpreter, or the folder that it is in."""
+    try:
+        return subprocess.Popen(command, **how)
+    except OSError as error:
+        raise LabError(
+            f"the laboratory can't run {command[0]} as user {os.geteuid()}: {error.strerror}; it "
+            f"wants a Python that this user may read and execute, folders above it included"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -39,16 +63,16 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
 
-def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[str, str]:
+def rank_environment(rank: int, network: Network, world: int, master: str) -> dict[str, str]:
     """Variables that torchrun would give a rank of a node, the interface and the site. The first
-    ``world`` ranks of ``shape`` take part."""
-    host, local = shape.place_of(rank)
-    first, last = rank - local, shape.place_of(world - 1)[0]
+    ``world`` ranks of ``network`` take part."""
+    host, local = network.place_of(rank)
+    first, last = rank - local, network.place_of(world - 1)[0]
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(min(shape.ranks_by_host[host], world - first)),
+        "LOCAL_WORLD_SIZE": str(min(network.ranks_by_host[host], world - first)),
         "GROUP_RANK": str(host),
         "GROUP_WORLD_SIZE": str(last + 1),
         "ROLE_RANK": str(rank),
@@ -61,8 +85,8 @@ def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[s
         "NCCL_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",
     }
-    if shape.sites > 1:
-        variables["LOSSYCOLL_SITE"] = f"site{shape.site_of(host)}"
+    if network.sites > 1:
+        variables["LOSSYCOLL_SITE"] = f"site{network.site_of(host)}"
     return variables
 
 
@@ -85,10 +109,10 @@ def run_ranks(
     the job by an exception; without it output is kept and returned. ``at`` has what to call when,
     in seconds from the start of all.
     """
-    shape = lab.network.shape
-    world = shape.world if ranks is None else ranks
-    if not is_whole(world, 1, shape.world):
-        raise wrong("ranks", ranks, f"a whole number from 1 to {shape.world}")
+    network = lab.network
+    world = network.world if ranks is None else ranks
+    if not is_whole(world, 1, network.world):
+        raise wrong("ranks", ranks, f"a whole number from 1 to {network.world}")
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
@@ -99,9 +123,9 @@ def run_ranks(
 
     try:
         for rank in range(world):
-            own = rank_environment(rank, shape, world, lab.address(0))
+            own = rank_environment(rank, network, world, lab.address(0))
             process = lab.start(
-                shape.place_of(rank)[0],
+                network.place_of(rank)[0],
                 command,
                 # What the caller says goes first, but for who is who.
                 {**own, **environment, "RANK": str(rank), "WORLD_SIZE": str(world)},
@@ -158,7 +182,7 @@ def _await(
     """Returns when all have ended, or one failed and the others had their time, or at timeout.
     ``unread``: why lines could not be handed on, which is raised."""
     start = time.monotonic()
-    end_at = None if timeout is None else start + timeout
+    end_at = math.inf if timeout is None else start + timeout
     failed = False
     upcoming = sorted(at, key=lambda one: one[0])
     while True:
@@ -172,8 +196,8 @@ def _await(
             upcoming.pop(0)[1]()
         if not failed and any(codes):
             failed = True
-            end_at = now + grace if end_at is None else min(end_at, now + grace)
-        if end_at is not None and now > end_at:
+            end_at = min(end_at, now + grace)
+        if now > end_at:
             return
         time.sleep(POLL_SECONDS)
 
@@ -201,3 +225,58 @@ def prefixed(rank: int, line: str) -> None:
         raise
     except OSError as error:
         raise LabError(f"the ranks' output can't be written: {error.strerror}") from error
+
+
+class Role:
+    """A process of process.py on a host: a context that ends it."""
+
+    def __init__(self, lab: Lab, host: int, role: str, *arguments: object) -> None:
+        self.name = f"{role} on host {host}"
+        self.process: subprocess.Popen[str] = lab.start(
+            host,
+            [*own_process(role), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Role:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end([self.process], grace=1.0)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def await_ready(self) -> None:
+        """Returns when it listens, or sends."""
+        assert self.process.stdout is not None
+        watch = threading.Timer(START_SECONDS, self.process.kill)
+        watch.start()
+        try:
+            ready = self.process.stdout.readline() == "ready\n"
+        finally:
+            watch.cancel()
+        if not ready:
+            self.answer()
+            raise LabError(f"the laboratory's {self.name} ended before it was ready")
+
+    def stop(self) -> None:
+        """Closes its stdin: it is to end."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.stdin = None
+
+    def answer(self) -> Any:
+        """What it found, once it has ended."""
+        self.stop()
+        try:
+            text, said = self.process.communicate(timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            text = f"the laboratory's {self.name} didn't end within {ANSWER_SECONDS:g} s"
+            raise LabError(text) from None
+        if code := self.process.returncode:
+            raise LabError(f"the laboratory's {self.name} ended with status {code}: {said.strip()}")
+        return json.loads(text)

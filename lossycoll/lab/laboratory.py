@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from ..errors import LabError, OptionError
 from . import leftovers
-from .backends import Backend, make
+from .backends import make
 from .counters import Counters
-from .job import Ended, run_ranks
+from .job import Ended, run_ranks, spawn
 from .network import Network, address_of
 from .profiles import profile
-from .spawn import spawn
+from .switch import Switch
 
 
 class Lab:
@@ -31,25 +30,20 @@ class Lab:
     ) -> None:
         if isinstance(network, str):
             network = profile(network)
-        self._network = network.with_parts(**changes) if changes else network
+        self.network = network.with_parts(**changes)
         self.name = leftovers.new_name()
         self.backend = backend
-        self._made: Backend | None = None
+        self._made: Switch | None = None
         self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Lab:
         if self._made is not None:
             raise LabError(f"laboratory {self.name} was started before; make another one")
         leftovers.clean()
-        self.backend, self._made = make(self.backend, self._network, self._environment({}))
+        self.backend, self._made = make(self.backend, self.network, self._environment({}))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             # Its switch would do so, but for those that are still about to enter their host.
             for process in self._started:
@@ -58,13 +52,7 @@ class Lab:
         finally:
             self._running().close()
 
-    @property
-    def network(self) -> Network:
-        return self._network
-
-    @staticmethod
-    def address(host: int) -> str:
-        return address_of(host)
+    address = staticmethod(address_of)
 
     def start(
         self,
@@ -73,7 +61,7 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> subprocess.Popen[Any]:
-        self._network.check_host(host)
+        self.network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
         process = spawn(inside, env=self._environment(environment or {}), **rest)
@@ -91,16 +79,17 @@ class Lab:
     def change(self, pair: tuple[int, int] | None = None, **changes: Any) -> None:
         """Changes links while the laboratory runs; returns when that is in force. Packets on their
         way keep the delay that they left with."""
-        self._change(self._network.with_link(pair, **changes))
+        self._change(self.network.with_link(pair, **changes))
 
     def change_wan(self, **changes: Any) -> None:
-        self._change(self._network.with_wan(**changes))
+        self._change(self.network.with_wan(**changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
-        self._change(self._network.with_port(host, **changes))
+        self._change(self.network.with_port(host, **changes))
 
     def change_to(self, network: Network) -> None:
-        if network.shape != self._network.shape:
+        mine = self.network
+        if (network.sites, network.ranks_by_host) != (mine.sites, mine.ranks_by_host):
             raise OptionError("a laboratory can't change its hosts, sites or ranks while it runs")
         self._change(network)
 
@@ -110,9 +99,9 @@ class Lab:
 
     def _change(self, network: Network) -> None:
         self._running().change(network)
-        self._network = network
+        self.network = network
 
-    def _running(self) -> Backend:
+    def _running(self) -> Switch:
         if self._made is None:
             raise LabError(f"laboratory {self.name} isn't started; use it in a with statement")
         return self._made

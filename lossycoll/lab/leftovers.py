@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import time
@@ -20,7 +21,6 @@ from typing import Final
 
 MARK: Final = "LAB_OF_LOSSYCOLL"
 """The variable that holds the name. Options begin with LOSSYCOLL_, so this doesn't."""
-CLEAN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,22 @@ def new_name() -> str:
 def find() -> list[Process]:
     """All processes of laboratories that this user can see."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            # Those that end meanwhile, or belong to somebody else, are left out.
-            with contextlib.suppress(OSError):
-                found += _of(int(folder.name), folder)
+    mark = re.compile(rb"(?:^|\0)" + MARK.encode() + rb"=([^\0]*)")
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Those that end meanwhile, or belong to somebody else, are left out.
+        with contextlib.suppress(OSError):
+            if of := mark.search((folder / "environ").read_bytes()):
+                name = of[1].decode(errors="replace")
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                command = " ".join(words).strip()
+                found.append(Process(int(folder.name), name, is_alive(name), command))
     return found
-
-
-def _of(pid: int, folder: Path) -> list[Process]:
-    key = f"{MARK}=".encode()
-    for entry in (folder / "environ").read_bytes().split(b"\0"):
-        if entry.startswith(key):
-            name = entry[len(key) :].decode(errors="replace")
-            command = (
-                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-            return [Process(pid, name, is_alive(name), command.strip())]
-    return []
 
 
 def clean() -> list[Process]:
     """Kills what dead laboratories left; returns what that was."""
     killed: dict[int, Process] = {}
-    until = time.monotonic() + CLEAN_SECONDS
+    until = time.monotonic() + 5
     while left := [one for one in find() if not one.alive]:
         for one in left:
             killed[one.pid] = one

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import LabError
 from .bridge import DEVICE, Bridge, gateway_of, port_of
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
+from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .network import ETHERNET_BYTES, Link, Network, Port, address_of, queue_bytes
 
 LINKS: Final = "links"
@@ -52,12 +52,6 @@ def link_arguments(link: Link, mtu: int) -> list[str]:
     return [*out, "rate", rate]
 
 
-def refusal(network: Network) -> str:
-    """Why netem can't make a network, as a sentence; empty if it can."""
-    parts: list[Link | Port] = [*network.all_ports, *network.all_links]
-    return next(filter(None, map(_lacks, parts)), "")
-
-
 def _lacks(part: Link | Port) -> str:
     if part.policer_ms is not None:
         return "netem makes no policers; use the backend switch"
@@ -90,6 +84,14 @@ def _percent(share: float) -> str:
 
 
 class Netem(Bridge):
+    meaning = "the kernel's emulator: nearly everything; few kernels have it"
+    commands = ("ip", "tc", "ethtool")
+
+    @staticmethod
+    def refusal(network: Network) -> str:
+        parts: list[Link | Port] = [*network.all_ports, *network.all_links]
+        return next(filter(None, map(_lacks, parts)), "")
+
     def prepare(self) -> None:
         for device in (device for ends in self._gateways() for device in ends):
             self._tc(self.middle, f"qdisc add dev {device} root handle 1: netem limit {LIMIT}")
@@ -112,8 +114,6 @@ class Netem(Bridge):
                 self._tc(host, f"filter add {parent} protocol ip prio 1 {match}")
 
     def apply(self, network: Network) -> None:
-        if why := refusal(network):
-            raise LabError(why)
         mtu = network.mtu
         for ends in self._gateways():
             self._shape(ends, network.gateway, mtu)
@@ -131,25 +131,14 @@ class Netem(Bridge):
         for host in range(self.network.total_hosts):
             queues = self._queues(host, LINKS)
             for sender in self.network.others(host):
-                one = queues[f"{FIRST_CLASS + sender:x}:"]
-                offered = one["packets"] + one["drops"]
-                links[sender, host] = LinkCounts(
-                    offered,
-                    one["drops"],
-                    0,
-                    0,
-                    0,
-                    one["packets"],
-                    one["bytes"],
-                    QueueCounts(),
-                )
-            hosts.append(HostCounts(*self._port(f"up{host}", port_of(host)), 0, 0, 0, 0.0))
-        sites = [SiteCounts(*self._port(*ends)) for ends in self._gateways()]
-        if not sites:
-            sites = [SiteCounts(QueueCounts(), QueueCounts())]
-        return Counters(
-            {pair: links[pair] for pair in self.network.pairs()}, tuple(hosts), tuple(sites)
-        )
+                one = _queue(queues[f"{FIRST_CLASS + sender:x}:"])
+                passed = one.packets - one.dropped
+                links[sender, host] = LinkCounts(one.packets, one.dropped, passed, one.bytes)
+            port = self._port(f"up{host}", port_of(host))
+            hosts.append(HostCounts(port.up, port.down))
+        sites = [self._port(*ends) for ends in self._gateways()]
+        sites = sites or [PortCounts(QueueCounts(), QueueCounts())]
+        return Counters(dict(sorted(links.items())), tuple(hosts), tuple(sites))
 
     def _gateways(self) -> list[tuple[str, str]]:
         """The devices of each site's gateway, up and down; none where there is one site."""
@@ -162,16 +151,14 @@ class Netem(Bridge):
             change = f"qdisc replace dev {device} root handle 1: netem"
             self._tc(self.middle, change, *rate_arguments(mbit, port, mtu))
 
-    def _port(self, up: str, down: str) -> tuple[QueueCounts, QueueCounts]:
-        return (
-            _queue(self._queues(self.middle, up)["1:"]),
-            _queue(self._queues(self.middle, down)["1:"]),
-        )
+    def _port(self, *devices: str) -> PortCounts:
+        up, down = (_queue(self._queues(self.middle, device)["1:"]) for device in devices)
+        return PortCounts(up, down)
 
     def _redirect(self, number: int, device: str, through: str) -> None:
         """Sends what arrives at ``device`` through the queue of an ifb device first."""
-        lines = f"link add {through} type ifb\nlink set {through} txqueuelen 1000 up\n"
-        self.tool(number, "ip", "-batch", "-", text=lines)
+        add, take_up = f"link add {through} type ifb", f"link set {through} txqueuelen 1000 up"
+        self.batch(number, "ip", [add, take_up])
         self._tc(number, f"qdisc add dev {device} handle ffff: ingress")
         action = f"matchall action mirred egress redirect dev {through}"
         self._tc(number, f"filter add dev {device} parent ffff: protocol all {action}")
@@ -185,4 +172,4 @@ class Netem(Bridge):
 
 
 def _queue(queue: Any) -> QueueCounts:
-    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"], 0)
+    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"])

@@ -12,15 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any, Final
 
 from ..errors import OptionError
 from ..options.ranges import is_real, is_whole
 
 HOSTS_MAX: Final = 64
-"""In all."""
-RANKS_MAX: Final = 64
-"""On a host."""
 
 
 def address_of(host: int) -> str:
@@ -38,94 +36,32 @@ def check_whole(what: str, value: object, low: int, high: int) -> None:
         raise wrong(what, value, f"a whole number from {low} to {high}")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sites, their hosts, and the hosts' ranks. Numbers count from 0 through all sites: the hosts
-    of a site follow each other, and so do the ranks of a host."""
-
-    sites: int = 1  # how many there are
-    hosts: int = 2  # how many each site has; 2 to 64 in all
-    # how many each host has in a job of the whole laboratory; a tuple has a number for each host
-    ranks: int | tuple[int, ...] = 1
-
-    def __post_init__(self) -> None:
-        check_whole("sites", self.sites, 1, HOSTS_MAX)
-        check_whole("hosts", self.hosts, 2 if self.sites == 1 else 1, HOSTS_MAX // self.sites)
-        if not isinstance(self.ranks, tuple):
-            check_whole("ranks", self.ranks, 1, RANKS_MAX)
-            return
-        if len(self.ranks) != self.total_hosts:
-            wanted = f"one number, or one for each of {self.total_hosts} hosts"
-            raise wrong("ranks", self.ranks, wanted)
-        for number in self.ranks:
-            check_whole("ranks", number, 1, RANKS_MAX)
-
-    @property
-    def total_hosts(self) -> int:
-        return self.sites * self.hosts
-
-    @cached_property
-    def ranks_by_host(self) -> tuple[int, ...]:
-        if isinstance(self.ranks, tuple):
-            return self.ranks
-        return (self.ranks,) * self.total_hosts
-
-    @property
-    def world(self) -> int:
-        return sum(self.ranks_by_host)
-
-    @property
-    def has_levels(self) -> bool:
-        return self.sites > 1 or self.world > self.total_hosts
-
-    def site_of(self, host: int) -> int:
-        return host // self.hosts
-
-    def hosts_of(self, site: int) -> range:
-        return range(site * self.hosts, (site + 1) * self.hosts)
-
-    def place_of(self, rank: int) -> tuple[int, int]:
-        """The host of a rank, and its number among the ranks of that host."""
-        host = 0
-        while rank >= self.ranks_by_host[host]:
-            rank -= self.ranks_by_host[host]
-            host += 1
-        return host, rank
-
-
-MTU_MIN: Final = 576
-"""Smallest MTU that every IPv4 host must accept (RFC 791)."""
-MTU_MAX: Final = 65521
-"""Largest MTU of a TAP device in Linux."""
 ETHERNET_BYTES: Final = 14
 QUEUE_MS: Final = 25.0
 """A queue's length where nothing is said, but QUEUE_PACKETS at least: long enough that TCP and
 lossycoll fill the rate without losing much, short of what home routers have."""
 QUEUE_PACKETS: Final = 64
-HOLD_MS: Final = 1.0
-SEED_MAX: Final = (1 << 63) - 1
-
-
 QUEUES: Final = ("queue_packets", "queue_ms", "policer_ms")
 """Queues before a rate: one of these, or the default queue."""
-CONGESTION_CHARACTERS: Final = 15
-"""Longest name of a congestion control in Linux."""
 
 
 def check_congestion(name: object) -> None:
     """Refuses what can't be the name of a congestion control, by OptionError."""
-    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]+", name)) or (
-        len(name) > CONGESTION_CHARACTERS
-    ):
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]{1,15}", name)):
         raise wrong("congestion", name, "a name such as cubic, reno or bbr")
 
 
-def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
+def check_real(what: str, value: object, low: float, high: float, wanted: str) -> None:
     if not is_real(value, low, high):
         raise wrong(what, value, wanted)
 
 
-def _check_queue(what: str, part: Link | Port, rates: tuple[float | None, ...]) -> None:
+def _check_rates(what: str, part: Link | Port, *rates: str) -> None:
+    """The rates of these names, and what stands before them."""
+    for name in rates:
+        mbit, wanted = getattr(part, name), "0.01 to 1000000 Mbit/s, or None for no limit"
+        if mbit is not None:
+            check_real(f"{what} {name}", mbit, 0.01, 1_000_000, wanted)
     given = [name for name in QUEUES if getattr(part, name) is not None]
     if len(given) > 1:
         wanted = f"either {' or '.join(given)}"
@@ -134,14 +70,9 @@ def _check_queue(what: str, part: Link | Port, rates: tuple[float | None, ...]) 
         raise wrong(f"{what} queue_packets", part.queue_packets, "1 to 1000000 packets")
     for name in ("queue_ms", "policer_ms"):
         if getattr(part, name) is not None:
-            _number(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
-    if part.policer_ms is not None and not any(rates):
+            check_real(f"{what} {name}", getattr(part, name), 1e-3, 60_000, "0.001 to 60000 ms")
+    if part.policer_ms is not None and not any(getattr(part, name) for name in rates):
         raise wrong(f"{what} policer_ms", part.policer_ms, "a rate that it polices, too")
-
-
-def _check_rate(what: str, mbit: object) -> None:
-    if mbit is not None:
-        _number(what, mbit, 0.01, 1_000_000, "0.01 to 1000000 Mbit/s, or None for no limit")
 
 
 @dataclass(frozen=True)
@@ -159,7 +90,7 @@ class Link:
     # each other
     spread_ms: float = 0.0
     reorder: float = 0.0  # fraction of packets that are held back behind what follows
-    hold_ms: float = HOLD_MS  # by how much they are
+    hold_ms: float = 1.0  # by how much they are
     duplicate: float = 0.0  # fraction of packets that arrive twice
     rate_mbit: float | None = None  # rate of this link alone, Mbit/s; None for no limit
     # length of the queue before the rate, which drops what doesn't fit. By default 25 ms of the
@@ -172,10 +103,10 @@ class Link:
 
     def __post_init__(self) -> None:
         for name in ("loss", "reorder", "duplicate"):
-            _number(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
-        _number("link's burst", self.burst, 1, 1e6, "1 or more packets")
+            check_real(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
+        check_real("link's burst", self.burst, 1, 1e6, "1 or more packets")
         for name in ("delay_ms", "jitter_ms", "spread_ms", "hold_ms"):
-            _number(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
+            check_real(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
         if self.jitter_ms > self.delay_ms:
             wanted = f"at most delay_ms, {self.delay_ms:g}, as it goes to both sides"
             raise wrong("link's jitter_ms", self.jitter_ms, wanted)
@@ -187,8 +118,7 @@ class Link:
                 f"at least {least:.6g} for a loss of {self.loss:g}: shorter bursts can't lose so "
                 f"many packets",
             )
-        _check_rate("link's rate_mbit", self.rate_mbit)
-        _check_queue("link's", self, (self.rate_mbit,))
+        _check_rates("link's", self, "rate_mbit")
 
     @property
     def mean_burst(self) -> float:
@@ -217,23 +147,19 @@ class Port:
 
     up_mbit: float | None = None  # rate to the network, Mbit/s; None for no limit
     down_mbit: float | None = None  # rate from the network, Mbit/s; None for no limit
-    # length of the queue before each rate, which drops what doesn't fit. By default 25 ms of the
-    # rate, and 64 packets at least
+    # before each rate, as a link's
     queue_packets: int | None = None
-    queue_ms: float | None = None  # the same in time
-    # no queues, but a token bucket of this time of each rate: what finds it empty is dropped. Only
-    # one of the three may be set
+    queue_ms: float | None = None
     policer_ms: float | None = None
 
     def __post_init__(self) -> None:
-        _check_rate("port's up_mbit", self.up_mbit)
-        _check_rate("port's down_mbit", self.down_mbit)
-        _check_queue("port's", self, (self.up_mbit, self.down_mbit))
+        _check_rates("port's", self, "up_mbit", "down_mbit")
 
 
 @dataclass(frozen=True)
 class Network:
-    """A laboratory's network."""
+    """A laboratory's network. Numbers count from 0 through all sites: the hosts of a site follow
+    each other, and so do the ranks of a host."""
 
     # how many there are, 2 to 64 in all; where there are several sites, how many each has
     hosts: int = 2
@@ -246,7 +172,7 @@ class Network:
     # of everything drawn. Each link has a sequence of its own, so what it loses depends only on how
     # many packets it is given
     seed: int = 1
-    sites: int = 1  # how many there are. Hosts of a site have numbers that follow each other
+    sites: int = 1  # how many there are
     # how many a job of the whole laboratory has on each host; a tuple has a number for each host
     ranks: int | tuple[int, ...] = 1
     wan: Link = Link()  # what joins each host to each one of another site, in each direction
@@ -258,21 +184,49 @@ class Network:
     def __post_init__(self) -> None:
         if self.congestion is not None:
             check_congestion(self.congestion)
-        Shape(self.sites, self.hosts, self.ranks)
-        check_whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
-        check_whole("seed", self.seed, 0, SEED_MAX)
+        check_whole("sites", self.sites, 1, HOSTS_MAX)
+        check_whole("hosts", self.hosts, 2 if self.sites == 1 else 1, HOSTS_MAX // self.sites)
+        if isinstance(self.ranks, tuple) and len(self.ranks) != self.total_hosts:
+            wanted = f"one number, or one for each of {self.total_hosts} hosts"
+            raise wrong("ranks", self.ranks, wanted)
+        for number in self.ranks_by_host:
+            check_whole("ranks", number, 1, 64)
+        # What every IPv4 host must accept (RFC 791), and the most that a TAP device in Linux takes.
+        check_whole("mtu", self.mtu, 576, 65521)
+        check_whole("seed", self.seed, 0, (1 << 63) - 1)
         for sender, receiver in self.links:
             self.check_link(sender, receiver)
         for host in self.ports:
             self.check_host(host)
 
-    @cached_property
-    def shape(self) -> Shape:
-        return Shape(self.sites, self.hosts, self.ranks)
-
     @property
     def total_hosts(self) -> int:
-        return self.shape.total_hosts
+        return self.sites * self.hosts
+
+    @cached_property
+    def ranks_by_host(self) -> tuple[int, ...]:
+        if isinstance(self.ranks, tuple):
+            return self.ranks
+        return (self.ranks,) * self.total_hosts
+
+    @property
+    def world(self) -> int:
+        return sum(self.ranks_by_host)
+
+    @property
+    def has_levels(self) -> bool:
+        return self.sites > 1 or self.world > self.total_hosts
+
+    def site_of(self, host: int) -> int:
+        return host // self.hosts
+
+    def hosts_of(self, site: int) -> range:
+        return range(site * self.hosts, (site + 1) * self.hosts)
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """The host of a rank, and its number among the ranks of that host."""
+        ranks = enumerate(self.ranks_by_host)
+        return [(host, number) for host, count in ranks for number in range(count)][rank]
 
     def check_host(self, host: int) -> None:
         check_whole("host", host, 0, self.total_hosts - 1)
@@ -284,7 +238,7 @@ class Network:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def is_far(self, sender: int, receiver: int) -> bool:
-        return self.shape.site_of(sender) != self.shape.site_of(receiver)
+        return self.site_of(sender) != self.site_of(receiver)
 
     def link_of(self, sender: int, receiver: int) -> Link:
         usual = self.wan if self.is_far(sender, receiver) else self.link
@@ -297,18 +251,14 @@ class Network:
         return [other for other in range(self.total_hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
-        return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
+        return list(permutations(range(self.total_hosts), 2))
 
     def with_parts(self, **changes: Any) -> Network:
-        parts = {name: value for name, value in changes.items() if name in _names(Network)}
-        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
-        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
-        for name in changes:
-            if name not in {*parts, *of_links, *of_ports}:
+        of_links, of_ports, parts = _split(changes)
+        for name in parts:
+            if name not in _names(Network):
                 raise OptionError(f"neither a network nor its links or ports have a {name}")
-        made = replace(self, **parts)
-        made = made.with_link(None, **of_links) if of_links else made
-        return made.with_port(None, **of_ports) if of_ports else made
+        return replace(self, **parts).with_link(None, **of_links).with_port(None, **of_ports)
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
         if pair is None:
@@ -319,12 +269,10 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_wan(self, **changes: Any) -> Network:
-        for name in changes:
-            if name not in LINK_FIELDS | PORT_FIELDS:
-                known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
-                raise OptionError(f"neither links nor gateways have a {name}; they have {known}")
-        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
-        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+        of_links, of_ports, others = _split(changes)
+        for name in others:
+            known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
+            raise OptionError(f"neither links nor gateways have a {name}; they have {known}")
         return replace(
             self,
             wan=changed(self.wan, **of_links),
@@ -370,6 +318,13 @@ QUEUE_FIELDS: Final = frozenset(QUEUES)
 """Of ports, when both links and ports could be meant: that is where rates usually are."""
 LINK_FIELDS: Final = _names(Link) - QUEUE_FIELDS
 PORT_FIELDS: Final = _names(Port)
+
+
+def _split(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Changes of links, of ports, and of neither."""
+    of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
+    of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+    return of_links, of_ports, {n: v for n, v in changes.items() if n not in of_links | of_ports}
 
 
 def changed(part: Any, **changes: Any) -> Any:

@@ -10,16 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import OptionError
-from .network import Link, Network, Port, changed, wrong
+from .network import Network, changed, wrong
 from .profiles import profile
 
-PLAIN: Final = ("sites", "hosts", "ranks", "mtu", "seed", "congestion")
-PARTS: Final[Mapping[str, type[Link] | type[Port]]] = {
-    "link": Link,
-    "port": Port,
-    "wan": Link,
-    "gateway": Port,
-}
+PARTS: Final = ("link", "port", "wan", "gateway")
 SHORT: Final = {
     **{name: f"{name}_ms" for name in ("delay", "jitter", "spread", "hold", "queue", "policer")},
     **{name: f"{name}_mbit" for name in ("up", "down")},
@@ -64,13 +58,10 @@ def _toml(text: str) -> Any:
 
 def as_data(network: Network) -> dict[str, Any]:
     """A network for json.dumps: links are named "0-1", ports by their host."""
-    links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
-    ports = {str(host): asdict(port) for host, port in network.ports.items()}
     return {
-        **{name: getattr(network, name) for name in PLAIN},
-        **{name: asdict(getattr(network, name)) for name in PARTS},
-        "links": links,
-        "ports": ports,
+        **asdict(network),
+        "links": {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()},
+        "ports": {str(host): asdict(port) for host, port in network.ports.items()},
     }
 
 
@@ -83,13 +74,13 @@ def from_data(data: Any) -> Network:
     for name in data:
         if name not in known:
             raise OptionError(f"a network has no {name}; it has {', '.join(sorted(known))}")
-    plain = {name: data[name] for name in PLAIN if name in data}
+    plain = {name: data[name] for name in data if name not in (*PARTS, "links", "ports")}
     if isinstance(plain.get("ranks"), list):
         plain["ranks"] = tuple(plain["ranks"])
-    parts = {
-        name: changed(kind(), **_object(name, data.get(name, {}))) for name, kind in PARTS.items()
-    }
-    network = replace(Network(**plain), **parts)
+    network = Network(**plain)
+    for name in PARTS:
+        part = changed(getattr(network, name), **_object(name, data.get(name, {})))
+        network = replace(network, **{name: part})
     for text, part in _object("links", data.get("links", {})).items():
         network = network.with_link(pair(text), **_object(f"link {text}", part))
     for text, part in _object("ports", data.get("ports", {})).items():

@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from ..errors import LabError
 from .bridge import DEVICE, Bridge
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts, crossing
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts, crossing
 from .network import ETHERNET_BYTES, Link, Network, address_of
 
 RUNS: Final = 2000
 """Runs of lost packets before the sequence repeats."""
-PERIOD_MAX: Final = 1 << 31
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """``runs``: (first, last) packets lost in a row, ascending, of every ``period`` packets."""
 
     period: int
     runs: tuple[tuple[int, int], ...]
-
-    @property
-    def lost(self) -> int:
-        return sum(last - first + 1 for first, last in self.runs)
 
 
 def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
@@ -43,7 +35,7 @@ def draw(link: Link, seed: int, pair: tuple[int, int]) -> Pattern:
     rng = random.Random(f"{seed} {pair[0]} {pair[1]}")
     runs = [_geometric(rng, 1 - go_on) for _ in range(RUNS)]
     gaps = [_geometric(rng, begin) for _ in range(RUNS)]
-    period = min(round(sum(runs) / link.loss), PERIOD_MAX)
+    period = min(round(sum(runs) / link.loss), 1 << 31)
     # One packet at least between two runs, or they would be one.
     scale = max(0.0, (period - sum(runs) - RUNS) / max(1, sum(gaps) - RUNS))
     at, ideal, out = 0, 0.0, []
@@ -69,26 +61,26 @@ TABLE: Final = "netdev lab"
 KINDS: Final = ("offered", "lost", "bursts")
 
 
-def refusal(network: Network) -> str:
-    """Why the packet filter can't make a network, as a sentence; empty if it can."""
-    if network.only_loses:
-        return ""
-    return (
-        "the backend nft makes loss alone; delay, jitter, order, doubles and rates take the "
-        "backend switch"
-    )
-
-
 class Nft(Bridge):
     """A chain per sender at every receiver. The same seed loses the same packets."""
+
+    meaning = "the kernel's packet filter: loss alone, at full speed"
+    commands = ("ip", "nft", "ethtool")
+
+    @staticmethod
+    def refusal(network: Network) -> str:
+        if network.only_loses:
+            return ""
+        return (
+            "the backend nft makes loss alone; delay, jitter, order, doubles and rates take the "
+            "backend switch"
+        )
 
     def prepare(self) -> None:
         for host in range(self.network.total_hosts):
             self.tool(host, "nft", "-f", "-", text=_table(self.network, host))
 
     def apply(self, network: Network) -> None:
-        if why := refusal(network):
-            raise LabError(why)
         for host in range(network.total_hosts):
             rules = [
                 line for sender in network.others(host) for line in _rules(network, sender, host)
@@ -101,26 +93,17 @@ class Nft(Bridge):
             said = self.tool(host, "nft", "-j", "list", "counters", "table", *TABLE.split())
             entries = [e["counter"] for e in json.loads(said)["nftables"] if "counter" in e]
             packets = {entry["name"]: entry["packets"] for entry in entries}
-            size = {
-                # A filter is given packets without their Ethernet headers.
-                entry["name"]: entry["bytes"] + ETHERNET_BYTES * entry["packets"]
-                for entry in entries
-            }
+            # A filter is given packets without their Ethernet headers.
+            size = {e["name"]: e["bytes"] + ETHERNET_BYTES * e["packets"] for e in entries}
             for sender in self.network.others(host):
                 offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
                 sent[sender, host] = QueueCounts(offered, size[f"offered{sender}"])
                 arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
-                links[sender, host] = LinkCounts(
-                    offered, lost, bursts, 0, 0, offered - lost, arrived, QueueCounts()
-                )
-        shape = self.network.shape
-        hosts = crossing(sent, list(range(shape.total_hosts)))
-        sites = crossing(sent, [shape.site_of(host) for host in range(shape.total_hosts)])
-        return Counters(
-            {pair: links[pair] for pair in self.network.pairs()},
-            tuple(HostCounts(up, down, 0, 0, 0, 0.0) for up, down in hosts),
-            tuple(SiteCounts(up, down) for up, down in sites),
-        )
+                links[sender, host] = LinkCounts(offered, lost, offered - lost, arrived, bursts)
+        every = range(self.network.total_hosts)
+        hosts = [HostCounts(port.up, port.down) for port in crossing(sent, every)]
+        sites = crossing(sent, [self.network.site_of(host) for host in every])
+        return Counters(dict(sorted(links.items())), tuple(hosts), tuple(sites))
 
 
 def _table(network: Network, host: int) -> str:
@@ -144,7 +127,8 @@ def _rules(network: Network, sender: int, host: int) -> list[str]:
     for first, last in pattern.runs:
         fates.append(f"{first} : goto first{sender}")
         if last > first:
-            fates.append(f"{_span(first + 1, last)} : goto next{sender}")
+            rest = f"{first + 1}-{last}" if last > first + 1 else f"{last}"
+            fates.append(f"{rest} : goto next{sender}")
     out = [f"flush chain {chain}", f"add rule {chain} counter name offered{sender}"]
     if pattern.period == 1 and fates:
         out.append(f"add rule {chain} goto next{sender}")
@@ -152,7 +136,3 @@ def _rules(network: Network, sender: int, host: int) -> list[str]:
         number = f"numgen inc mod {pattern.period}"
         out.append(f"add rule {chain} {number} vmap {{ {', '.join(fates)} }}")
     return out
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"

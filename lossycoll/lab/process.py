@@ -1,15 +1,7 @@
 """Roles with a process of their own: the switch, and the ends of a probe (native/lab/lab.h).
 
-    process.py EXTENSION switch MEMORY LIFELINE READY
-    process.py EXTENSION receive PORT COUNT IDLE_MS
-    process.py EXTENSION send ADDRESS PORT COUNT BYTES SEGMENTS BYTES_PER_S
-    process.py EXTENSION echo PORT
-    process.py EXTENSION ping ADDRESS PORT COUNT
-    process.py EXTENSION pings ADDRESS PORT INTERVAL_MS
-    process.py EXTENSION sink PORT
-    process.py EXTENSION source ADDRESS PORT CONGESTION SHARE
-
-A script that is run by its path, so that it imports the extension and nothing else of the package.
+``process.py EXTENSION ROLE ARGUMENT...``: a role is a function below, and takes these arguments. A
+script that is run by its path, so that it imports the extension and nothing else of the package.
 What listens says "ready" when it does, and so do pings and source, which end when stdin does;
 results go to stdout as JSON.
 """
@@ -22,9 +14,7 @@ import select
 import socket
 import struct
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 PING_SECONDS = 2.0
@@ -50,11 +40,10 @@ def receive(lab: Any, port: str, count: str, idle_ms: str) -> None:
     print(json.dumps({name: getattr(counts, name) for name in names}))
 
 
-def send(lab: Any, address: str, port: str, *rest: str) -> None:
-    count, size, segments = map(int, rest[:3])
+def send(lab: Any, address: str, *rest: str) -> None:
+    """REST: port, count, bytes, segments, bytes per second."""
     start = time.monotonic()
-    to = address.encode()
-    if lab.lib.lab_probe_send(to, int(port), count, size, segments, float(rest[3])):
+    if lab.lib.lab_probe_send(address.encode(), *map(int, rest[:4]), float(rest[4])):
         sys.exit(f"cannot send: {os.strerror(lab.ffi.errno)}")
     print(json.dumps({"start": start}))
 
@@ -93,24 +82,13 @@ def _round_trip(here: socket.socket, number: int) -> float | None:
 
 def pings(_: Any, address: str, port: str, interval_ms: str) -> None:
     """Round trips until stdin ends; the times in ms of those that came back."""
-    ended = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    times, number = [], 0
+    times: list[float | None] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.connect((address, int(port)))
-        threading.Thread(target=listen, daemon=True).start()
         print("ready", flush=True)
-        while not ended.wait(int(interval_ms) / 1e3):
-            time_ms = _round_trip(here, number)
-            number += 1
-            if time_ms is not None:
-                times.append(time_ms)
-    print(json.dumps({"ms": times}), flush=True)
-    os._exit(0)  # the thread reads on
+        while not select.select([sys.stdin], [], [], int(interval_ms) / 1e3)[0]:
+            times.append(_round_trip(here, len(times)))
+    print(json.dumps({"ms": [time for time in times if time is not None]}))
 
 
 def sink(_: Any, port: str) -> None:
@@ -179,17 +157,7 @@ def main(path: str, role: str, *arguments: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    roles: dict[str, Callable[..., None]] = {
-        "switch": switch,
-        "receive": receive,
-        "send": send,
-        "echo": echo,
-        "ping": ping,
-        "pings": pings,
-        "sink": sink,
-        "source": source,
-    }
-    roles[role](module, *arguments)
+    globals()[role](module, *arguments)
 
 
 if __name__ == "__main__":

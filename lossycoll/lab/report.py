@@ -26,8 +26,12 @@ class Row:
     policers: int  # found the bucket of its policer empty, or that of such a link
 
     @property
+    def causes(self) -> tuple[int, int, int]:
+        return self.injected, self.queues, self.policers
+
+    @property
     def lost(self) -> int:
-        return self.injected + self.queues + self.policers
+        return sum(self.causes)
 
 
 def rows(counters: Counters) -> list[Row]:
@@ -58,22 +62,17 @@ def took(counters: Counters) -> list[str]:
     """A table of what took packets: the rows that lost the most, and the sum."""
     found = rows(counters)
     sent = sum(host.up.packets for host in counters.hosts)
-    all_rows = [Row("all hosts sent", sent, *map(sum, zip(*map(_causes, found), strict=True)))]
+    causes = map(sum, zip(*(row.causes for row in found), strict=True))
+    total = Row("all hosts sent", sent, *causes)
     worst = sorted((row for row in found if row.lost), key=lambda row: -row.lost)
     shown = [row for row in found if row in worst[:ROWS_MAX]]
     lines = [_line("", "packets", "injected", "queues", "policers")]
-    lines += [_line(row.where, f"{row.packets}", *_shares(row)) for row in [*shown, *all_rows]]
+    for row in (*shown, total):
+        shares = (f"{n} ({n / max(1, row.packets):.2%})" if n else "-" for n in row.causes)
+        lines.append(_line(row.where, f"{row.packets}", *shares))
     if len(worst) > len(shown):
         lines.append(f"and {len(worst) - len(shown)} more, in --counters")
     return lines
-
-
-def _causes(row: Row) -> tuple[int, int, int]:
-    return row.injected, row.queues, row.policers
-
-
-def _shares(row: Row) -> list[str]:
-    return [f"{lost} ({lost / max(1, row.packets):.2%})" if lost else "-" for lost in _causes(row)]
 
 
 def _line(where: str, *columns: str) -> str:
@@ -87,23 +86,17 @@ def tcp(took: Took) -> list[str]:
         f"{one.mbit:.1f} Mbit/s, {one.resent} packets resent"
         for one in took.flows
     ]
-    if took.round_trips:
-        lines.append(
-            f"round trips 0-1: P50 {took.percentile(0.5):.2f} ms, P99 {took.percentile(0.99):.2f}, "
-            f"P99/P50 {took.tail_ratio:.2f}"
-        )
+    if found := took.percentiles:
+        p50, p99, ratio = found.values()
+        lines.append(f"round trips 0-1: P50 {p50:.2f} ms, P99 {p99:.2f}, P99/P50 {ratio:.2f}")
     else:
         lines.append("round trips 0-1: none came back")
     return lines
 
 
 def tcp_data(took: Took) -> dict[str, Any]:
-    names = ("p50_ms", "p99_ms", "p99/p50")
-    values = (took.percentile(0.5), took.percentile(0.99), took.tail_ratio)
-    return {
-        "flows": [{**asdict(one), "mbit": one.mbit} for one in took.flows],
-        "round_trips": dict(zip(names, values, strict=True)) if took.round_trips else None,
-    }
+    flows = [{**asdict(one), "mbit": one.mbit} for one in took.flows]
+    return {"flows": flows, "round_trips": took.percentiles}
 
 
 def network(network: Network) -> list[str]:
@@ -150,10 +143,9 @@ def _rate(part: Link | Port, rates: dict[str, float | None], mtu: int) -> list[s
     kind = "policers" if part.policer_ms is not None else "queues"
     sizes = sorted({round(queue_bytes(mbit, part, mtu) / 1e3) for mbit in limits.values()})
     kb = " and ".join(map(str, sizes)) + " KB"
-    if part.policer_ms is not None:
-        length = f"{part.policer_ms:g} ms, {kb}"
-    elif part.queue_ms is not None:
-        length = f"{part.queue_ms:g} ms, {kb}"
+    ms = part.queue_ms if part.policer_ms is None else part.policer_ms
+    if ms is not None:
+        length = f"{ms:g} ms, {kb}"
     elif part.queue_packets is not None:
         length = f"{part.queue_packets} packets, {kb}"
     else:

@@ -11,32 +11,40 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Final
+from dataclasses import fields
+from typing import Any, ClassVar, Final
 
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
 from . import tcp
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
+from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
+from .job import HERE, own_process, spawn
 from .network import Link, Network, Port, queue_bytes
-from .spawn import HERE, own_process, spawn
 
 WIDTH: Final[int] = lib.LAB_HOSTS
 NETWORK: Final = 10 << 24 | 77 << 16
 """10.77.0.0/24, the network of :func:`~.network.address_of`."""
 START_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 5.0
-END_SECONDS: Final = 10.0
 
 
 class Switch:
     """Runs a switch, from now to :meth:`close`.
 
     ``devices`` False: only the namespaces are made, with one more in the middle, for another
-    backend to join. ``environment``: of its process, by which leftovers are known.
-
-    Raises LabPermissionError where namespaces or devices may not be made, LabError for anything
-    else that fails.
+    backend to join. ``environment``: of its process, by which leftovers are known. Raises
+    LabPermissionError where namespaces or devices may not be made.
     """
+
+    meaning = "a process of our own: everything, and the same seed loses the same packets"
+    commands: ClassVar[tuple[str, ...]] = ()
+    """Programs that it takes."""
+
+    @staticmethod
+    def refusal(network: Network) -> str:
+        """Why it can't make a network, on any machine, as a sentence; empty if it can."""
+        del network
+        return ""
 
     def __init__(self, network: Network, environment: dict[str, str], devices: bool = True) -> None:
         self.network = network
@@ -99,15 +107,12 @@ class Switch:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def namespaces(self, number: int) -> list[str]:
-        """Paths of the namespaces of a host, in the order in which to enter them. The number after
-        the last host's is the namespace in the middle, where there is one."""
-        handles = [self._shared.user_fd, self._shared.net_fd[number]]
-        return [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
-
     def inside(self, number: int, command: list[str]) -> list[str]:
-        enter = [sys.executable, "-I", "-S", str(HERE / "enter.py")]
-        return [*enter, *self.namespaces(number), "--", *command]
+        """The command that runs ``command`` in a host's namespaces. The number after the last
+        host's is the namespace in the middle, where there is one."""
+        handles = [self._shared.user_fd, self._shared.net_fd[number]]
+        paths = [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
+        return [sys.executable, "-I", "-S", str(HERE / "enter.py"), *paths, "--", *command]
 
     def change(self, network: Network) -> None:
         """Puts other links and ports in force; returns when they are. Hosts and MTU stay."""
@@ -144,7 +149,7 @@ class Switch:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -157,7 +162,7 @@ def _write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
     shared.congestion = (network.congestion or "").encode()
     for host in range(network.total_hosts):
-        shared.site_of[host] = network.shape.site_of(host)
+        shared.site_of[host] = network.site_of(host)
         _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
     for site in range(network.sites):
         _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)
@@ -185,20 +190,15 @@ def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> 
     entry.polices = part.policer_ms is not None
 
 
+LINK: Final = tuple(field.name for field in fields(LinkCounts) if field.name != "queue")
+"""As lab_link_counts calls them."""
+
+
 def _read(shared: Any, network: Network) -> Counters:
     links = {}
     for a, b in network.pairs():
         c = shared.link_counts[a * WIDTH + b]
-        links[a, b] = LinkCounts(
-            c.offered,
-            c.lost,
-            c.bursts,
-            c.doubled,
-            c.reordered,
-            c.delivered,
-            c.delivered_bytes,
-            _queue(c.queue),
-        )
+        links[a, b] = LinkCounts(**{name: getattr(c, name) for name in LINK}, queue=_queue(c.queue))
     hosts = []
     for host in range(network.total_hosts):
         h = shared.host_counts[host]
@@ -206,7 +206,7 @@ def _read(shared: Any, network: Network) -> Counters:
         late = h.late_max_ns / 1e6
         hosts.append(HostCounts(up, down, h.overrun, h.shed, h.refused, late))
     sites = [
-        SiteCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
+        PortCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
         for site in range(network.sites)
     ]
     return Counters(links, tuple(hosts), tuple(sites))
@@ -218,6 +218,8 @@ def _queue(c: Any) -> QueueCounts:
 
 # ---- what may fail ----
 
+INSTEAD: Final = "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"
+
 
 def why(what: str, code: int) -> LabError:
     """The error for ``what`` that failed with errno ``code``: what is needed, or else to do."""
@@ -227,15 +229,11 @@ def why(what: str, code: int) -> LabError:
             f"{text}; it needs root, or a kernel that lets users have user namespaces (sysctl "
             f"kernel.unprivileged_userns_clone=1 and user.max_user_namespaces, and no AppArmor "
             f"restriction on them) and lets them open /dev/net/tun. Without either, packets can "
-            f"be lost inside the processes: {instead()}"
+            f"be lost inside the processes: {INSTEAD}"
         )
     if code in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         return LabError(
             f"{text}; it needs the kernel's TAP devices (module tun; in a container, the device "
-            f"/dev/net/tun). Without them, packets can be lost inside the processes: {instead()}"
+            f"/dev/net/tun). Without them, packets can be lost inside the processes: {INSTEAD}"
         )
     return LabError(text)
-
-
-def instead() -> str:
-    return "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"

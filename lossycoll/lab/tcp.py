@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import LabError
-from ..options.ranges import is_real
-from .network import Network, check_congestion, check_whole, wrong
-from .spawn import Role
+from .job import Role
+from .network import Network, check_congestion, check_real, check_whole
 
 if TYPE_CHECKING:
     from .laboratory import Lab
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 PORT: Final = 29100
 """Port of the first flow; the others' follow it. The port before it is that of the round trips."""
 FLOWS_MAX: Final = 64
-PING_MS: Final = 10
-SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,7 @@ class Flows:
     def __post_init__(self) -> None:
         check_congestion(self.congestion)
         check_whole("TCP flows", self.count, 1, FLOWS_MAX)
-        if not is_real(self.share, 0.001, 1):
-            raise wrong("TCP flows' share of the time", self.share, "0.001 to 1")
+        check_real("TCP flows' share of the time", self.share, 0.001, 1, "0.001 to 1")
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,14 @@ class Took:
     flows: tuple[FlowTook, ...]
     round_trips: tuple[float, ...]
 
-    def percentile(self, share: float) -> float:
-        """The time below which a share of the round trips is; NaN if none came back."""
-        times = sorted(self.round_trips)
-        return times[min(len(times) - 1, int(share * len(times)))] if times else math.nan
-
     @property
-    def tail_ratio(self) -> float:
-        return self.percentile(0.99) / self.percentile(0.5) if self.round_trips else math.nan
+    def percentiles(self) -> dict[str, float] | None:
+        """Of the round trips; None if none came back."""
+        times = sorted(self.round_trips)
+        if not times:
+            return None
+        p50, p99 = (times[min(len(times) - 1, int(share * len(times)))] for share in (0.5, 0.99))
+        return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
 
 def placed(wanted: Sequence[Flows], network: Network) -> list[tuple[Flows, tuple[int, int]]]:
@@ -110,14 +105,20 @@ def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
         sinks = [role(pair[1], "sink", PORT + n) for n, (_, pair) in enumerate(flows)]
         for one in (echo, *sinks):
             one.await_ready()
-        pings = role(0, "pings", lab.address(1), PORT - 1, PING_MS)
+        pings = role(0, "pings", lab.address(1), PORT - 1, 10)
         sources = []
         for number, (kind, pair) in enumerate(flows):
             to = lab.address(pair[1]), PORT + number
             sources.append(role(pair[0], "source", *to, kind.congestion, kind.share))
         pings.await_ready()
         for source, (kind, _) in zip(sources, flows, strict=True):
-            _await_source(source, kind.congestion)
+            try:
+                source.await_ready()
+            except LabError:
+                code = source.process.returncode
+                if code is not None and 0 < code < 126:  # an errno
+                    raise refused(kind.congestion, code) from None
+                raise
         yield took
         for one in (pings, *sources):
             one.stop()
@@ -133,17 +134,6 @@ def running(lab: Lab, wanted: Sequence[Flows]) -> Iterator[list[Took]]:
                 tuple(times["ms"]),
             )
         )
-
-
-def _await_source(source: Role, congestion: str) -> None:
-    """A source that can't have its congestion control ends with errno as its status."""
-    try:
-        source.await_ready()
-    except LabError:
-        code = source.process.returncode
-        if code is not None and 0 < code < 126:
-            raise refused(congestion, code) from None
-        raise
 
 
 def refused(name: str, code: int) -> LabError:
@@ -164,5 +154,5 @@ def refused(name: str, code: int) -> LabError:
 
 
 def _setting(kind: str) -> str:
-    text = (SETTINGS / f"tcp_{kind}_congestion_control").read_text(encoding="utf-8")
+    text = Path(f"/proc/sys/net/ipv4/tcp_{kind}_congestion_control").read_text(encoding="utf-8")
     return " ".join(text.split())

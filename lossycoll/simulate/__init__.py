@@ -1,44 +1,11 @@
 """Gain of a threshold of compute time, predicted from recorded times or from a distribution.
 
 ``times`` checks recorded times, and reads files of them. ``threshold`` chooses by them, also for
-another number of ranks. ``noise`` has distributions of a micro-batch's time, ``theory`` the
-formulas. Beside them stands ``averaging`` (rounds that a swarm needs). numpy alone: no torch, no
+another number of ranks. ``theory`` has distributions of a micro-batch's time, and the formulas.
+Beside them stands ``averaging`` (rounds that a swarm needs). numpy alone: no torch, no
 sockets, no clock.
 """
 
-from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
-from .theory import (
-    best,
-    completed_fraction,
-    effective_speedup,
-    expected_maximum,
-    noise_curve,
-    normal_curve,
-)
-from .threshold import Choice, Cut, Point, choose, choose_at, curve, grid
-from .times import Recorded, load
+from .threshold import Choice, choose
 
-__all__ = [
-    "Choice",
-    "Cut",
-    "Delayed",
-    "Empirical",
-    "Exponential",
-    "LogNormal",
-    "Noise",
-    "Normal",
-    "Point",
-    "Recorded",
-    "best",
-    "choose",
-    "choose_at",
-    "completed_fraction",
-    "curve",
-    "effective_speedup",
-    "expected_maximum",
-    "fit",
-    "grid",
-    "load",
-    "noise_curve",
-    "normal_curve",
-]
+__all__ = ["Choice", "choose"]

@@ -8,6 +8,7 @@ and failures: the program behind the tables of Ryabinin et al., "Moshpit SGD" (N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -76,79 +77,11 @@ def random_groups(peers: int, grid: Grid, generator: Draws) -> Round:
     return step
 
 
-def moshpit(peers: int, grid: Grid, generator: Draws) -> Round:
-    """The rows of a grid in whose cells peers stay, as in the published table."""
-    return _lines(peers, grid, generator, moves=False)
-
-
-def moshpit_chunks(peers: int, grid: Grid, generator: Draws) -> Round:
-    """The same, where peers move by the paper's rule (:meth:`Grid.moved`), as swarms do."""
-    return _lines(peers, grid, generator, moves=True)
-
-
-METHODS: Final[dict[str, Method]] = {
-    "moshpit": moshpit,
-    "moshpit_chunks": moshpit_chunks,
-    "random_groups": random_groups,
-    "all_reduce": all_reduce,
-    "sgp": push_sum,
-    "gossip": gossip,
-}
-"""Methods by name, in the order of tables."""
-
-
-def variances(
-    method: Method, peers: int, grid: Grid, failure: float, rounds: int, seed: int
-) -> Values:
-    """The variance of the peers' values before the first round and after each, shape (rounds + 1,).
-
-    ``failure`` is the probability that a peer fails in a round.
-    """
-    if peers < 2 or not 0 <= failure < 1:
-        raise OptionError(f"{peers} peers that fail with {failure}; wanted at least 2, and 0 to 1")
-    if peers > grid.cells:
-        raise OptionError(f"{peers} peers don't fit into {grid}, which has {grid.cells} cells")
-    generator = Draws(seed)
-    step = method(peers, grid, generator)
-    values = generator.standard_normal(peers)
-    found = [values.var()]
-    for number in range(rounds):
-        values = step(values, generator.random_sample(peers) >= failure, number)
-        found.append(values.var())
-    return np.array(found)
-
-
-def rounds_to(
-    method: Method,
-    peers: int,
-    grid: Grid,
-    failure: float,
-    targets: Sequence[float],
-    *,
-    seeds: int,
-    most: int = 50,
-) -> list[float]:
-    """Rounds until the variance is below each of ``targets``, the mean over ``seeds`` runs.
-
-    A run that takes longer counts as ``most``. The other arguments are those of
-    :func:`variances`.
-    """
-    taken = np.zeros((seeds, len(targets)))
-    for seed in range(seeds):
-        path = variances(method, peers, grid, failure, most, seed)
-        for k, target in enumerate(targets):
-            below = np.flatnonzero(path < target)
-            taken[seed, k] = min(below[0], most) if len(below) else most
-    return [float(mean) for mean in taken.mean(axis=0)]
-
-
-def _places(generator: Draws) -> np.random.Generator:
-    """Draws of their own, which take none of the run's."""
-    return np.random.default_rng(int(generator.get_state(legacy=False)["state"]["key"][0]))
-
-
 def _lines(peers: int, grid: Grid, generator: Draws, *, moves: bool) -> Round:
-    places = _places(generator)
+    """The rows of a grid, in whose cells peers stay, or move by the paper's rule
+    (:meth:`Grid.moved`)."""
+    # Draws of their own, which take none of the run's.
+    places = np.random.default_rng(int(generator.get_state(legacy=False)["state"]["key"][0]))
     cells, seed = placed(peers, grid, places), int(places.integers(1 << 63))
 
     def step(values: Values, alive: Alive, number: int) -> Values:
@@ -181,7 +114,57 @@ def _mixing(turns: Sequence[Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]]
         works = alive[to] & alive[of]
         sums = np.bincount(to[works], weights=values[of[works]], minlength=len(values))
         counts = np.bincount(to[works], minlength=len(values))
-        out: Values = np.where(counts > 0, sums / np.maximum(counts, 1), values)
-        return out
+        return np.where(counts > 0, sums / np.maximum(counts, 1), values)
 
     return step
+
+
+METHODS: Final[dict[str, Method]] = {
+    "moshpit": partial(_lines, moves=False),  # as in the published table
+    "moshpit_chunks": partial(_lines, moves=True),  # as swarms do
+    "random_groups": random_groups,
+    "all_reduce": all_reduce,
+    "sgp": push_sum,
+    "gossip": gossip,
+}
+"""Methods by name, in the order of tables."""
+
+
+def variances(
+    method: Method, peers: int, grid: Grid, failure: float, rounds: int, seed: int
+) -> Values:
+    """The variance of the peers' values before the first round and after each, shape (rounds + 1,).
+    ``failure``: probability that a peer fails in a round."""
+    if peers < 2 or not 0 <= failure < 1:
+        raise OptionError(f"{peers} peers that fail with {failure}; wanted at least 2, and 0 to 1")
+    if peers > grid.cells:
+        raise OptionError(f"{peers} peers don't fit into {grid}, which has {grid.cells} cells")
+    generator = Draws(seed)
+    step = method(peers, grid, generator)
+    values = generator.standard_normal(peers)
+    found = [values.var()]
+    for number in range(rounds):
+        values = step(values, generator.random_sample(peers) >= failure, number)
+        found.append(values.var())
+    return np.array(found)
+
+
+def rounds_to(
+    method: Method,
+    peers: int,
+    grid: Grid,
+    failure: float,
+    targets: Sequence[float],
+    *,
+    seeds: int,
+    most: int = 50,
+) -> list[float]:
+    """Rounds until the variance is below each of ``targets``, the mean over ``seeds`` runs. A run
+    that takes longer counts as ``most``."""
+    taken = np.zeros((seeds, len(targets)))
+    for seed in range(seeds):
+        path = variances(method, peers, grid, failure, most, seed)
+        for k, target in enumerate(targets):
+            below = np.flatnonzero(path < target)
+            taken[seed, k] = min(below[0], most) if len(below) else most
+    return [float(mean) for mean in taken.mean(axis=0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,24 +19,10 @@ from ..plan.validation import MAX_WORLD
 from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
-from ..runtime.engine.failures import Code
 from ..runtime.engine.payload import payload_bytes
-from .fold import Fold, NotAlikeError, fold_of
-from .hosts import (
-    LONGEST_SECONDS,
-    MOST_KNOWN,
-    Counts,
-    Hosts,
-    planned,
-    planned_peers,
-    traffic_of,
-)
+from .fold import NotAlikeError, fold_of
+from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
 
-CAPACITY: Final = 16_384
-"""Packets of a receive buffer: what the kernel gives who may ask for 32 MiB."""
-GRAIN: Final = (10e-6, 100e-6)
-"""How long a rank rests between two turns: a 200th of the round trip within these bounds, which are
-those of busy and of idle kernels."""
 MOST_RANKS: Final = 1024
 SETTLE: Final = 2
 """Calls after which a group knows its network."""
@@ -58,6 +45,7 @@ class Call:
     # the bytes of the busiest port by its rate, headers not counted, and the ways that data goes
     # one after another. Who sends while packets are under way takes less than both.
     limit: float
+    bound: str  # what the limit is of, in words
     missing: float  # the share of packets that was given up, over all ranks
     resent: int  # packets that were sent again
     counts: Counts  # what the network did
@@ -74,7 +62,6 @@ class Simulated:
 
     calls: tuple[Call, ...]  # all of them
     settled: int  # how many of the first don't count for the figures below
-    bound: str  # what the limit is of, in words
     hosts: int  # that there are
     whole: int  # hosts of these that were simulated, and stand for all
     nbytes: int  # the largest buffer: where hosts stand for others, a whole number of packets each
@@ -82,6 +69,10 @@ class Simulated:
     @property
     def steady(self) -> tuple[Call, ...]:
         return self.calls[self.settled :]
+
+    @property
+    def bound(self) -> str:
+        return self.calls[-1].bound
 
     @property
     def seconds(self) -> float:
@@ -148,7 +139,6 @@ def simulate_collective(
     settle: int = SETTLE,
     gap: float = 0.0,
     changes: Sequence[Change] = (),
-    capacity: int = CAPACITY,
     grain: float | None = None,
     whole: int | None = None,
 ) -> Simulated:
@@ -157,11 +147,10 @@ def simulate_collective(
     Hosts that the network doesn't have are like its first ones, and at the first site. Its seed is
     that of all chance. ``nbytes``, of float32, is the largest buffer of any rank. The first
     ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
-    ``gap`` seconds between calls. ``capacity`` is the packets that a receive buffer holds,
-    ``grain`` the seconds that a rank rests between two turns at least; None: by the round trip.
-    ``whole`` hosts are simulated, which stand for the others, too (:mod:`.fold`): they divide the
-    hosts, the network is the same everywhere, and of an all-reduce each host owns whole packets,
-    for which ``nbytes`` is rounded. None: all hosts.
+    ``gap`` seconds between calls, and rest for ``grain`` seconds between two turns at least; None:
+    by the round trip. ``whole`` hosts are simulated, which stand for the others, too
+    (:mod:`.fold`): they divide the hosts, the network is the same everywhere, and of an all-reduce
+    each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts.
 
     Long because everything that a caller may choose is an argument.
     """
@@ -171,54 +160,32 @@ def simulate_collective(
         raise OptionError(f"{settle} of {calls} calls are left out; wanted less than all")
     options = options or Options()
     topology = topology_of(network, hosts, ranks_per_host, whole)
-    folds = whole is not None and whole < topology.n_hosts
+    whole = topology.n_hosts if whole is None else min(whole, topology.n_hosts)
+    folds = whole < topology.n_hosts
     if folds:
-        _check_alike(network, topology, whole or 0, changes)
+        _check_alike(network, topology, whole, changes)
         nbytes = _rounded(network, topology, options, collective, nbytes)
-    grain = grain_of(network) if grain is None else grain
     changes = sorted(changes, key=lambda change: (change.call, change.after))
-    room = np.zeros((2, max(nbytes // 4, topology.world)), np.float32)
-    buffers = room[0].ctypes.data, room[1].ctypes.data
-    call_options = CallOptions(options, future=True, encoding=options.encoding)
-
-    def ask(endpoint: Endpoint) -> None:
-        submit(endpoint, collective, nbytes, buffers, call_options)
-
-    plan_of, fold = _plans(network, topology, options, ask, whole if folds else None)
+    load = Load(options, nbytes, topology.world)
+    ask = partial(load.submit, name=collective, nbytes=nbytes)
+    plan_of = partial(planned, network, topology, options, ask, folds=folds)
+    fold = fold_of(plan_of, topology, whole) if folds else None
     ranks = topology.world if fold is None else fold.real
-    peers = _peers(topology, ranks, plan_of)
-    images = topology.world // ranks
-    done, bound = [], ""
-    how: dict[str, Any] = {"capacity": capacity, "grain": grain, "peers": peers, "fold": fold}
+    how: dict[str, Any] = {
+        "grain": grain_of(network) if grain is None else grain,
+        "peers": _peers(topology, ranks, plan_of),
+        "fold": fold,
+    }
+    done: list[Call] = []
     with Hosts(network, topology, options, **how) as world:
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
-            call, bound = _run(world, network, collective, options, ask, mine, images)
+            done.append(_run(world, network, collective, options, ask, mine))
             network = mine[-1].network if mine else network
-            done.append(call)
-            if call.code:
+            if done[-1].code:
                 break
             world.run(world.now + gap)
-    where = topology.n_hosts, topology.n_hosts // images, nbytes
-    return Simulated(tuple(done), min(settle, len(done) - 1), bound, *where)
-
-
-def _plans(
-    network: Network,
-    topology: Topology,
-    options: Options,
-    ask: Callable[[Endpoint], None],
-    whole: int | None,
-) -> tuple[Callable[[int], Plan], Fold | None]:
-    """Function of a rank's first plan, and the fold if some hosts stand for all."""
-
-    def plan_of(rank: int) -> Plan:
-        return planned(network, topology, options, ask, rank, folds=whole is not None)[0]
-
-    if whole is None:
-        return plan_of, None
-    stride = planned(network, topology, options, ask, 0, folds=True)[1]
-    return plan_of, fold_of(plan_of, topology, whole, stride)
+    return Simulated(tuple(done), min(settle, len(done) - 1), topology.n_hosts, whole, nbytes)
 
 
 def _check_alike(
@@ -229,7 +196,7 @@ def _check_alike(
             f"{whole} hosts can't stand for {topology.n_hosts}: wanted a divisor above 1"
         )
     for one in (network, *[change.network for change in changes]):
-        if one.ports or one.links or one.shape.sites > 1:
+        if one.ports or one.links or one.sites > 1:
             raise NotAlikeError(
                 "hosts stand for others on a network that is the same everywhere: this one has "
                 "ports or links of their own, or sites; simulate all hosts"
@@ -254,7 +221,9 @@ def _rounded(
 
 
 def grain_of(network: Network) -> float:
-    return min(max(network.link.delay_ms * 2e-3 / 200, GRAIN[0]), GRAIN[1])
+    """How long a rank rests between two turns: a 200th of the round trip, within what busy and idle
+    kernels take."""
+    return min(max(network.link.delay_ms * 2e-3 / 200, 10e-6), 100e-6)
 
 
 def topology_of(
@@ -273,17 +242,17 @@ def topology_of(
             f"{simulated} are simulated; wanted {MAX_WORLD} and {MOST_RANKS} at most"
         )
     of_ranks = [host for host in range(count) for _ in range(ranks_per_host)]
-    sites = [network.shape.site_of(host) if host < known else 0 for host in of_ranks]
+    sites = [network.site_of(host) if host < known else 0 for host in of_ranks]
     return Topology.of_labels(of_ranks, sites)
 
 
 def _peers(
-    topology: Topology, ranks: int, plan_of: Callable[[int], Plan]
+    topology: Topology, ranks: int, plan_of: Callable[[int], tuple[Plan, int]]
 ) -> list[frozenset[int]] | None:
     """Whom each of the first ranks has to know, where they are too many to know all."""
     if topology.world <= MOST_KNOWN:
         return None
-    peers = planned_peers([plan_of(rank) for rank in range(ranks)])
+    peers = planned_peers([plan_of(rank)[0] for rank in range(ranks)])
     pairs = sum(map(len, peers))
     if pairs > MOST_KNOWN**2:
         raise OptionError(
@@ -302,33 +271,27 @@ def _run(
     options: Options,
     ask: Callable[[Endpoint], None],
     changes: Sequence[Change],
-    images: int,
-) -> tuple[Call, str]:
+) -> Call:
     before, begin = world.counts(), world.now
-    for number, rank in enumerate(world.ranks):
-        ask(rank.endpoint)
-        world.submitted(number)
+    for number in range(len(world.ranks)):
+        world.submit(number, ask)
     limit, bound = _limit(world, network, collective, options)
     for change in changes:
         world.run(begin + change.after)
         world.change(change.network)
-    waiting = world.run(begin + LONGEST_SECONDS) if world.run(None) else 0
-    ends = [world.ended(number) for number in range(len(world.ranks))]
-    reports = [world.report(number) for number in range(len(world.ranks))]
-    for rank in world.ranks:
-        rank.finish()
+    ends, code, reports = world.finish(len(world.ranks))
     missing = sum(report.packets_missing for report in reports)
     expected = missing + sum(report.packets_received for report in reports)
-    code = min(code for _, code in ends) if not waiting else Code.PENDING
-    call = Call(
-        seconds=max(at for at, _ in ends) - begin,
+    images = world.topology.world // len(world.ranks)
+    return Call(
+        seconds=max(ends) - begin,
         limit=limit,
+        bound=bound,
         missing=missing / expected if expected else 0.0,
         resent=images * sum(report.packets_resent for report in reports),
         counts=world.counts().since(before, images),
         code=int(code),
     )
-    return call, bound
 
 
 def _limit(world: Hosts, network: Network, collective: str, options: Options) -> tuple[float, str]:
@@ -341,13 +304,12 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     dtype = "f32" if collective in REDUCTIONS or first != "same" else "bytes"
     element = world.payload / elements_of(first, dtype, world.payload)
     busiest, bound = 0.0, "no port has a rate"
-    for what, port_of, all_elements in (
-        ("host", network.port_of, (traffic.up, traffic.down)),
-        ("site", lambda _: network.gateway, (traffic.out, traffic.into)),
-    ):
-        for up, elements in zip((True, False), all_elements, strict=True):
+    for what, both in traffic.items():
+        for up, elements in zip((True, False), both, strict=True):
             for number, count in enumerate(elements):
-                port = port_of(number) if number < network.total_hosts else network.port
+                port = network.gateway if what == "site" else network.port
+                if what == "host" and number < network.total_hosts:
+                    port = network.port_of(number)
                 rate = port.up_mbit if up else port.down_mbit
                 seconds = count * element * 8e-6 / rate if rate else 0.0
                 if seconds > busiest:
@@ -361,26 +323,30 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     return busiest + delay, bound
 
 
-def submit(
-    endpoint: Endpoint, name: str, nbytes: int, buffers: tuple[int, int], options: CallOptions
-) -> None:
-    """Submits a collective at a rank; ``nbytes``, of float32, is the largest buffer of any."""
-    call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
-    endpoint.health.issue(call)
-    elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
-    if name == "all_reduce":
-        endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
-    elif name == "reduce_scatter":
-        endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
-    elif name == "all_gather":
-        endpoint.all_gather(call, buffers, 4 * chunk, options)
-    elif name == "all_to_all":
-        endpoint.all_to_all(call, buffers, 4 * chunk, options)
-    elif name == "broadcast":
-        endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
-    elif name == "gather":
-        endpoint.gather(call, buffers, 4 * chunk, 0, options)
-    elif name == "scatter":
-        endpoint.scatter(call, buffers, 4 * chunk, 0, options)
-    else:
-        endpoint.barrier(call, options)
+class Load:
+    """Submits collectives of float32, with buffers that all ranks share."""
+
+    def __init__(self, options: Options, nbytes: int, world: int) -> None:
+        self._room = np.zeros((2, max(nbytes // 4, world)), np.float32)
+        self.options = options
+        self._call_options = CallOptions(options, future=True, encoding=options.encoding)
+
+    def submit(self, endpoint: Endpoint, name: str, nbytes: int) -> None:
+        """``nbytes``: of the largest buffer of any rank."""
+        call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
+        endpoint.health.issue(call)
+        buffers = self._room[0].ctypes.data, self._room[1].ctypes.data
+        options = self._call_options
+        elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
+        if name == "all_reduce":
+            endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
+        elif name == "reduce_scatter":
+            endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
+        elif name == "broadcast":
+            endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
+        elif name == "barrier":
+            endpoint.barrier(call, options)
+        elif name in ("gather", "scatter"):
+            getattr(endpoint, name)(call, buffers, 4 * chunk, 0, options)
+        else:
+            getattr(endpoint, name)(call, buffers, 4 * chunk, options)

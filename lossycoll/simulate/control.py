@@ -1,71 +1,350 @@
 """The control plane of a large world on a virtual clock: its start, deaths, heartbeats and needs.
 
-State machines are those of a job (:mod:`.planes`); sockets and processors are costs per message.
+State machines are those of a job; sockets and processors are costs per message. The network has
+what TCP has: connections that keep the order, that break when a process ends, and that hold back
+what was sent while they are cut; and hosts that refuse where nobody listens.
 """
 
 from __future__ import annotations
 
+import heapq
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 from lossycoll.errors import OptionError
-from lossycoll.runtime.world.rank_states import LOST_STATES
+from lossycoll.runtime.world.connections import (
+    QUESTION_SECONDS,
+    Alive,
+    Broken,
+    Connected,
+    Event,
+    Received,
+    Refused,
+)
+from lossycoll.runtime.world.messages import unpack
+from lossycoll.runtime.world.rank_states import LOST_STATES, RankStates
+from lossycoll.runtime.world.world_protocol import WorldProtocol
 
-from .planes import Costs, Node, VirtualNetwork
+
+@dataclass(frozen=True)
+class Costs:
+    """Processor seconds of one process: for a message in, one out, and a new connection."""
+
+    receive: float = 0.0
+    send: float = 0.0
+    connect: float = 0.0
+
+
+class Node:
+    """One process: its protocol, and whether it runs."""
+
+    def __init__(self, net: VirtualNetwork, rank: int) -> None:
+        self.net = net
+        self.rank = rank
+        self.liveness = net.liveness
+        self.killed = self.stopped = False
+        self.free_at = net.now  # when its thread is done with what it has
+        self.busy = 0.0  # processor seconds so far
+        self.messages = self.bytes = 0  # in and out
+        self.ready_at = float("inf")  # when it knew that all ranks are here
+        self.inbox: list[Event] = []
+        self.asked_by: list[int] = []
+        self.sockets = VirtualSockets(self)
+        self.protocol = WorldProtocol(
+            rank,
+            net.world,
+            net.liveness,
+            sockets=self.sockets,  # type: ignore[arg-type]
+            clock=lambda: net.now,
+            on_met_or_failed=self._met_or_failed,
+        )
+
+    def _met_or_failed(self) -> None:
+        if self.protocol.ready:
+            self.ready_at = min(self.ready_at, self.net.now)
+
+    @property
+    def wakes_at(self) -> float:
+        return max(self.net.now, self.free_at, 0.0 if self.inbox else self.protocol.due)
+
+    def spend(self, seconds: float) -> None:
+        self.free_at = max(self.net.now, self.free_at) + seconds
+        self.busy += seconds
+
+    def turn(self) -> None:
+        events, self.inbox = self.inbox, []
+        for event in events:
+            if isinstance(event, Received):
+                self.spend(self.net.costs.receive)
+        for asker in self.asked_by:
+            self.spend(self.net.costs.connect)
+            if not self.sockets.states.is_lost(asker):
+                events.append(Alive(asker))
+                self.net.nodes[asker].answered_later(self.rank, Alive(self.rank))
+        self.asked_by = []
+        self.protocol.step(events)
+
+    def hear(self, event: Event) -> None:
+        self.inbox.append(event)
+        self.net.wake(self)
+
+    def hear_later(self, sender: int, event: Event) -> None:
+        """``event`` comes from ``sender``'s host, unless the network is cut then."""
+
+        def arrive() -> None:
+            if not self.net.is_cut(sender, self.rank) and not self.killed:
+                self.hear(event)
+
+        self.net.at(self.net.later(), arrive)
+
+    def answered_later(self, asked: int, answer: Event) -> None:
+        self.sockets.questions.pop(asked, None)
+        self.hear_later(asked, answer)
+
+    def kill(self) -> None:
+        """The process ends: the others' connections break, and its host refuses new ones."""
+        self.killed = True
+        for rank, pipe in list(self.sockets.members.items()):
+            pipe.close()
+            if not self.net.is_cut(rank, self.rank):
+                self.net.nodes[rank].sockets.lose(self.rank)
+
+
+class VirtualNetwork:
+    """``world`` ranks of one world; ``delay`` in seconds, of each message, from ``seed``."""
+
+    node: type[Node] = Node
+
+    def __init__(
+        self,
+        world: int,
+        liveness: float,
+        *,
+        seed: int = 0,
+        delay: float = 0.002,
+        costs: Costs | None = None,
+    ) -> None:
+        self.now = 1000.0
+        self.world = world
+        self.liveness = liveness
+        self.costs = costs or Costs()
+        self.random = random.Random(seed)
+        self._delay = delay
+        self._order = count()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        # When each rank may have something to do; some of them are out of date.
+        self._wakes: list[tuple[float, int]] = []
+        self.cuts: set[tuple[int, int]] = set()
+        self.nodes = [self.node(self, rank) for rank in range(world)]
+        for node in self.nodes:
+            node.protocol.begin()
+            self.wake(node)
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), what))
+
+    def wake(self, node: Node) -> None:
+        heapq.heappush(self._wakes, (node.wakes_at, node.rank))
+
+    def later(self) -> float:
+        """When something that is sent now arrives."""
+        return self.now + self._delay * self.random.uniform(0.1, 1.0)
+
+    def is_cut(self, a: int, b: int) -> bool:
+        return bool(self.cuts) and ((a, b) in self.cuts or (b, a) in self.cuts)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            following = min(
+                self._queue[0][0] if self._queue else end,
+                self._wakes[0][0] if self._wakes else end,
+                end,
+            )
+            self.now = max(self.now, following)
+            if following >= end:
+                return
+            while self._queue and self._queue[0][0] <= self.now:
+                heapq.heappop(self._queue)[2]()
+            awake = set()
+            while self._wakes and self._wakes[0][0] <= self.now:
+                awake.add(heapq.heappop(self._wakes)[1])
+            for node in (self.nodes[rank] for rank in sorted(awake)):
+                runs = not (node.killed or node.stopped)
+                if runs and node.wakes_at <= self.now:
+                    node.turn()
+                    self.wake(node)
+                elif runs and node.free_at > self.now:
+                    self.wake(node)
+
+    def cut(self, some: Sequence[int]) -> None:
+        rest = [rank for rank in range(self.world) if rank not in some]
+        self.cuts |= {(a, b) for a in some for b in rest}
+
+
+class Pipe:
+    """One direction of a connection: keeps the order, and holds back what is sent while cut."""
+
+    def __init__(self, source: Node, target: Node) -> None:
+        self.source, self.target = source, target
+        self.held: list[bytes] = []
+        self._last = 0.0
+        self._open = True
+
+    def send(self, body: bytes) -> None:
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)  # in order, behind what has to be sent again
+            return
+        net = self.source.net
+        self.source.spend(net.costs.send)
+        self.source.messages += 1
+        self.source.bytes += len(body)
+        wait = max(0.0, self.source.free_at - net.now)
+        self._last = max(self._last, net.later() + wait)
+        net.at(self._last, lambda: self._arrive(body))
+
+    def _arrive(self, body: bytes) -> None:
+        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
+            self.held.append(body)
+        elif self._open and not self.target.killed:
+            message: Any = unpack(body, self.source.net.world)
+            self.target.messages += 1
+            self.target.bytes += len(body)
+            self.target.hear(Received(self.source.rank, message))
+
+    def close(self) -> None:
+        self._open = False
+
+
+class VirtualSockets:
+    """What :class:`Connections` does, between nodes of a network."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.foreign = 0
+        self.states = RankStates(0)
+        self.members: dict[int, Pipe] = {}
+        self.questions: dict[int, float] = {}  # when each rank was asked that hasn't answered
+        self._coordinator: int | None = None
+
+    def follow(self, coordinator: int | None, now: float) -> None:
+        if self._coordinator is not None and self._coordinator in self.members:
+            self.members.pop(self._coordinator).close()
+            self._node.net.nodes[self._coordinator].sockets.lose(self._node.rank)
+        self._coordinator = coordinator
+        self.tick(now, 0.0)
+
+    def tick(self, now: float, patience: float) -> None:
+        coordinator, node, net = self._coordinator, self._node, self._node.net
+        if coordinator is None or coordinator in self.members:
+            return
+        peer = net.nodes[coordinator]
+
+        def connect() -> None:
+            if (
+                net.is_cut(node.rank, coordinator)
+                or node.killed
+                or self._coordinator != coordinator
+                or coordinator in self.members
+            ):
+                return
+            if peer.killed:
+                node.hear(Refused(coordinator))
+                return
+            if peer.stopped:  # its host takes the connection, but it says nothing yet
+                net.at(net.later() + 0.01, connect)
+                return
+            self.members[coordinator] = Pipe(node, peer)
+            peer.sockets.members[node.rank] = Pipe(peer, node)
+            for end, other in ((node, peer), (peer, node)):
+                end.spend(net.costs.connect)
+                end.hear(Connected(other.rank))
+
+        net.at(net.later(), connect)
+
+    def ask(self, ranks: Sequence[int], patience: float, now: float) -> None:
+        node, net = self._node, self._node.net
+        for rank in ranks:
+            peer = net.nodes[rank]
+            if now - self.questions.get(rank, 0.0) < max(patience, QUESTION_SECONDS):
+                continue
+            self.questions[rank] = now
+            node.spend(net.costs.connect)
+
+            def question(peer: Node = peer) -> None:
+                if net.is_cut(node.rank, peer.rank):
+                    return
+                if peer.killed:
+                    node.answered_later(peer.rank, Refused(peer.rank))
+                else:
+                    peer.asked_by.append(node.rank)
+                    peer.hear(Alive(-1))  # wakes it
+
+            net.at(net.later(), question)
+
+    def send(self, rank: int, body: bytes) -> bool:
+        pipe = self.members.get(rank)
+        if pipe is None:
+            return False
+        pipe.send(body)
+        return True
+
+    def hang_up(self, rank: int) -> None:
+        if rank in self.members:
+            self.members.pop(rank).close()
+
+    def lose(self, rank: int) -> None:
+        """The other end has closed the connection."""
+        net = self._node.net
+        pipe = self.members.get(rank)
+
+        def notice() -> None:
+            if pipe is not None and self.members.get(rank) is pipe and not self._node.killed:
+                self.members.pop(rank).close()
+                self._node.hear(Broken(rank))
+
+        net.at(net.later() + 0.002, notice)
+
+
+# ---- a large job ----
 
 COSTS: Final = Costs(receive=31e-6, send=31e-6, connect=350e-6)
 """As measured on one core (docs/simulate-accuracy.md)."""
 DESCRIPTORS: Final = 17
 """That a coordinator has besides one for each connection."""
 CONNECTION_BYTES: Final = 35_000
-"""Memory of a connection."""
-MOST_LIVENESS: Final = 3.0
-"""Times which anything may take."""
-STEP: Final = 0.02
-"""Seconds of virtual time between two looks whether something has happened."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the others had of a death.
+    """What the others had of a death."""
 
-    median, last: Seconds until half of them knew, and until all did.
-    busy: Processor seconds that it took the coordinator, or the one that took its place.
-    """
-
-    median: float
-    last: float
-    busy: float
+    median: float  # seconds until half of them knew
+    last: float  # until all did
+    busy: float  # processor seconds of the coordinator, or of the one that took its place
 
 
 @dataclass(frozen=True)
 class Control:
-    """What a coordinator of so many ranks does.
-
-    ready: Seconds from the first connection until all ranks know that all are here.
-    ready_busy: Processor seconds of the coordinator in that time.
-    ended, silent, coordinator: Death of a process, of a host, and of the coordinator's process.
-    followed: Seconds from the coordinator's death until all ranks are connected with the next one.
-    messages, bytes: Of the coordinator in a second in which nothing happens, in and out.
-    busy: Share of a processor that these take.
-    descriptors, memory: Of the coordinator, for connections.
-    """
+    """What a coordinator of so many ranks does."""
 
     ranks: int
     liveness: float
-    ready: float
-    ready_busy: float
-    ended: Told
-    silent: Told
-    coordinator: Told
-    followed: float
-    messages: float
-    bytes: float
-    busy: float
-    descriptors: int
-    memory: int
+    ready: float  # seconds from the first connection until all ranks know that all are here
+    ready_busy: float  # its processor seconds in that time
+    ended: Told  # death of a process
+    silent: Told  # of a host
+    coordinator: Told  # of the coordinator's process
+    followed: float  # seconds from that death until all ranks are connected with the next one
+    messages: float  # in and out, in a second in which nothing happens
+    bytes: float  # of these
+    busy: float  # share of a processor that these take
+    descriptors: int  # for connections
+    memory: int  # bytes, for connections
 
 
 def simulate_control(
@@ -78,9 +357,9 @@ def simulate_control(
 ) -> Control:
     """Start a world of ``ranks`` processes, watch it, and kill three of them.
 
-    ``liveness``: as the option. ``delay``: longest one-way delay of a message, seconds. All ranks
-    begin at once; the rendezvous before that isn't part of it. OptionError: fewer than 4 ranks, or
-    more than a coordinator gets through within ``liveness``.
+    ``delay``: longest one-way delay of a message, seconds. All ranks begin at once; the rendezvous
+    before that isn't part of it. OptionError: fewer than 4 ranks, or more than a coordinator gets
+    through within ``liveness``.
     """
     if ranks < 4:
         raise OptionError(f"ranks={ranks}: use at least 4, of which three die")
@@ -89,7 +368,10 @@ def simulate_control(
     until(net, lambda: all(node.protocol.ready for node in reversed(here)))
     ready, ready_busy = max(node.ready_at for node in here) - began, first.busy
     net.run(liveness / 2)
-    messages, moved, busy = idle(net, first, liveness)
+    before = first.messages, first.bytes, first.busy
+    net.run(liveness)
+    after = first.messages, first.bytes, first.busy
+    each = [(now - then) / liveness for now, then in zip(after, before, strict=True)]
     last = here.pop()
     ended = death(net, here, last.rank, last.kill)
     net.run(liveness / 4)
@@ -109,16 +391,16 @@ def simulate_control(
         silent=silent,
         coordinator=coordinator,
         followed=net.now - died,
-        messages=messages,
-        bytes=moved,
-        busy=busy,
+        messages=each[0],
+        bytes=each[1],
+        busy=each[2],
         descriptors=DESCRIPTORS + ranks - 1,
         memory=CONNECTION_BYTES * (ranks - 1),
     )
 
 
 def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
-    most = MOST_LIVENESS * net.liveness
+    most = 3 * net.liveness
     end = net.now + most
     while not happened():
         if net.now > end:
@@ -126,18 +408,7 @@ def until(net: VirtualNetwork, happened: Callable[[], bool]) -> None:
                 f"{net.world} ranks keep the coordinator busy for more than {most:g} s, and ask "
                 f"meanwhile whether it lives: use a liveness of more than {net.liveness:g} s"
             )
-        net.run(STEP)
-
-
-def idle(net: VirtualNetwork, node: Node, seconds: float) -> tuple[float, float, float]:
-    """Messages, bytes and processor seconds of a node, in a second without news."""
-    messages, moved, busy = node.messages, node.bytes, node.busy
-    net.run(seconds)
-    return (
-        (node.messages - messages) / seconds,
-        (node.bytes - moved) / seconds,
-        (node.busy - busy) / seconds,
-    )
+        net.run(0.02)
 
 
 def death(net: VirtualNetwork, left: Sequence[Node], rank: int, kill: Callable[[], None]) -> Told:

@@ -8,7 +8,7 @@ for it. What is lost of the truth is that hosts which stand for each other aren'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
@@ -61,52 +61,41 @@ def alike(topology: Topology, stride: int) -> tuple[int, ...]:
     return tuple([rank for host in hosts for rank in members[host]])
 
 
-def fold_of(plan_of: Callable[[int], Plan], topology: Topology, hosts: int, stride: int) -> Fold:
+def fold_of(plan_of: Callable[[int], tuple[Plan, int]], topology: Topology, hosts: int) -> Fold:
     """Return the fold to the first ``hosts`` hosts; NotAlikeError if plans are not alike.
 
-    ``plan_of`` is any rank's plan in the first operation, ``stride`` what its order has. Of these,
-    that of each rank of the first host is compared with those of two ranks that it would stand for.
+    ``plan_of`` has any rank's plan in the first operation, and the stride of its order, which all
+    have. The plan of each rank of the first host is compared with those of two ranks that it would
+    stand for.
     """
     per_host = topology.world // topology.n_hosts
     real, images = hosts * per_host, topology.n_hosts // hosts
-    plans = {
-        rank + image * real: plan_of(rank + image * real)
-        for rank in range(per_host)
-        for image in {0, 1, images - 1}
-    }
-    for fold in _candidates(hosts, topology.n_hosts, per_host):
+    numbers = [rank + image * real for rank in range(per_host) for image in {0, 1, images - 1}]
+    plans = {number: plan_of(number) for number in numbers}
+    stride = plans[0][1]
+    folds = [Fold(hosts, real, fixed, topology.n_hosts, 1) for fixed in range(per_host + 1)]
+    for fold in (*folds, Fold(hosts, real, 0, topology.world, per_host)):
         if all(
-            _is_image(plans[rank], plans[rank + image * real], fold, image, stride)
+            _is_image(plans[rank][0], plans[rank + image * real][0], fold, image, stride)
             for rank in range(per_host)
             for image in {1, images - 1}
         ):
             return fold
-    plan = plans[0]
+    plan = plans[0][0]
     raise NotAlikeError(
         f"hosts don't do alike in {plan.collective} by {plan.algorithm} of "
         f"{plan.in_elements} elements: simulate all of them whole"
     )
 
 
-def _candidates(hosts: int, all_hosts: int, per_host: int) -> Iterator[Fold]:
-    real = hosts * per_host
-    yield from [Fold(hosts, real, fixed, all_hosts, 1) for fixed in range(per_host + 1)]
-    yield Fold(hosts, real, 0, all_hosts * per_host, per_host)
-
-
 def _is_image(plan: Plan, image: Plan, fold: Fold, images: int, stride: int) -> bool:
     """True if ``image`` becomes ``plan`` when its ranks are moved back."""
-
-    def rank_before(rank: int) -> int:
-        return (rank - images * fold.real) % plan.world
-
-    def slot_before(slot: int) -> int:
-        return fold.before(slot, images, stride)
-
-    def same(number: int) -> int:
-        return number
-
-    return _named(image, rank_before, slot_before) == _named(plan, same, same)
+    before = _named(
+        image,
+        lambda rank: (rank - images * fold.real) % plan.world,
+        lambda slot: fold.before(slot, images, stride),
+    )
+    return before == _named(plan, int, int)  # int names each as it is
 
 
 def _named(plan: Plan, rank: Callable[[int], int], number: Callable[[int], int]) -> set[object]:

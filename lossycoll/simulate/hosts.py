@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
 from lossycoll._sim import ffi, lib
 
-from ..errors import EngineError, LossyError, OptionError
+from ..errors import EngineError, OptionError
 from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from ..options.fields import Options
 from ..plan import Plan, Topology
@@ -22,6 +23,7 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.collectives.group_context import GroupContext, Members
 from ..runtime.collectives.plan_cache import Choice
 from ..runtime.engine.binding import EngineGroup
+from ..runtime.engine.failures import Code
 from ..runtime.engine.host import Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, SHARED_PAYLOAD, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
@@ -31,13 +33,8 @@ from .fold import Fold, alike, stride_of
 
 GROUP: Final = 1
 SESSION: Final = 9
-MEMORY_BYTES_PER_S: Final = 10e9
-"""Rate of a host's memory between its ranks, of the order that docs/shared-memory.md has."""
-MEMORY_NS: Final = 1000
 MOST_KNOWN: Final = 256
 """Ranks that can all know one another: each takes 85 KB for each that it knows."""
-LONGEST_SECONDS: Final = 3600.0
-"""Virtual time after which a call counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -69,56 +66,25 @@ class _Group(EngineGroup):
     ticket = 0
     known: frozenset[int] = frozenset()
 
-    def _take(self, plan: Plan) -> None:
-        strangers = peers_of(plan) - self.known
+    def submit(self, call: Any, *rest: Any, **named: Any) -> int:
+        strangers = peers_of(call.plan) - self.known
         if strangers:
             raise EngineError(
-                f"rank {plan.rank} of a simulation needs rank {min(strangers)}, which the first "
-                f"plan of {plan.collective} did not; simulate {MOST_KNOWN} ranks or fewer"
+                f"rank {call.plan.rank} of a simulation needs rank {min(strangers)}, which the "
+                f"first plan of {call.plan.collective} did not; simulate {MOST_KNOWN} ranks or "
+                f"fewer"
             )
-        self.plan = plan
-
-    def submit(self, call: Any, *rest: Any, **named: Any) -> int:
-        self._take(call.plan)
+        self.plan = call.plan
         self.ticket = super().submit(call, *rest, **named)
         return self.ticket
 
 
-class Rank:
+class Rank(NamedTuple):
     """One rank: its host, its group, and the endpoint that makes collectives of them."""
 
-    def __init__(
-        self,
-        rank: int,
-        topology: Topology,
-        payload: int,
-        options: Options,
-        setting: int,
-        peers: frozenset[int],
-        folds: bool,
-    ) -> None:
-        world = topology.world
-        self.host: Final = Host(
-            rank, world, "memory", payload_bytes=payload, options=options, setting=setting
-        )
-        mine = topology.members_of_hosts[topology.hosts[rank]]
-        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
-        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
-        self.host.start(SESSION, known, topology, shared)
-        self.group: Final = _Group(
-            self.host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
-        )
-        self.group.known = peers | {rank}
-        self.endpoint: Final = _endpoint(rank, topology, options, self.group, folds)
-
-    def finish(self) -> None:
-        """Takes the operations that have ended."""
-        for operation in list(self.endpoint.operations.unfinished.values()):
-            operation.poll()
-
-    def close(self) -> None:
-        self.group.close()
-        self.host.close()
+    host: Host
+    group: _Group
+    endpoint: Endpoint
 
 
 class _Alike(Endpoint):
@@ -143,33 +109,11 @@ def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds
         addresses=["memory"] * topology.world,
         liveness=options.liveness,
         control=None,
-        on_failure=_nothing,
+        on_failure=lambda error: None,
     )
     context = GroupContext(health, options, GROUP, group, None, topology)
-    return (_Alike if folds else Endpoint)(context, timeout=LONGEST_SECONDS)
-
-
-def _nothing(error: LossyError) -> None:
-    del error
-
-
-class _Planner:
-    """Stand-in for an endpoint's group that only remembers the plan."""
-
-    wait = None  # nothing is there to be waited for
-
-    def __init__(self, payload: int) -> None:
-        self._link = LinkInfo(0, 0, (), 0, payload)
-        self.plan: Plan | None = None
-
-    def link(self) -> LinkInfo:
-        return self._link
-
-    def submit(self, call: Any, *rest: Any) -> int:
-        """Nothing is done; it ends with no ticket."""
-        del rest
-        self.plan = call.plan
-        return 0
+    # A call hangs that takes an hour of virtual time.
+    return (_Alike if folds else Endpoint)(context, timeout=3600.0)
 
 
 def peers_of(plan: Plan) -> frozenset[int]:
@@ -188,11 +132,17 @@ def planned(
 ) -> tuple[Plan, int]:
     """A rank's plan of what ``call`` submits first, and with a fold the stride of its order."""
     payload, topology = _packets(network, topology)
-    planner = _Planner(payload)
-    endpoint = _endpoint(rank, topology, options, planner, folds)
+    plans: list[Plan] = []
+
+    def submit(call: Any, *_: object) -> int:
+        plans.append(call.plan)
+        return 0  # no ticket: nothing is done
+
+    link = LinkInfo(0, 0, (), 0, payload)
+    group = SimpleNamespace(link=lambda: link, submit=submit, wait=None)
+    endpoint = _endpoint(rank, topology, options, group, folds)
     call(endpoint)
-    assert planner.plan is not None
-    return planner.plan, getattr(endpoint, "stride", 1)
+    return plans[0], getattr(endpoint, "stride", 1)
 
 
 def planned_peers(plans: Sequence[Plan]) -> list[frozenset[int]]:
@@ -218,12 +168,11 @@ def _packets(network: Network, topology: Topology) -> tuple[int, Topology]:
 class Hosts:
     """Hosts on a network, each with some ranks, which form one group.
 
-    Hosts that the network doesn't have are like its first ones.
-    ``capacity`` is the packets that a rank's receive buffer holds. ``grain`` is the seconds that a
-    rank rests between two turns at least, as an operating system's wake-ups have it: what comes
-    meanwhile is taken at once. ``peers`` are whom each rank will send to or hear of; the others are
-    unknown to it, which takes less memory. None: all know all. With ``fold``, its ranks alone are
-    simulated, and the network is that of the first host everywhere.
+    Hosts that the network doesn't have are like its first ones, and at the first site.
+    ``grain`` is the seconds that a rank rests between two turns at least, as an operating system's
+    wake-ups have it: what comes meanwhile is taken at once. ``peers`` are whom each rank will send
+    to or hear of; the others are unknown to it, which takes less memory. None: all know all. With
+    ``fold``, its ranks alone are simulated, and the network is that of the first host everywhere.
     """
 
     def __init__(
@@ -232,7 +181,6 @@ class Hosts:
         topology: Topology,
         options: Options,
         *,
-        capacity: int,
         grain: float,
         peers: Sequence[frozenset[int]] | None = None,
         fold: Fold | None = None,
@@ -249,7 +197,7 @@ class Hosts:
         config.places = places
         config.payload_bytes = payload
         config.wire_bytes = IP_UDP_BYTES[4] + ETHERNET_BYTES
-        config.capacity = capacity
+        config.capacity = 16_384  # what the kernel gives who may ask for 32 MiB
         config.local_payload = SHARED_PAYLOAD if topology.shares_hosts else 0
         config.grain_ns = round(grain * 1e9)
         config.seed = network.seed
@@ -263,26 +211,40 @@ class Hosts:
         if self._sites:
             lib.lc_sim_set_sites(self._sim, ffi.new("uint16_t[]", list(site_of.values())))
         self.ranks: Final[list[Rank]] = []
+        self._tickets: list[tuple[int, int]] = []
         for host in range(self._hosts):
-            lib.lc_sim_set_memory(self._sim, host, MEMORY_NS, MEMORY_BYTES_PER_S)
+            # 1 us and 10 GB/s between ranks of a host, as docs/shared-memory.md has them.
+            lib.lc_sim_set_memory(self._sim, host, 1000, 10e9)
         self.change(network)
         everyone = frozenset(range(topology.world))
         for rank in range(world):
-            setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
-            known = everyone if peers is None else peers[rank]
-            one = Rank(rank, topology, payload, options, setting, known, fold is not None)
-            self.ranks.append(one)
-            lib.lc_sim_take(self._sim, rank, ffi.cast("void *", one.host.address))
+            self.ranks.append(self._rank(rank, options, everyone if peers is None else peers[rank]))
+
+    def _rank(self, rank: int, options: Options, peers: frozenset[int]) -> Rank:
+        topology, world = self.topology, self.topology.world
+        setting = int(ffi.cast("uintptr_t", lib.lc_sim_setting(self._sim, rank)))
+        host = Host(
+            rank, world, "memory", payload_bytes=self.payload, options=options, setting=setting
+        )
+        mine = topology.members_of_hosts[topology.hosts[rank]]
+        shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
+        known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
+        host.start(SESSION, known, topology, shared)
+        group = _Group(
+            host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
+        )
+        group.known = peers | {rank}
+        endpoint = _endpoint(rank, topology, options, group, self._fold is not None)
+        lib.lc_sim_take(self._sim, rank, ffi.cast("void *", host.address))
+        return Rank(host, group, endpoint)
 
     def __enter__(self) -> Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         for rank in self.ranks:
-            rank.close()
+            rank.group.close()
+            rank.host.close()
         lib.lc_sim_close(self._sim)
 
     def change(self, network: Network) -> None:
@@ -309,9 +271,10 @@ class Hosts:
     def now(self) -> float:
         return float(lib.lc_sim_now(self._sim)) * 1e-9
 
-    def submitted(self, rank: int) -> None:
-        """A rank has submitted an operation by its endpoint: :meth:`run` waits for it."""
+    def submit(self, rank: int, ask: Callable[[Endpoint], object]) -> None:
+        """Has a rank submit an operation by its endpoint: :meth:`finish` waits for it."""
         group, endpoint = self.ranks[rank].group, self.ranks[rank].endpoint
+        ask(endpoint)
         if self._fold is not None and isinstance(endpoint, _Alike):
             number = endpoint.operations.sequencer.next - 1
             lib.lc_sim_fold_step(self._sim, number, self._fold.step_of(endpoint.stride))
@@ -320,6 +283,7 @@ class Hosts:
             raise OptionError(
                 "more operations at once than a simulation awaits: use larger buckets"
             )
+        self._tickets.append((rank, group.ticket))
 
     def kill(self, rank: int) -> None:
         lib.lc_sim_stop(self._sim, rank)
@@ -336,30 +300,36 @@ class Hosts:
         end = (1 << 64) - 1 if until is None else round(until * 1e9)
         return int(lib.lc_sim_run(self._sim, end))
 
-    def ended(self, rank: int) -> tuple[float, int]:
-        """When a rank's last operation ended, and with which code."""
-        code = ffi.new("int *")
-        at = float(lib.lc_sim_ended(self._sim, rank, code)) * 1e-9
-        return at, code[0]
-
-    def report(self, rank: int) -> Report:
-        """Report of a rank's last operation; before :meth:`Rank.finish`."""
-        group = self.ranks[rank].group
-        return group.result(group.ticket)[0]
+    def finish(self, ranks: int) -> tuple[list[float], Code, list[Report]]:
+        """Lets time pass until all submitted has ended. Returns when the last operation of each of
+        the first ``ranks`` did, the code of one that failed, and a report for each operation."""
+        waiting, code = self.run(), ffi.new("int *")
+        ends, codes = [], []
+        for rank in range(ranks):
+            ends.append(float(lib.lc_sim_ended(self._sim, rank, code)) * 1e-9)
+            codes.append(code[0])
+        reports = [self.ranks[rank].group.result(ticket)[0] for rank, ticket in self._tickets]
+        self._tickets.clear()
+        for one in self.ranks[:ranks]:  # which takes the reports
+            for operation in list(one.endpoint.operations.unfinished.values()):
+                operation.poll()
+        return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
     def counts(self) -> Counts:
         all_ = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, all_)
-        ports = [[self._port_counts(i, up) for up in (0, 1)] for i in range(self._hosts)]
-        gateways = [self._gateway_counts(i, up) for up in (0, 1) for i in range(self._sites)]
-        at_ports = [one for both in ports for one in both]
-        policed = sum(one.policed for one in at_ports + gateways)
-        dropped = sum(one.dropped for one in at_ports + gateways)
+        port, gateway = lib.lc_sim_port_counted, lib.lc_sim_gateway_counted
+        down, up = (
+            [self._counted(port, host, way) for host in range(self._hosts)] for way in (0, 1)
+        )
+        gateways = [self._counted(gateway, i, way) for i in range(self._sites) for way in (0, 1)]
+        policed = sum(one.policed for one in (*up, *down, *gateways))
+        dropped = sum(one.dropped for one in (*up, *down, *gateways))
         return Counts(
             packets=all_.sent,
-            bytes=sum(up.bytes for _, up in ports),
-            dropped_up=sum(up.dropped for _, up in ports),
-            dropped_down=sum(down.dropped for down, _ in ports),
+            bytes=sum(one.bytes for one in up),
+            dropped_up=sum(one.dropped for one in up),
+            dropped_down=sum(one.dropped for one in down),
             dropped_gateway=sum(one.dropped for one in gateways),
             dropped_link=all_.dropped - dropped - policed,
             policed=policed,
@@ -370,42 +340,29 @@ class Hosts:
             turns=all_.turns,
         )
 
-    def _port_counts(self, host: int, up: int) -> Any:
+    def _counted(self, by: Any, number: int, up: int) -> Any:
         counts = ffi.new("lc_sim_port_counts *")
-        lib.lc_sim_port_counted(self._sim, host, up, counts)
-        return counts
-
-    def _gateway_counts(self, site: int, up: int) -> Any:
-        counts = ffi.new("lc_sim_port_counts *")
-        lib.lc_sim_gateway_counted(self._sim, site, up, counts)
+        by(self._sim, number, up, counts)
         return counts
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Elements that cross each port, by the plans of all ranks, or of those simulated."""
-
-    up: list[int]  # by host: those that leave it, and
-    down: list[int]  # those that come to it
-    out: list[int]  # by site: those that leave it for others, and
-    into: list[int]  # those that come to it from others
-
-
-def traffic_of(plans: Sequence[Plan], topology: Topology) -> Traffic:
-    hosts = topology.hosts[plans[-1].rank] + 1
-    found = Traffic(*([0] * n for n in (hosts, hosts, topology.n_sites, topology.n_sites)))
+def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:
+    """Elements that leave each "host" and each "site" for others, and those that come to it, by the
+    plans of all ranks, or of those simulated."""
+    hosts, sites = topology.hosts[plans[-1].rank] + 1, topology.n_sites
+    (up, down), (out, into) = ([[0] * number, [0] * number] for number in (hosts, sites))
     for plan in plans:
         here, site = topology.hosts[plan.rank], topology.sites[plan.rank]
         for slot in plan.slots:
             for dest in slot.dests:
                 there, other = topology.hosts[dest.peer], topology.sites[dest.peer]
                 if there != here:
-                    found.up[here] += slot.length
-                    found.down[there % hosts] += slot.length
+                    up[here] += slot.length
+                    down[there % hosts] += slot.length
                 if other != site:
-                    found.out[site] += slot.length
-                    found.into[other] += slot.length
-    return found
+                    out[site] += slot.length
+                    into[other] += slot.length
+    return {"host": [up, down], "site": [out, into]}
 
 
 def _engine() -> Any:
@@ -417,16 +374,12 @@ def _ns(ms: float) -> int:
     return round(ms * 1e6)
 
 
-def _bytes_per_s(mbit: float) -> float:
-    return mbit * 125_000
-
-
 def _port(port: Port, up: int, mtu: int) -> Any:
     out = ffi.new("lc_sim_port *")
     mbit = port.up_mbit if up else port.down_mbit
     if not mbit:
         return out
-    rate = _bytes_per_s(mbit)
+    rate = mbit * 125_000
     room = round(queue_bytes(mbit, port, mtu) / rate * 1e9)
     if port.policer_ms is None:
         out.bytes_per_s, out.queue_ns = rate, room
@@ -443,6 +396,6 @@ def _link(link: Link, mtu: int) -> Any:
     out.late, out.late_ns = link.reorder, _ns(link.hold_ms)
     out.loss, out.burst, out.twice = link.loss, link.burst, link.duplicate
     if link.rate_mbit:
-        out.bytes_per_s = _bytes_per_s(link.rate_mbit)
+        out.bytes_per_s = link.rate_mbit * 125_000
         out.queue_ns = round(queue_bytes(link.rate_mbit, link, mtu) / out.bytes_per_s * 1e9)
     return out

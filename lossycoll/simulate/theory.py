@@ -3,28 +3,157 @@
 Giladi et al. (NeurIPS 2023, arXiv 2306.10598) take a rank's step as the sum of M independent
 micro-batches, which is nearly normal. ``normal_curve`` is theirs, from mean and variance alone.
 ``noise_curve`` keeps the whole distribution: if delays have a long tail, so has the sum of a few,
-and the slowest of many ranks is in that tail. ``threshold.curve`` starts from times themselves.
+and the slowest of many ranks is in that tail. :func:`fit` says which distribution recorded times
+are likeliest to come from. ``threshold.curve`` starts from times themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import OptionError
-from .noise import Noise, normal_cdf
-from .threshold import Point
+from .threshold import Point, points_of
 from .times import Times
 
-EULER: Final = 0.5772156649015329
 CELLS: Final = 1 << 14
 """Cells of the lattice on which the sum of M micro-batches is computed."""
 TAIL: Final = 1e-8
 """The probability that a micro-batch lies beyond the lattice."""
+STARTS: Final = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+"""Where a fitted log-normal may start, as shares of the shortest time. Only these are tried: by
+likelihood alone it would start at the shortest time itself, where its density is unbounded."""
+
+
+# ---- distributions of one micro-batch's time, in seconds ----
+
+
+@dataclass(frozen=True)
+class Normal:
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"normal, {self.mean:.4g} s +- {self.std:.4g} s"
+
+    def cdf(self, seconds: Times) -> Times:
+        return normal_cdf(seconds, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """``start`` plus a log-normal, of whose logarithm the mean and the deviation are given."""
+
+    start: float
+    log_mean: float
+    log_std: float
+
+    def __str__(self) -> str:
+        median = self.start + math.exp(self.log_mean)
+        return (
+            f"log-normal above {self.start:.4g} s, median {median:.4g} s, sigma {self.log_std:.3g}"
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.start + math.exp(self.log_mean + self.log_std**2 / 2)
+
+    @property
+    def std(self) -> float:
+        return (self.mean - self.start) * math.sqrt(math.expm1(self.log_std**2))
+
+    def cdf(self, seconds: Times) -> Times:
+        above = np.log(np.maximum(seconds - self.start, np.finfo(np.float64).tiny))
+        return normal_cdf(above, self.log_mean, self.log_std)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """``start`` plus an exponential of the mean ``excess``."""
+
+    start: float
+    excess: float
+
+    def __str__(self) -> str:
+        return f"exponential above {self.start:.4g} s, mean {self.mean:.4g} s"
+
+    @property
+    def mean(self) -> float:
+        return self.start + self.excess
+
+    @property
+    def std(self) -> float:
+        return self.excess
+
+    def cdf(self, seconds: Times) -> Times:
+        return -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
+
+
+class Empirical:
+    """The recorded times, each equally likely; NaN is ignored. No tail beyond the longest one."""
+
+    def __init__(self, times: ArrayLike) -> None:
+        self.rising = np.sort(_given(times))
+        self.mean = float(self.rising.mean())
+        self.std = float(self.rising.std())
+
+    def __str__(self) -> str:
+        return f"{len(self.rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
+
+    def cdf(self, seconds: Times) -> Times:
+        return np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
+
+
+Noise = Normal | LogNormal | Exponential | Empirical
+"""The distribution of independent micro-batches' times."""
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def normal_cdf(values: Times, mean: float | Times, std: float | Times) -> Times:
+    """Phi((values - mean) / std), of the standard normal distribution; a step for a std of 0."""
+    above = values - np.asarray(mean)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # 0 / 0: a value at the mean of a constant counts as reached.
+        scaled = np.nan_to_num(above / (np.asarray(std) * math.sqrt(2)), nan=np.inf)
+    out: Times = 0.5 * (1 + _erf(scaled))
+    return out
+
+
+def _given(times: ArrayLike) -> Times:
+    seconds = np.asarray(times, dtype=np.float64)
+    seconds = seconds[~np.isnan(seconds)]
+    if seconds.size == 0:
+        raise OptionError("no times to take a distribution from; wanted: at least one")
+    return seconds
+
+
+def fit(times: ArrayLike) -> Noise:
+    """The normal, log-normal or exponential distribution of greatest likelihood; NaN is ignored."""
+    seconds = _given(times)
+    mean, std, least = float(seconds.mean()), float(seconds.std()), float(seconds.min())
+    if std <= 1e-9 * mean:
+        return Normal(mean, std)
+    excess = mean - least
+    candidates: list[tuple[float, Noise]] = [
+        (-math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5, Normal(mean, std)),
+        (-math.log(excess) - 1, Exponential(least, excess)),
+    ]
+    for start in STARTS if least > 0 else ():
+        logs = np.log(seconds - start * least)
+        log_mean, log_std = float(logs.mean()), float(logs.std())
+        likelihood = -log_mean - math.log(log_std) - 0.5 * math.log(2 * math.pi) - 0.5
+        candidates.append((likelihood, LogNormal(start * least, log_mean, log_std)))
+    return max(candidates, key=lambda candidate: candidate[0])[1]
+
+
+# ---- curves ----
 
 
 def expected_maximum(workers: int, mean: float, std: float) -> float:
@@ -39,26 +168,9 @@ def expected_maximum(workers: int, mean: float, std: float) -> float:
     if workers == 1:
         return mean
     quantile = NormalDist().inv_cdf
-    late = (1 - EULER) * quantile(1 - 1 / workers)
-    later = EULER * quantile(1 - 1 / (workers * math.e))
+    late = (1 - np.euler_gamma) * quantile(1 - 1 / workers)
+    later = np.euler_gamma * quantile(1 - 1 / (workers * math.e))
     return mean + std * (late + later)
-
-
-def completed_fraction(thresholds: Times, micro_batches: int, mean: float, std: float) -> Times:
-    """The expected share of micro-batches that are completed by each threshold.
-
-    That is the mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)). The drop rate is 1 minus
-    it.
-    """
-    m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
-    out: Times = normal_cdf(thresholds, m * mean, np.sqrt(m) * std).mean(axis=0)
-    return out
-
-
-def effective_speedup(completed: Times, full: float, cut: Times, communication: float) -> Times:
-    """S_eff, effective speed-ups: micro-batches per second with a threshold over those without."""
-    out: Times = completed * (full + communication) / (cut + communication)
-    return out
 
 
 def normal_curve(
@@ -70,7 +182,9 @@ def normal_curve(
     """
     total = micro_batches * noise.mean
     full = expected_maximum(workers, total, math.sqrt(micro_batches) * noise.std)
-    completed = completed_fraction(thresholds, micro_batches, noise.mean, noise.std)
+    # The mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)).
+    m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
+    completed = normal_cdf(thresholds, m * noise.mean, np.sqrt(m) * noise.std).mean(axis=0)
     return _points(thresholds, completed, full, np.minimum(thresholds, full), communication)
 
 
@@ -93,19 +207,11 @@ def noise_curve(
     return _points(thresholds, completed, float(waited[-1]), cut, communication)
 
 
-def best(points: tuple[Point, ...], most_dropped: float = 1.0) -> Point:
-    """The first point of the greatest speed-up, of those that drop no more than a share."""
-    return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
-
-
 def _points(
     thresholds: Times, completed: Times, full: float, cut: Times, communication: float
 ) -> tuple[Point, ...]:
-    speedups = effective_speedup(completed, full, cut, communication)
-    return tuple(
-        Point(float(tau), float(1 - share), float(seconds + communication), float(speedup))
-        for tau, share, seconds, speedup in zip(thresholds, completed, cut, speedups, strict=True)
-    )
+    speedups = completed * (full + communication) / (cut + communication)
+    return points_of(thresholds, 1 - completed, cut + communication, speedups)
 
 
 def _sums(noise: Noise, micro_batches: int) -> Iterator[tuple[Times, Times]]:

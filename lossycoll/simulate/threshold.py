@@ -28,8 +28,6 @@ Cut = Literal["finished", "threshold", "started"]
   that reads the clock between micro-batches.
 """
 
-GRID: Final = 200
-"""Number of thresholds to try, as in the authors' code."""
 LEAST_GAIN: Final = 0.01
 """A smaller predicted gain counts as none. Without communication, fewer micro-batches on all ranks
 cost nothing, so the best of the grid is a little above 1 even if no rank is ever late."""
@@ -65,12 +63,11 @@ def choose(
 ) -> Choice:
     """Chooses the threshold of the greatest effective speed-up, or of a wanted drop rate.
 
-    Of 200 thresholds the one with the greatest mean S over the steps is chosen. A threshold is at
-    least the slowest first micro-batch, a gain below 1% counts as none, and outlying steps are left
-    out (docs/dropcompute.md, "How the best threshold is found", compares this to the authors'
-    code). All ranks that have the same times choose the same threshold. Source: arXiv 2306.10598,
-    algorithm 2. With ``drop_rate``: the smallest threshold that is predicted to drop at most this.
-    Times are as :func:`~.times.checked` wants them; OptionError names the place of one that isn't.
+    That is the one of 200 with the greatest mean S over the steps. A threshold is at least the
+    slowest first micro-batch, a gain below 1% counts as none, and outlying steps are left out
+    (docs/dropcompute.md, "How the best threshold is found"). All ranks that have the same times
+    choose the same threshold. With ``drop_rate``: the smallest threshold that is predicted to drop
+    at most this. Times are as :func:`~.times.checked` wants them.
     """
     if cut not in get_args(Cut):
         raise OptionError(f"cut is {cut!r}; wanted: one of {', '.join(get_args(Cut))}")
@@ -99,15 +96,13 @@ def floor(times: Times) -> float:
 
 
 def grid(times: Times) -> Times:
-    """The thresholds to try, ascending: GRID of them, fewer if some coincide.
-
-    They reach from the earliest half of a rank's micro-batches to where nothing is dropped.
-    """
+    """The thresholds to try, ascending: 200, as in the authors' code, fewer if some coincide. They
+    reach from the earliest half of a rank's micro-batches to where nothing is dropped."""
     done = ends(times)
     count = np.isfinite(times).sum(axis=2, keepdims=True)
     half = np.take_along_axis(done, np.maximum((count + 1) // 2 - 1, 0), axis=2)
     top = float(np.nextafter(np.nanmax(done), math.inf))
-    return np.unique(np.linspace(max(float(np.nanmin(half)), floor(times)), top, GRID))
+    return np.unique(np.linspace(max(float(np.nanmin(half)), floor(times)), top, 200))
 
 
 def curve(
@@ -119,16 +114,13 @@ def curve(
     step: drop rate = the share of micro-batches with c >= tau; cut time = max c where c < tau
     (``cut`` has others); S = (1 - drop rate) (T + communication) / (cut time + communication).
     """
-    sums = np.zeros((3, len(thresholds)))
-    count = 0
-    for times in steps:
-        count += 1
-        sums += _step(times, thresholds, communication, cut)
-    drops, seconds, speedups = sums / count
-    return tuple(
-        Point(float(tau), float(drop), float(second), float(speedup))
-        for tau, drop, second, speedup in zip(thresholds, drops, seconds, speedups, strict=True)
-    )
+    found = [_step(times, thresholds, communication, cut) for times in steps]
+    return points_of(thresholds, *np.mean(found, axis=0))
+
+
+def points_of(*columns: Times) -> tuple[Point, ...]:
+    """Points of thresholds, drop rates, seconds and speed-ups."""
+    return tuple(Point(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _step(times: Times, thresholds: Times, communication: float, cut: Cut) -> Times:
@@ -181,32 +173,26 @@ def threshold_of(times: Times, drop_rate: float, *, cut: Cut = "finished") -> fl
 # ---- for another number of ranks than was recorded, by resampling the recorded steps ----
 
 STEPS: Final = 50
-"""Steps to resample; the paper's authors measure 44."""
+"""Steps to resample; the paper's authors measure 44. FEWEST_STEPS for very many ranks."""
 FEWEST_STEPS: Final = 8
-"""Steps to resample for very many ranks."""
 MOST_TIMES: Final = 1 << 23
 """Times in all resampled steps, 64 MiB. More ranks get fewer steps: the slowest of many ranks
 differs little between steps."""
 
 
 def profiles(times: Times) -> Times:
-    """Recorded steps of single ranks, [profiles, micro-batches], outlying steps left out.
-
-    A rank without a micro-batch in a step has no profile of it. Times are seconds, [steps, ranks,
-    micro-batches].
-    """
+    """Recorded steps of single ranks, [profiles, micro-batches], outlying steps left out. A rank
+    without a micro-batch in a step has no profile of it."""
     rows = times[usual(times)].reshape(-1, times.shape[2])
-    out: Times = rows[~np.isnan(rows[:, 0])]
-    return out
+    return rows[~np.isnan(rows[:, 0])]
 
 
 def resampled(times: Times, workers: int, seed: int) -> Times:
-    """Times of ``workers`` ranks, drawn from those that were recorded; both as in :func:`profiles`.
+    """Times of ``workers`` ranks, drawn from those that were recorded.
 
-    Each rank's step is one :func:`profile <profiles>`, of any rank and step, drawn with
-    replacement. A rank's micro-batches of a step stay together, so slow phases keep their length.
-    That some ranks are always slow stays in the distribution; that all ranks are slow in the same
-    step does not. No step is slower than the slowest recorded one.
+    Each rank's step is one of :func:`profiles`, of any rank and step, drawn with replacement. A
+    rank's micro-batches of a step stay together, so slow phases keep their length. That some ranks
+    are always slow stays in the distribution; that all ranks are slow in the same step does not.
     """
     pool = profiles(times)
     steps = min(STEPS, max(FEWEST_STEPS, MOST_TIMES // (workers * pool.shape[1])))

@@ -19,12 +19,6 @@ from ..errors import OptionError
 
 Times = NDArray[np.float64]
 
-OUTLIER: Final = 3.0
-"""A step that is this many times slower than the median step may be an outlier. Even the paper's
-heavy-tailed delay stays far below, because a step sums micro-batches and waits for all ranks."""
-OUTLIERS: Final = 20
-"""At most one step in this many is an outlier. If there are more, the job is like that."""
-
 
 def checked(times: ArrayLike) -> Times:
     """Recorded times as float64 seconds, [steps, ranks, micro-batches]; else OptionError.
@@ -72,8 +66,7 @@ def _refuse(times: Times, wrong: NDArray[np.bool_]) -> None:
 
 def ends(times: Times) -> Times:
     """The time at which each micro-batch was completed, in seconds since its rank's step began."""
-    out: Times = np.cumsum(times, axis=-1)
-    return out
+    return np.cumsum(times, axis=-1)
 
 
 def compute_seconds(times: Times) -> Times:
@@ -85,15 +78,15 @@ def compute_seconds(times: Times) -> Times:
 def usual(times: Times) -> NDArray[np.bool_]:
     """Which steps are not outliers: bool [steps].
 
-    Outliers are steps of more than OUTLIER times the median, if they are at most one in OUTLIERS
-    steps, or a single one.
+    Outliers are steps of more than 3 times the median, if they are at most one in 20 steps, or a
+    single one: if there are more, the job is like that. Even the paper's heavy-tailed delay stays
+    far below, because a step sums micro-batches and waits for all ranks.
     """
     compute = compute_seconds(times)
-    slow = compute > OUTLIER * np.median(compute)
-    if slow.sum() > max(1, len(slow) // OUTLIERS):
+    slow = compute > 3 * np.median(compute)
+    if slow.sum() > max(1, len(slow) // 20):
         return np.ones(len(slow), np.bool_)
-    out: NDArray[np.bool_] = ~slow
-    return out
+    return ~slow
 
 
 # ---- files ----
@@ -138,11 +131,13 @@ def parse(content: Any) -> Recorded:
         "a step's seconds without its compute (step time less the slowest rank's micro-batches)",
     )
     steps = _list(content["micro_batch_seconds"], "micro_batch_seconds", "steps")
-    rows = [_step(ranks, number) for number, ranks in enumerate(steps)]
-    for number, row in enumerate(rows):
-        if len(row) != len(rows[0]):
+    rows: list[list[list[float]]] = []
+    for step, given in enumerate(steps):
+        ranks = enumerate(_list(given, f"step {step}", "ranks"))
+        rows.append([_batches(batches, f"step {step}, rank {rank}") for rank, batches in ranks])
+        if len(rows[-1]) != len(rows[0]):
             raise OptionError(
-                f"step {number} has {len(row)} ranks, step 0 has {len(rows[0])}; wanted: every "
+                f"step {step} has {len(rows[-1])} ranks, step 0 has {len(rows[0])}; wanted: every "
                 f"rank in every step, so leave out a step that a rank didn't record"
             )
     times = np.full((len(rows), len(rows[0]), max(len(b) for row in rows for b in row)), np.nan)
@@ -152,22 +147,10 @@ def parse(content: Any) -> Recorded:
     return Recorded(checked(times), communication)
 
 
-def _step(content: Any, step: int) -> list[list[float]]:
-    ranks = _list(content, f"step {step}", "ranks")
-    out = []
-    for rank, batches in enumerate(ranks):
-        where = f"step {step}, rank {rank}"
-        out.append(
-            [
-                _seconds(
-                    value,
-                    f"{where}, micro-batch {number}",
-                    "its compute time by a monotonic clock (leave out what wasn't recorded)",
-                )
-                for number, value in enumerate(_list(batches, where, "micro-batches"))
-            ]
-        )
-    return out
+def _batches(content: Any, where: str) -> list[float]:
+    what = "its compute time by a monotonic clock (leave out what wasn't recorded)"
+    batches = enumerate(_list(content, where, "micro-batches"))
+    return [_seconds(value, f"{where}, micro-batch {number}", what) for number, value in batches]
 
 
 def _list(value: Any, where: str, of: str) -> list[Any]:

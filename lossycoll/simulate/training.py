@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,18 +18,15 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from ..lab.network import Network
 from ..options.fields import Options
-from ..runtime.core.call import CallOptions
 from ..runtime.world.failure_detector import SILENT_SHARE
-from .collective import CAPACITY, grain_of, submit, topology_of
+from .collective import Load, grain_of, topology_of
 from .hosts import MOST_KNOWN, Hosts
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
-FORWARD: Final = 1 / 3
-"""Share of a micro-batch's time: a backward pass takes twice as long."""
-FIRST_BUCKET: Final = 1 << 20
-"""DDP's first bucket; the next have 25 MiB, so the last layers' gradients go first."""
 PERIOD: Final = 16
 """Slices of the parameters that DriftBound sends, one after each step: its own default."""
+LEAST_SLICE: Final = 4096
+"""Bytes."""
 
 
 class Part(NamedTuple):
@@ -86,7 +84,7 @@ class Trained:
 
 def buckets_of(nbytes: int, most: int) -> tuple[int, ...]:
     """Bytes of each bucket of so many bytes of gradients, in the order in which they are ready."""
-    first = min(nbytes, FIRST_BUCKET, most)
+    first = min(nbytes, 1 << 20, most)  # as DDP's, so the last layers' gradients go first
     rest = nbytes - first
     whole, last = divmod(rest, most)
     return (first, *[most] * whole, *([last] if last else []))
@@ -135,21 +133,19 @@ def simulate_training(
             f"that are left, 'continue'"
         )
     done: list[Step] = []
-    with Hosts(network, topology, options, capacity=CAPACITY, grain=grain_of(network)) as world:
+    load = Load(options, max(sum(buckets), LEAST_SLICE), topology.world)
+    with Hosts(network, topology, options, grain=grain_of(network)) as world:
         begun = [world.now] * ranks
-        last = world.now
         for number, of_all in enumerate(times):
             of_step = of_all if death is None or number < death else of_all[:left]
-            computed = [_computed(mine, threshold) for mine in of_step]
-            parts = [
-                [*_parts(method, buckets, mine[:count], threshold is not None)]
-                for mine, count in zip(of_step, computed, strict=True)
-            ]
-            step, begun = _run(world, parts, begun, last, options, dies=number == death)
-            busy = [float(mine[:n].sum()) for mine, n in zip(of_step, computed, strict=True)]
-            dropped = 1 - sum(computed) / of_step.size
-            done.append(Step(step.seconds, max(busy), step.missing, dropped, step.bytes))
-            last = max(begun)
+            mine = [of_rank[: _computed(of_rank, threshold)] for of_rank in of_step]
+            parts = [[*_parts(method, buckets, one, threshold is not None)] for one in mine]
+            dead = range(left, ranks) if number == death else range(0)
+            last, before = max(begun), world.counts().bytes
+            begun, missing = _run(world, load, parts, begun, dead)
+            seconds, computing = max(begun) - last, max(float(one.sum()) for one in mine)
+            dropped, sent = 1 - sum(map(len, mine)) / of_step.size, world.counts().bytes - before
+            done.append(Step(seconds, computing, missing, dropped, sent))
     return Trained(tuple(done), settle)
 
 
@@ -164,7 +160,8 @@ def _parts(
     method: str, buckets: Sequence[int], mine: NDArray[np.float64], at_end: bool
 ) -> Iterator[Part]:
     end = float(mine.sum())
-    backward = 0.0 if at_end else float(mine[-1]) * (1 - FORWARD)
+    # A backward pass takes twice as long as a forward pass.
+    backward = 0.0 if at_end else float(mine[-1]) * 2 / 3
     total, ready = sum(buckets), 0
     gradients = "reduce_scatter" if method == "sharded" else "all_reduce"
     for nbytes in buckets:
@@ -174,59 +171,44 @@ def _parts(
         for nbytes in buckets:
             yield Part(end, "all_gather", nbytes)
     if method == "drift_bound":
-        yield Part(end, "all_gather", max(total // PERIOD, 4096))
+        yield Part(end, "all_gather", max(total // PERIOD, LEAST_SLICE))
 
 
 def _run(
     world: Hosts,
+    load: Load,
     parts: Sequence[Sequence[Part]],
     begun: Sequence[float],
-    last: float,
-    options: Options,
-    *,
-    dies: bool,
-) -> tuple[Step, list[float]]:
-    """One step; and when each rank has ended it. ``dies``: the ranks behind those of ``parts``."""
-    dead = range(len(parts), len(world.ranks)) if dies else range(0)
+    dead: Sequence[int],
+) -> tuple[list[float], float]:
+    """When each rank has ended a step, and the share of its gradients' packets that is missing.
+    ``dead``: the ranks that die as it begins, behind those of ``parts``."""
     for rank in dead:
         world.kill(rank)
-    given_up = world.now + SILENT_SHARE * options.liveness
-    most = max(part.nbytes for part in parts[0])
-    room = np.zeros((2, most // 4 + world.topology.world), np.float32)
-    buffers = room[0].ctypes.data, room[1].ctypes.data
-    call_options = CallOptions(options, future=True, encoding=options.encoding)
-    before = world.counts()
+    given_up = world.now + SILENT_SHARE * load.options.liveness
+    ranks = range(len(parts))
     due = sorted(
         (begun[rank] + part.after, number, rank)
-        for rank, mine in enumerate(parts)
-        for number, part in enumerate(mine)
+        for rank in ranks
+        for number, part in enumerate(parts[rank])
     )
-    tickets: list[tuple[int, int, str]] = []
     for when, number, rank in due:
         if when > world.now:
             world.run(when)
-        part = parts[rank][number]
-        endpoint = world.ranks[rank].endpoint
-        submit(endpoint, part.collective, part.nbytes, buffers, call_options)
-        world.submitted(rank)
-        tickets.append((rank, world.ranks[rank].group.ticket, part.collective))
-    if dies:
+        _, collective, nbytes = parts[rank][number]
+        world.submit(rank, partial(load.submit, name=collective, nbytes=nbytes))
+    if dead:
         world.run(max(given_up, world.now))
-        world.give_up(dead, range(len(parts)))
-    waiting = world.run(None)
-    ends = [world.ended(rank) for rank in range(len(parts))]
-    failed = [code for _, code in ends if code]
-    if waiting or failed:
-        raise OptionError(f"a step failed with code {failed[0] if failed else 'pending'}")
-    missing = came = 0
-    for rank, ticket, collective in tickets:
-        report = world.ranks[rank].group.result(ticket)[0]
-        if collective != "all_gather":
-            missing += report.packets_missing
-            came += report.packets_received
-    for one in world.ranks[: len(parts)]:
-        one.finish()
-    finished = [at for at, _ in ends]
-    share = missing / (missing + came) if missing + came else 0.0
-    seconds = max(finished) - last
-    return Step(seconds, 0.0, share, 0.0, world.counts().since(before).bytes), finished
+        world.give_up(dead, ranks)
+    ends, code, of_all = world.finish(len(parts))
+    if code:
+        raise OptionError(f"a step failed with code {int(code)} ({code.name.lower()})")
+    # Of gradients, not of parameters.
+    reports = [
+        report
+        for (_, number, rank), report in zip(due, of_all, strict=True)
+        if parts[rank][number].collective != "all_gather"
+    ]
+    missing = sum(report.packets_missing for report in reports)
+    expected = missing + sum(report.packets_received for report in reports)
+    return ends, missing / expected if expected else 0.0

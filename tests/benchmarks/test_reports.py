@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks import reports
-from benchmarks.common import report
+from benchmarks.common import pictures, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKED = re.compile(r"(<!-- ([^>]+): begin -->)(.*?)(<!-- \2: end -->)", re.DOTALL)
@@ -21,7 +22,7 @@ OF_TOOLS = ("messages of", "answers", "types of", "values in the store")
 MOST_PANELS = 4
 
 
-def panels(figure: report.Figure) -> list[Axes]:
+def panels(figure: Figure) -> list[Axes]:
     """The places in which a figure shows something: a twin and a bar of colours are no others."""
     shown = {one.get_subplotspec(): one for one in figure.axes if one.get_visible()}
     shown.pop(None, None)
@@ -38,14 +39,14 @@ def named(axis: Axes) -> bool:
 
 
 def test_panels_are_counted_once() -> None:
-    figure, axes = report.plt.subplots(2, 2)
+    figure, axes = pictures.plt.subplots(2, 2)
     axes[0][0].twinx()
     axes[1][1].set_visible(False)
     assert len(panels(figure)) == 3
     assert not named(axes[0][0])
     axes[0][0].set(xlabel="seconds", ylabel="loss")
     assert named(axes[0][0])
-    report.plt.close(figure)
+    pictures.plt.close(figure)
 
 
 def emptied(text: str) -> str:
@@ -74,14 +75,14 @@ def test_every_table_is_written_from_what_is_kept(
     drawn, which takes most of the time, but have four panels at most, whose axes have names."""
     drawn: dict[str, list[Axes]] = {}
 
-    def take(figure: report.Figure, path: Path, **_: object) -> None:
+    def take(figure: Figure, path: Path, **_: object) -> None:
         drawn[Path(path).name] = panels(figure)
 
-    monkeypatch.setattr(report.Figure, "savefig", take)
-    monkeypatch.setattr(report.Figure, "draw", lambda *_, **__: None)
+    monkeypatch.setattr(Figure, "savefig", take)
+    monkeypatch.setattr(Figure, "draw", lambda *_, **__: None)
     docs = tmp_path / "docs"
     docs.mkdir()
-    shutil.copy(ROOT / "docs" / report.KEPT, docs)
+    shutil.copy(ROOT / "docs" / tables.KEPT, docs)
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     count = 0
     for page in pages:

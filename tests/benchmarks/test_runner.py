@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main as run_study
-from benchmarks.common import report
+from benchmarks.common import tables
 from benchmarks.common.results import STUDIES, Piece, Result, append, load
 from benchmarks.common.runner import PieceFailed, Study, batch_by_batch, main, only
 
@@ -128,9 +128,9 @@ def test_a_study_is_run_by_its_name(name: str, capsys: pytest.CaptureFixture[str
 def test_tables_go_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- one: begin -->\nold\n<!-- one: end -->\nb\n")
-    report.fill(page, {"one": report.markdown(["x"], [["1"]]), "two": "not there"})
+    tables.fill(page, {"one": tables.markdown(["x"], [["1"]]), "two": "not there"})
     wanted = "a\n<!-- one: begin -->\n\n| x |\n| --- |\n| 1 |\n\n<!-- one: end -->\nb\n"
     assert page.read_text() == wanted
-    report.fill(tmp_path / "none.md", {"one": ""})
+    tables.fill(tmp_path / "none.md", {"one": ""})
     assert not (tmp_path / "none.md").exists()
-    assert report.markdown(["x"], []) == "No runs yet."
+    assert tables.markdown(["x"], []) == "No runs yet."

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.delays import Delayed
 from lossycoll.cli import main as cli
 from lossycoll.cli.plan_threshold import HARMLESS_DROP, as_json
-from lossycoll.simulate import Delayed, choose, choose_at, load
+from lossycoll.simulate import choose
+from lossycoll.simulate.threshold import choose_at
+from lossycoll.simulate.times import load
 from tests.support import dropcompute_checks as checks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -202,7 +202,7 @@ def test_what_a_killed_switch_leaves_is_found_and_cleaned() -> None:
 
 def test_a_switch_that_dies_is_an_error_that_says_so() -> None:
     with Lab(Network(link=Link(loss=0.5), port=Port(up_mbit=5))) as lab:
-        os.kill(lab._running().pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(lab._running().pid, signal.SIGKILL)
         with pytest.raises(LabError, match="ended with status -9"):
             lab.change(loss=0)
 

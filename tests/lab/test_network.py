@@ -32,7 +32,7 @@ from lossycoll.lab import (
 from lossycoll.lab.backends import choose, missing
 from lossycoll.lab.counters import QueueCounts
 from lossycoll.lab.job import Ended, rank_environment
-from lossycoll.lab.network import Shape, changed, queue_bytes
+from lossycoll.lab.network import changed, queue_bytes
 from lossycoll.lab.switch import why
 from lossycoll.lab.tcp import Flows, placed
 
@@ -104,7 +104,7 @@ def test_refuses(make: Any, complaint: str) -> None:
 
 
 def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
-    variables = rank_environment(2, Shape(hosts=4), 4, "10.77.0.1")
+    variables = rank_environment(2, Network(hosts=4), 4, "10.77.0.1")
     wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1"}
     assert wanted.items() <= variables.items()
     assert "LOSSYCOLL_SITE" not in variables
@@ -115,25 +115,25 @@ def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
 
 
 def test_ranks_have_a_place() -> None:
-    shape = Shape(sites=2, hosts=2, ranks=(3, 2, 1, 2))
-    assert (shape.total_hosts, shape.world, shape.has_levels) == (4, 8, True)
-    places = [shape.place_of(rank) for rank in range(8)]
+    network = Network(sites=2, hosts=2, ranks=(3, 2, 1, 2))
+    assert (network.total_hosts, network.world, network.has_levels) == (4, 8, True)
+    places = [network.place_of(rank) for rank in range(8)]
     assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]
-    assert [shape.site_of(host) for host in range(4)] == [0, 0, 1, 1]
-    assert [list(shape.hosts_of(site)) for site in (0, 1)] == [[0, 1], [2, 3]]
-    assert not Shape(hosts=4).has_levels
-    assert Shape(sites=2, hosts=1).has_levels
-    assert Shape(ranks=2).has_levels
+    assert [network.site_of(host) for host in range(4)] == [0, 0, 1, 1]
+    assert [list(network.hosts_of(site)) for site in (0, 1)] == [[0, 1], [2, 3]]
+    assert not Network(hosts=4).has_levels
+    assert Network(sites=2, hosts=1).has_levels
+    assert Network(ranks=2).has_levels
 
 
 def test_ranks_are_told_their_place() -> None:
-    shape = Shape(sites=2, hosts=2, ranks=(3, 2, 1, 2))
-    last = rank_environment(7, shape, 8, "10.77.0.1")
+    network = Network(sites=2, hosts=2, ranks=(3, 2, 1, 2))
+    last = rank_environment(7, network, 8, "10.77.0.1")
     wanted = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LOSSYCOLL_SITE": "site1"}
     wanted |= {"GROUP_RANK": "3", "GROUP_WORLD_SIZE": "4", "ROLE_RANK": "7"}
     assert wanted.items() <= last.items()
     # The first four ranks alone: three of a host and one of two.
-    some = rank_environment(3, shape, 4, "10.77.0.1")
+    some = rank_environment(3, network, 4, "10.77.0.1")
     wanted = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOSSYCOLL_SITE": "site0"}
     assert (wanted | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}).items() <= some.items()
 
@@ -189,10 +189,10 @@ def test_short_texts_have_units() -> None:
 def test_what_crosses_edges_is_counted_once() -> None:
     sent = {(a, b): QueueCounts(10**a, 10**b) for a in range(3) for b in range(3) if a != b}
     hosts, sites = counters.crossing(sent, [0, 1, 2]), counters.crossing(sent, [0, 0, 1])
-    assert [(up.packets, up.bytes) for up, _ in hosts] == [(2, 110), (20, 101), (200, 11)]
-    assert [(down.packets, down.bytes) for _, down in hosts] == [(110, 2), (101, 20), (11, 200)]
-    assert [(up.packets, up.bytes) for up, _ in sites] == [(11, 200), (200, 11)]
-    assert [(down.packets, down.bytes) for _, down in sites] == [(200, 11), (11, 200)]
+    assert [(one.up.packets, one.up.bytes) for one in hosts] == [(2, 110), (20, 101), (200, 11)]
+    assert [(one.down.packets, one.down.bytes) for one in hosts] == [(110, 2), (101, 20), (11, 200)]
+    assert [(one.up.packets, one.up.bytes) for one in sites] == [(11, 200), (200, 11)]
+    assert [(one.down.packets, one.down.bytes) for one in sites] == [(200, 11), (11, 200)]
 
 
 def test_changes_reach_what_they_name() -> None:
@@ -271,7 +271,8 @@ def test_the_first_backend_that_can_make_every_network_is_taken(
 @pytest.mark.parametrize("link", [Link(loss=0.001), Link(loss=0.05), Link(loss=0.02, burst=5)])
 def test_patterns_lose_what_was_asked(link: Link) -> None:
     one = nft.draw(link, 1, (0, 1))
-    assert one.lost / one.period == pytest.approx(link.loss, rel=1e-3)
+    lost = sum(last - first + 1 for first, last in one.runs)
+    assert lost / one.period == pytest.approx(link.loss, rel=1e-3)
     lengths = [last - first + 1 for first, last in one.runs]
     assert statistics.mean(lengths) == pytest.approx(link.mean_burst, rel=0.1)
     edges = [edge for run in one.runs for edge in run]
@@ -282,7 +283,7 @@ def test_patterns_lose_what_was_asked(link: Link) -> None:
 
 
 def test_patterns_at_the_ends() -> None:
-    assert nft.draw(Link(), 1, (0, 1)).lost == 0
+    assert nft.draw(Link(), 1, (0, 1)).runs == ()
     assert nft.draw(Link(loss=1), 1, (0, 1)) == nft.Pattern(1, ((0, 0),))
 
 

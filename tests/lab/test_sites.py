@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.micro.topology import less
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.lab.counters import LevelBytes
@@ -98,7 +99,7 @@ def test_bytes_are_counted_by_level(backend: str) -> None:
         near = flow(lab, (0, 1), packets=FEW, mbit=200)
         far = flow(lab, (1, 2), packets=FEW, mbit=200)
         after = lab.counters().levels
-    added = {name: level.since(before[name]) for name, level in after.items()}
+    added = {name: less(level, before[name]) for name, level in after.items()}
     assert near.lost == 0
     low, high = bounds(lossy.wan, FEW)
     assert low < far.loss < high

@@ -6,8 +6,7 @@ import pytest
 
 from lossycoll.errors import OptionError
 from lossycoll.runtime.world.failure_detector import HEARTBEATS_PER_LIVENESS, SILENT_SHARE
-from lossycoll.simulate.control import COSTS, DESCRIPTORS, simulate_control
-from lossycoll.simulate.planes import Costs
+from lossycoll.simulate.control import COSTS, DESCRIPTORS, Costs, simulate_control
 
 RANKS = 40
 LIVENESS = 4.0

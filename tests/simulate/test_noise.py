@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll import OptionError, simulate
-from lossycoll.simulate import Delayed, Exponential, LogNormal, Normal
+from benchmarks.common.delays import Delayed
+from lossycoll import OptionError
+from lossycoll.simulate.theory import Exponential, LogNormal, Normal, fit
+from tests.support import dropcompute_checks as checks
 
 
 def test_the_delay_has_the_moments_of_the_authors_code() -> None:
@@ -18,7 +20,7 @@ def test_the_delay_has_the_moments_of_the_authors_code() -> None:
     assert delay.std / 0.5 == pytest.approx(1.1619, abs=1e-4)
     assert delay.cdf(np.array([1 + 0.5 * 11.41]))[0] == pytest.approx(1, abs=1e-12)
     assert delay.cdf(np.array([1 + 0.5 * 11.395]))[0] < 1
-    drawn = delay.delays(np.random.default_rng(1), (1_000_000,))
+    drawn = (delay.draw(np.random.default_rng(1), (1_000_000,)) - 1) / 0.5
     assert drawn.mean() == pytest.approx(1, abs=4 * 1.162 / 1000)
     assert drawn.std() == pytest.approx(1.162, abs=0.01)
     assert drawn.max() <= 11.40
@@ -29,16 +31,16 @@ def test_the_delay_has_the_moments_of_the_authors_code() -> None:
     "noise", [Normal(1.0, 0.1), LogNormal(0.0, -1.0, 0.7), Exponential(0.8, 0.2)], ids=str
 )
 def test_a_fit_finds_what_was_drawn(noise: Any) -> None:
-    drawn = noise.draw(np.random.default_rng(2), (20, 10, 30))
+    drawn = checks.drawn(noise, 2, (20, 10, 30))
     drawn[0, 0, -3:] = np.nan
-    found = simulate.fit(drawn)
+    found = fit(drawn)
     assert type(found) is type(noise)
     assert found.mean == pytest.approx(noise.mean, rel=0.02)
     assert found.std == pytest.approx(noise.std, rel=0.05)
 
 
 def test_a_fit_of_little() -> None:
-    assert simulate.fit([2.0, 2.0]) == Normal(2.0, 0.0)
-    assert simulate.fit([2.0, 0.0]).mean == pytest.approx(1.0)
+    assert fit([2.0, 2.0]) == Normal(2.0, 0.0)
+    assert fit([2.0, 0.0]).mean == pytest.approx(1.0)
     with pytest.raises(OptionError, match="no times"):
-        simulate.fit([math.nan])
+        fit([math.nan])

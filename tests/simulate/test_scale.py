@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lossycoll import OptionError, simulate
-from lossycoll.simulate import Empirical, choose
-from lossycoll.simulate.threshold import FEWEST_STEPS, MOST_TIMES, STEPS, profiles, resampled
+from lossycoll import OptionError
+from lossycoll.simulate import choose
+from lossycoll.simulate.theory import Empirical, noise_curve
+from lossycoll.simulate.threshold import (
+    FEWEST_STEPS,
+    MOST_TIMES,
+    STEPS,
+    choose_at,
+    profiles,
+    resampled,
+)
 from tests.support import dropcompute_checks as checks
 from tests.support.dropcompute_checks import delayed, uneven
 
@@ -22,24 +30,24 @@ def test_ranks_are_put_together_from_whole_recorded_steps() -> None:
     assert {row.tobytes() for row in drawn.reshape(-1, 6)} == pool
     assert np.array_equal(drawn, resampled(times, 100, seed=3), equal_nan=True)
     assert not np.array_equal(drawn, resampled(times, 100, seed=4), equal_nan=True)
-    choice, by = simulate.choose_at(times, 0.5, 100, seed=3)
+    choice, by = choose_at(times, 0.5, 100, seed=3)
     assert np.array_equal(by, drawn, equal_nan=True)
     assert choice.left_out == (7,)
     assert choice.curve == choose(drawn, 0.5).curve
     with pytest.raises(OptionError, match="0 workers"):
-        simulate.choose_at(times, 0.5, 0)
+        choose_at(times, 0.5, 0)
 
 
 def test_thousands_of_ranks_from_many_recorded_steps() -> None:
     times = delayed(400, 16, 12)
-    found, drawn = simulate.choose_at(times, 0.0, 4096)
+    found, drawn = choose_at(times, 0.0, 4096)
     assert drawn.shape == (STEPS, 4096, 12)
     # 6,400 recorded steps of a rank hardly have the slowest of 4,096: a little less than exact.
-    wanted = simulate.best(checks.exact(4096))
+    wanted = checks.best(checks.exact(4096))
     assert wanted.speedup - 0.15 < found.speedup < wanted.speedup + 0.02
     assert found.drop_rate == pytest.approx(wanted.drop_rate, abs=0.04)
-    independent = simulate.noise_curve(checks.THRESHOLDS, 4096, 12, Empirical(times), 0.0)
-    assert simulate.best(independent).speedup == pytest.approx(wanted.speedup, abs=0.03)
+    independent = noise_curve(checks.THRESHOLDS, 4096, 12, Empirical(times), 0.0)
+    assert checks.best(independent).speedup == pytest.approx(wanted.speedup, abs=0.03)
     wide = resampled(delayed(2, 2, 100), 20_000, 0)
     assert len(wide) == FEWEST_STEPS
     assert len(resampled(delayed(2, 2, 100), 4000, 0)) == MOST_TIMES // (4000 * 100)

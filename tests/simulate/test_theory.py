@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll import OptionError, simulate
-from lossycoll.simulate import Delayed, Empirical, Exponential, LogNormal, Normal, curve
+from benchmarks.common.delays import Delayed
+from lossycoll import OptionError
+from lossycoll.simulate import theory
+from lossycoll.simulate.theory import Empirical, Exponential, LogNormal, Normal
+from lossycoll.simulate.threshold import curve
 from lossycoll.simulate.times import compute_seconds
 from tests.support import dropcompute_checks as checks
 from tests.support.dropcompute_checks import delayed
@@ -24,10 +27,10 @@ def test_the_expected_maximum(workers: int) -> None:
 
 
 def test_the_maximum_of_few() -> None:
-    assert simulate.expected_maximum(1, 3.0, 1.0) == 3.0
-    assert simulate.expected_maximum(2, 3.0, 1.0) == pytest.approx(3 + 1 / math.sqrt(math.pi), 0.02)
+    assert theory.expected_maximum(1, 3.0, 1.0) == 3.0
+    assert theory.expected_maximum(2, 3.0, 1.0) == pytest.approx(3 + 1 / math.sqrt(math.pi), 0.02)
     with pytest.raises(OptionError, match="0 workers"):
-        simulate.expected_maximum(0, 3.0, 1.0)
+        theory.expected_maximum(0, 3.0, 1.0)
 
 
 @pytest.mark.parametrize("workers", checks.SPEEDUPS)
@@ -46,14 +49,14 @@ def test_the_speedup_against_ranks(workers: int) -> None:
 
 def test_the_normal_formula_is_too_hopeful_about_long_tails() -> None:
     noise, step = Delayed(), checks.STEP
-    full = simulate.expected_maximum(200, step, math.sqrt(checks.BATCHES) * noise.std)
+    full = theory.expected_maximum(200, step, math.sqrt(checks.BATCHES) * noise.std)
     assert full / step == pytest.approx(1.309, abs=0.001)
     slowest = checks.exact(200)[-1].step_seconds
     assert slowest / step == pytest.approx(1.42, abs=0.005)
     sampled = compute_seconds(delayed(400, 200, 12, seed=4))
     assert sampled.mean() == pytest.approx(slowest, abs=4 * sampled.std() / 20)
-    normal = simulate.normal_curve(checks.THRESHOLDS, 200, checks.BATCHES, noise, 0.0)
-    assert simulate.best(normal).speedup == pytest.approx(1.25, abs=0.005)
+    normal = theory.normal_curve(checks.THRESHOLDS, 200, checks.BATCHES, noise, 0.0)
+    assert checks.best(normal).speedup == pytest.approx(1.25, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +71,12 @@ def test_the_normal_formula_is_too_hopeful_about_long_tails() -> None:
     ids=str,
 )
 def test_curves_of_a_distribution_are_those_of_its_samples(noise: Any) -> None:
-    drawn = noise.draw(np.random.default_rng(5), (1500, 8, 6))
+    drawn = checks.drawn(noise, 5, (1500, 8, 6))
     assert drawn.mean() == pytest.approx(noise.mean, rel=0.01)
     assert drawn.std() == pytest.approx(noise.std, rel=0.03)
     taus = np.linspace(0.4, 1.6, 13) * 6 * noise.mean
     sampled = curve(drawn, taus, 0.7, cut="threshold")
-    for point, said in zip(sampled, simulate.noise_curve(taus, 8, 6, noise, 0.7), strict=True):
+    for point, said in zip(sampled, theory.noise_curve(taus, 8, 6, noise, 0.7), strict=True):
         assert said.threshold == point.threshold
         assert said.drop_rate == pytest.approx(point.drop_rate, abs=0.01)
         assert said.step_seconds == pytest.approx(point.step_seconds, rel=0.01)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lossycoll import OptionError, simulate
-from lossycoll.simulate import choose, curve
-from lossycoll.simulate.threshold import LEAST_GAIN, floor, threshold_of
+from lossycoll import OptionError
+from lossycoll.simulate import Choice, choose
+from lossycoll.simulate.threshold import LEAST_GAIN, curve, floor, threshold_of
 from lossycoll.simulate.times import Times, checked, compute_seconds, usual
 from tests.support import dropcompute_checks as checks
 from tests.support.dropcompute_checks import delayed, uneven
@@ -175,9 +175,7 @@ def test_one_slow_outlier_has_no_say(place: str) -> None:
     assert slow[17].sum(axis=1).max() > 4 * clean[17].sum(axis=1).max()
     choice = choose(slow, 2.0)
     assert choice.left_out == (17,)
-    assert choice == simulate.Choice(
-        wanted.threshold, wanted.drop_rate, wanted.speedup, wanted.curve, (17,)
-    )
+    assert choice == Choice(wanted.threshold, wanted.drop_rate, wanted.speedup, wanted.curve, (17,))
     # With it, the mean over steps would promise what no other step keeps.
     (fooled,) = curve(slow, np.array([choice.threshold]), 2.0, cut="threshold")
     assert fooled.speedup > wanted.speedup + 0.05 or place == "everywhere"

@@ -6,24 +6,25 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
 
+from benchmarks.common.delays import Delayed
 from lossycoll.cli.plan_threshold import predict
-from lossycoll.simulate import (
-    Cut,
-    Delayed,
-    Point,
-    Recorded,
-    best,
-    choose,
-    curve,
+from lossycoll.simulate import choose
+from lossycoll.simulate.theory import (
+    Exponential,
+    LogNormal,
+    Noise,
+    Normal,
     expected_maximum,
     noise_curve,
     normal_curve,
 )
-from lossycoll.simulate.times import Times
+from lossycoll.simulate.threshold import Cut, Point, curve
+from lossycoll.simulate.times import Recorded, Times
 
 BATCHES = 12
 STEP = 1.5 * BATCHES
@@ -56,6 +57,25 @@ LOG_STEP = 9.2768
 """Seconds of a step in it, without a threshold."""
 
 THRESHOLDS = np.linspace(0.5 * STEP, 2.2 * STEP, 600)
+
+
+def best(points: Sequence[Point], most_dropped: float = 1.0) -> Point:
+    """The first point of the greatest speed-up, of those that drop no more than a share."""
+    return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
+
+
+def drawn(noise: Noise, seed: int, shape: tuple[int, ...]) -> Times:
+    """Independent times of a distribution."""
+    generator = np.random.default_rng(seed)
+    if isinstance(noise, Normal):
+        return np.maximum(generator.normal(noise.mean, noise.std, shape), 0.0)
+    if isinstance(noise, LogNormal):
+        return noise.start + generator.lognormal(noise.log_mean, noise.log_std, shape)
+    if isinstance(noise, Exponential):
+        return noise.start + generator.exponential(noise.excess, shape)
+    if isinstance(noise, Delayed):
+        return noise.draw(generator, shape)
+    return noise.rising[generator.integers(len(noise.rising), size=shape)]
 
 
 def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:

@@ -1,4 +1,4 @@
-"""Virtual control planes (lossycoll.simulate.planes) whose memberships tests look at."""
+"""Virtual control planes (lossycoll.simulate.control) whose memberships tests look at."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
-from lossycoll.simulate import planes
+from lossycoll.simulate import control
 
 from .planes import Notes
 
 
-class Node(planes.Node):
+class Node(control.Node):
     """One process, with its memberships; it is what a membership wants of its plane."""
 
-    def __init__(self, net: planes.VirtualNetwork, rank: int) -> None:
+    def __init__(self, net: control.VirtualNetwork, rank: int) -> None:
         super().__init__(net, rank)
         self.groups: dict[int, tuple[Membership, Notes]] = {}
 
@@ -47,9 +47,23 @@ class Node(planes.Node):
         task()
 
 
-class VirtualNetwork(planes.VirtualNetwork):
+class VirtualNetwork(control.VirtualNetwork):
     node = Node
     nodes: list[Node]  # type: ignore[assignment]
+
+    def run(self, seconds: float) -> None:
+        for node in self.nodes:  # one that was stopped may go on
+            self.wake(node)
+        super().run(seconds)
+
+    def heal(self) -> None:
+        """What was under way goes on."""
+        self.cuts.clear()
+        for node in self.nodes:
+            for pipe in list(node.sockets.members.values()):
+                held, pipe.held = pipe.held, []
+                for body in held:
+                    pipe.send(body)
 
 
 def ready(world: int, liveness: float, **rest: Any) -> VirtualNetwork:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
 
 from .cells import DELAY_MS, HOSTS, LONG, LOSSES, TRAIN_MBIT

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown, publish
 
 from . import claims, plot
 from .cells import HOSTS, LOSSES
@@ -22,11 +22,8 @@ NEAR = 1.05
 
 
 def write(entries: Sequence[Result], folder: Path) -> None:
-    write_json(folder / "arc_topk.json", as_json(entries), indent=None)
-    fill(
-        folder / "arc_topk.md",
-        {f"arc-{name}": table for name, table in tables(entries).items()},
-    )
+    text = {f"arc-{name}": table for name, table in tables(entries).items()}
+    publish(folder, "arc_topk", as_json(entries), "arc_topk.md", text, indent=None)
     plot.write(entries, folder)
 
 

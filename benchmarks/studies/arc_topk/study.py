@@ -10,10 +10,7 @@ as many bytes; an hour, without the laboratory.
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import local_job
@@ -21,7 +18,7 @@ from benchmarks.common.lab_job import run_job
 from benchmarks.common.runner import PieceFailed, Study, batch_by_batch
 from lossycoll.lab.laboratory import Lab
 
-from .cells import HOSTS, LONG, Cell, batches, cells
+from .cells import LONG, Cell, batches, cells
 from .long.tasks import STEPS
 from .long.variants import WORLD
 
@@ -78,10 +75,9 @@ def measure_one(cell: Cell) -> Any:
         "seed": cell.seed,
         "limit": LIMIT_SECONDS,
     }
-    with tempfile.TemporaryDirectory() as folder, Lab(cell.network) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.studies.arc_topk.rank", config, out, JOB_SECONDS, cell.environment)
-        ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(HOSTS)]
+    with Lab(cell.network) as lab:
+        module = "benchmarks.studies.arc_topk.rank"
+        ranks = run_job(lab, module, config, JOB_SECONDS, cell.environment)
     return steps(ranks) if cell.kind == "steps" else trained(ranks)
 
 

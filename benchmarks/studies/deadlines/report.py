@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import LogFormatter
 
-from benchmarks.common.report import fill, markdown, plt, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
+from benchmarks.common.tables import fill, markdown
 
 from .scenarios import SCENARIOS
 

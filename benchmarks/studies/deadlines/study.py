@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import tempfile
@@ -53,14 +52,12 @@ def run(scenario: Scenario) -> dict[str, Any]:
         changer.start()
         try:
             environment = {"LOSSYCOLL_LOG": "debug"}
-            run_job(lab, "benchmarks.studies.deadlines.rank", config, out, SECONDS, environment)
+            module = "benchmarks.studies.deadlines.rank"
+            ranks = run_job(lab, module, config, SECONDS, environment, out=out)
         finally:
             ended.set()
             changer.join()
         counters = lab.counters()
-        ranks = [
-            json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(scenario.network.hosts)
-        ]
     if len(changed) != len(scenario.changes):
         raise LossyError(f"{scenario.name}: only {len(changed)} of its changes were made")
     links, hosts = counters.links.values(), counters.hosts

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common.report import fill, markdown, write_json
+from benchmarks.common.delays import Delayed
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from benchmarks.studies.quality.statistics import Estimate, estimate
 from benchmarks.studies.quality.tasks import TASKS, cross_entropy, judge
-from lossycoll.simulate.noise import Delayed
 from lossycoll.simulate.times import Times
 
 RANKS, MICRO_BATCHES = 4, 8
@@ -185,8 +185,8 @@ def table(results: Sequence[Result]) -> str:
 def report(results: Sequence[Result], folder: Path) -> str:
     """Fills the table of dropcompute.md, and writes all figures as JSON."""
     text = table(results)
-    fill(folder / "dropcompute.md", {"drop-rates": text})
-    write_json(folder / "drop_rates.json", [{**r.settings, **r.figures} for r in results])
+    rows = [{**r.settings, **r.figures} for r in results]
+    publish(folder, "drop_rates", rows, "dropcompute.md", {"drop-rates": text})
     return text
 
 

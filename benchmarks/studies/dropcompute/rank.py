@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from benchmarks.common.delays import Delayed
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
 from lossycoll.cli.demo.worker import learning_rate
 from lossycoll.cli.launcher import EventWriter
-from lossycoll.simulate.noise import Delayed
 
 from .runs import CONTEXT, LAYERS, MICRO_BATCHES, VARIANTS, Run
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result, one_budget
+from benchmarks.common.tables import markdown, publish
 from lossycoll.simulate.threshold import curve, grid
 from lossycoll.simulate.times import Times, compute_seconds
 
@@ -145,10 +147,9 @@ def table(found: Mapping[str, Any]) -> str:
 def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
-    write_json(folder / f"{NAME}.json", found, indent=None)
-    fill(folder / f"{NAME}.md", {MARKS: table(found)})
-    draw(found, folder / f"{NAME}.png")
-    return table(found)
+    text = table(found)
+    publish(folder, NAME, found, f"{NAME}.md", {MARKS: text}, partial(draw, found), indent=None)
+    return text
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

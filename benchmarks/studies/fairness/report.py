@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown, publish
 
 from .contests import MBIT, Contest
 from .flow import Samples
 
 
 def write(entries: Sequence[Result], folder: Path) -> None:
-    write_json(folder / "sharing.json", [asdict(entry) for entry in entries])
-    fill(folder / "congestion-results.md", {"sharing": table(entries)})
-    draw(entries, folder / "sharing.png")
+    found, text = [asdict(entry) for entry in entries], {"sharing": table(entries)}
+    publish(folder, "sharing", found, "congestion-results.md", text, partial(draw, entries))
 
 
 def shares(entry: Result) -> tuple[float, float]:

@@ -41,7 +41,7 @@ def measure(contest: Contest, options: argparse.Namespace) -> dict[str, Any]:
             config = {"elements": ELEMENTS, "seconds": length}
             environment = {"MASTER_PORT": str(master_port)}
             try:
-                run_job(lab, JOB, config, out, 60 + 2 * length, environment)
+                run_job(lab, JOB, config, 60 + 2 * length, environment, out=out)
             except LossyError as error:
                 failed.append(error)
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
+from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll.plan.sets import ROWS, USUAL, Code
 
 from .cells import VARIANTS, left

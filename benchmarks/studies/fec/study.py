@@ -10,9 +10,6 @@ the laboratory (``lossycoll lab check``).
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,10 +85,8 @@ def residual(cell: Cell, operations: int) -> dict[str, Any]:
 def on_a_long_path(rounds: int) -> dict[str, Any]:
     """Seconds of the operation by variant, the last rank's."""
     config = {"variants": VARIANTS, "elements": ELEMENTS, "rounds": rounds}
-    with tempfile.TemporaryDirectory() as folder, Lab(WIRE) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.studies.fec.rank", config, out, LAB_SECONDS)
-        ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(WIRE.hosts)]
+    with Lab(WIRE) as lab:
+        ranks = run_job(lab, "benchmarks.studies.fec.rank", config, LAB_SECONDS)
     found = {}
     for variant in VARIANTS:
         pairs = zip(*(rank[variant]["seconds"] for rank in ranks), strict=True)

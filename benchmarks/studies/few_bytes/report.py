@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result, one_budget
+from benchmarks.common.tables import markdown, publish
 
 from .runs import GOAL_EVERY, REFERENCE, VARIANTS, Run
 
@@ -148,4 +150,5 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    return publish(folder, NAME, found, text, draw, "moshpit.md")
+    publish(folder, NAME, found, "moshpit.md", {NAME: text}, partial(draw, found), indent=None)
+    return text

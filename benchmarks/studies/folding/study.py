@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from lossycoll.lab.network import Link, Network, Port
 from lossycoll.lab.profiles import profile
 from lossycoll.options.fields import Options
@@ -99,10 +99,10 @@ def compared(results: Sequence[Result]) -> list[dict[str, Any]]:
 def report(results: Sequence[Result], folder: Path) -> None:
     """Write folding.json, and the table between the marks of simulate-accuracy.md."""
     rows = compared(results)
-    write_json(folder / "folding.json", rows)
     head = ["hosts, simulated", "algorithm", "network", "all, ms", "folded, ms", "error"]
     head += ["missing", "folded"]
-    fill(folder / "simulate-accuracy.md", {"folding": markdown(head, [line(row) for row in rows])})
+    text = {"folding": markdown(head, [line(row) for row in rows])}
+    publish(folder, "folding", rows, "simulate-accuracy.md", text)
 
 
 def line(row: dict[str, Any]) -> list[str]:

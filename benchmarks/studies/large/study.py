@@ -20,9 +20,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import STUDIES, Piece, Result
 from benchmarks.common.runner import PieceFailed, Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from benchmarks.theory.owners import chosen
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
@@ -281,8 +281,8 @@ def table(results: Sequence[Result]) -> str:
 
 def report(results: Sequence[Result], folder: Path) -> None:
     """The table of docs/quality.md, and all figures as JSON."""
-    fill(folder / "quality.md", {"large": table(results)})
-    write_json(folder / "large.json", [{**r.settings, **r.figures} for r in results])
+    rows = [{**r.settings, **r.figures} for r in results]
+    publish(folder, "large", rows, "quality.md", {"large": table(results)})
 
 
 STUDY: Final = Study(

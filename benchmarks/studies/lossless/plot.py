@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.report import plt, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
 from lossycoll.cli.bench.command import human
 from lossycoll.cli.bench.plot import COLOURS

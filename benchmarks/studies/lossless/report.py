@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown, publish
 from lossycoll.cli.bench.command import human
 
 from . import plot, verdict
@@ -24,9 +25,8 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     of README.md's table that are of loopback."""
     order = {wire: number for number, wire in enumerate(WIRES)}
     entries = sorted(entries, key=lambda e: (e.settings["ranks"], order[e.settings["wire"]]))
-    write_json(folder / "clean.json", [asdict(entry) for entry in entries])
-    fill(folder / "performance.md", tables(entries))
-    plot.draw(entries, folder / "clean.png")
+    found = [asdict(entry) for entry in entries]
+    publish(folder, "clean", found, "performance.md", tables(entries), partial(plot.draw, entries))
     return "\n".join(readme_rows(entries))
 
 

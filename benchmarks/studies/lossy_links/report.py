@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
-from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown, publish
 
 from .cells import VARIANTS, Cell
 
@@ -33,9 +35,8 @@ def median(entry: Result, variant: str) -> float:
 
 def write(entries: Sequence[Result], folder: Path) -> None:
     """wire.json, wire.png, and the table between the marks of performance.md."""
-    write_json(folder / "wire.json", [asdict(entry) for entry in entries])
-    fill(folder / "performance.md", {"wire": table(entries)})
-    draw(entries, folder / "wire.png")
+    found, text = [asdict(entry) for entry in entries], {"wire": table(entries)}
+    publish(folder, "wire", found, "performance.md", text, partial(draw, entries))
 
 
 def table(entries: Sequence[Result]) -> str:

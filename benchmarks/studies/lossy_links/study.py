@@ -7,11 +7,8 @@ measured in one job.
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common.lab_job import run_job
@@ -39,11 +36,10 @@ def measure(group: Sequence[Cell], options: argparse.Namespace) -> list[dict[str
         ],
         "rounds": rounds_of(options.rounds),
     }
-    with tempfile.TemporaryDirectory() as folder, Lab(group[0].network) as lab:
-        out = Path(folder) / "out"
-        run_job(lab, "benchmarks.studies.lossy_links.rank", config, out, CELL_SECONDS * len(group))
+    with Lab(group[0].network) as lab:
+        module = "benchmarks.studies.lossy_links.rank"
+        ranks = run_job(lab, module, config, CELL_SECONDS * len(group))
         counters = lab.counters()
-        ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(group[0].hosts)]
     offered = sum(link.offered for link in counters.links.values())
     lost = sum(link.lost for link in counters.links.values())
     measured = []

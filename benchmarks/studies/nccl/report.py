@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, write_json
 from benchmarks.common.results import Result
+from benchmarks.common.tables import fill, write_json
 from lossycoll.cli.bench.command import DTYPES, labels
 
 TYPES = {"float32": "float", "float64": "double", "float16": "half", "bfloat16": "bfloat16"}

@@ -22,8 +22,8 @@ from typing import Any
 
 import lossycoll._native
 
-from benchmarks.common.report import fill_and_keep, markdown
 from benchmarks.common.results import ROOT, Result, append, load, source
+from benchmarks.common.tables import fill_and_keep, markdown
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Change, simulate_collective
 

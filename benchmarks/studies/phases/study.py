@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from benchmarks.studies.drop_rates.study import shown
 from benchmarks.studies.large.exchange import Exchange
 from benchmarks.studies.large.replicas import RELIABLE, Replicas
@@ -156,9 +156,8 @@ def table(results: Sequence[Result]) -> str:
 def report(results: Sequence[Result], folder: Path) -> str:
     """Fills the table of quality.md, and writes all figures as JSON."""
     text = table(results)
-    fill(folder / "quality.md", {"phases": text})
-    rows: list[dict[str, Any]] = [{**r.settings, **r.figures} for r in results]
-    write_json(folder / "phases.json", rows)
+    rows = [{**r.settings, **r.figures} for r in results]
+    publish(folder, "phases", rows, "quality.md", {"phases": text})
     return text
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.common.report import band, plt, save
+from benchmarks.common.pictures import band, plt, save
 from benchmarks.common.results import Result
 
 from .matrix import (

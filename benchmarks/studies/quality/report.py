@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown, publish
 from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND
 
 from . import plot
@@ -44,9 +44,8 @@ from .statistics import Estimate, accuracy_change, cells, estimate, perplexity_c
 def write(results: Sequence[Result], folder: Path) -> None:
     """Everything that can be said with the runs there are."""
     entries = {result.key: result for result in results}
-    write_json(folder / "quality.json", as_json(entries))
+    publish(folder, "quality", as_json(entries), "quality.md", tables(entries))
     plot.write(entries, folder)
-    fill(folder / "quality.md", tables(entries))
 
 
 def tables(entries: Mapping[str, Result]) -> dict[str, str]:

@@ -6,7 +6,6 @@ The same calls on the same networks, in the laboratory and in virtual time.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import threading
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.lab_job import run_job
-from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Piece, Result
 from benchmarks.common.runner import Study, one_by_one
+from benchmarks.common.tables import markdown, publish
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import simulate_collective
@@ -99,9 +98,9 @@ def in_laboratory(cell: Cell, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab, watched(late):
         out = Path(folder) / "calls"
         Path(f"{out}.times").write_bytes(bytes(8 * CALLS * cell.hosts))
-        run_job(lab, "benchmarks.studies.simulation.rank", config, out, 120, environment)
+        module = "benchmarks.studies.simulation.rank"
+        ranks = run_job(lab, module, config, 120, environment, out=out)
         counters = lab.counters()
-        ranks = [json.loads(Path(f"{out}.{i}").read_text()) for i in range(cell.hosts)]
     seconds, missing = [], []
     for call in zip(*ranks, strict=True):
         begin, end, lost, came = zip(*call, strict=True)
@@ -196,12 +195,11 @@ def summary(result: Result) -> dict[str, Any]:
 def report(results: Sequence[Result], folder: Path) -> None:
     """Write simulation.json, and the table between the marks of simulate-accuracy.md."""
     rows = [summary(result) for result in results]
-    write_json(folder / "simulation.json", [asdict(result) for result in results])
     head = ["network", "laboratory, ms", "simulated, ms", "error"]
     head += ["missing there", "simulated", "woke late, ms"]
-    fill(
-        folder / "simulate-accuracy.md", {"laboratory": markdown(head, [line(row) for row in rows])}
-    )
+    text = {"laboratory": markdown(head, [line(row) for row in rows])}
+    found = [asdict(result) for result in results]
+    publish(folder, "simulation", found, "simulate-accuracy.md", text)
 
 
 def line(row: dict[str, Any]) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.report import Point, by_time, markdown, plt, publish, save
+from benchmarks.common.pictures import Point, by_time, plt, save
 from benchmarks.common.results import Result, one_budget
+from benchmarks.common.tables import markdown, publish
 
 from .runs import JOINED, PEERS, REFERENCE, VARIANTS, Run
 
@@ -147,7 +149,8 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    return publish(folder, NAME, found, text, draw, "moshpit.md")
+    publish(folder, NAME, found, "moshpit.md", {NAME: text}, partial(draw, found), indent=None)
+    return text
 
 
 def common_seeds(found: Mapping[str, Any]) -> list[int]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from matplotlib.lines import Line2D
 
-from benchmarks.common.report import by_time, fill, markdown, plt, save, write_json
+from benchmarks.common.pictures import by_time, plt, save
 from benchmarks.common.results import Result, one_budget
+from benchmarks.common.tables import fill, markdown, publish
 from lossycoll.lab.profiles import PROFILES as LABORATORIES
 
 from .runs import PROFILES, REFERENCES, VARIANTS, Run
@@ -158,7 +160,7 @@ def _mib(sent: Sequence[float]) -> float:
 
 def ranks_of(profile: str) -> int:
     """Of a job on all hosts of a network."""
-    return LABORATORIES[profile].network.shape.world
+    return LABORATORIES[profile].network.world
 
 
 def caption(found: Mapping[str, Any]) -> str:
@@ -205,12 +207,10 @@ def _dates(entries: Sequence[Result]) -> str:
 def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files, README.md beside the folder included; returns the table."""
     found = results(entries)
-    readme = folder.resolve().parent / "README.md"
-    write_json(folder / f"{NAME}.json", found, indent=None)
-    fill(folder / "performance.md", {NAME: table(found)})
-    fill(readme, {NAME: caption(found)})
-    draw(found, folder / f"{NAME}.png")
-    return table(found)
+    text = table(found)
+    publish(folder, NAME, found, "performance.md", {NAME: text}, partial(draw, found), indent=None)
+    fill(folder.resolve().parent / "README.md", {NAME: caption(found)})
+    return text
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

@@ -41,7 +41,7 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Lab(run.profile) as lab:
         out = Path(folder) / "curve"
         try:
-            run_job(lab, RANK, config, out, seconds, variant.environment)
+            run_job(lab, RANK, config, seconds, variant.environment, out=out)
         except JobTimeout:
             if not out.exists():
                 raise

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from lossycoll.cli.argtypes import real, whole
 from lossycoll.cli.lab import NUMBERS, add_numbers, given
 from lossycoll.cli.launcher import EXIT_FAILED
-from lossycoll.cli.plotting import must_be_png, pyplot
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
 from lossycoll.lab.network import Network
@@ -37,9 +34,9 @@ from lossycoll.simulate.collective import (
 from lossycoll.simulate.fold import NotAlikeError
 from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_training
 
+from . import Answer, tracked
+
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-SWEPT: Final = {"hosts": int, "ranks_per_host": int, "bytes": None}
-"""Names that can be swept besides a network's numbers, and their types."""
 
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +78,6 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=whole(0), metavar="N", help="of all chance")
     text = "of the group (options.md), as in delivery=reliable; may be repeated"
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
-    add("--json", action="store_true", help="print the result as JSON, not as a table")
 
 
 def size(text: str) -> int:
@@ -92,37 +88,33 @@ def size(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def run_collective(options: argparse.Namespace) -> int:
+SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": size}
+"""Names that can be swept besides a network's numbers, and their types."""
+
+
+def run_collective(options: argparse.Namespace) -> Answer:
     if options.picture is not None and options.sweep is None:
         raise OptionError("--picture draws a sweep: give --sweep, as in --sweep hosts=2:64")
-    must_be_png(options.picture)
     group = group_options(options.option)
-    console, errors = Console(stderr=options.json), Console(stderr=True)
     points = [*swept(options)]
-    found = []
-    hidden = not errors.is_terminal
-    for _, one in track(points, "simulating", console=errors, transient=True, disable=hidden):
-        found.append(simulated(one, group))
+    found = [simulated(one, group) for _, one in tracked(points)]
     name = options.sweep.partition("=")[0] if options.sweep else ""
     rows = [
         figures(one) | ({name: value} if name else {})
         for (value, _), one in zip(points, found, strict=True)
     ]
-    if options.json:
-        print(json.dumps(rows if name else rows[0], allow_nan=False))
-    else:
-        console.print(table(rows, options))
-        for row in rows:
-            if row["hosts_simulated"] < row["hosts"]:
-                console.print(
-                    f"{row['hosts']} hosts: {row['hosts_simulated']} were simulated and stand for "
-                    f"all, each calling with {row['bytes']:,} bytes",
-                    highlight=False,
-                )
-    if options.picture is not None and (plt := pyplot(errors)) is not None:
-        draw(plt, name, rows, title(options), options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return EXIT_FAILED if any(one.failed for one in found) else 0
+    folded = [
+        f"{row['hosts']} hosts: {row['hosts_simulated']} were simulated and stand for all, each "
+        f"calling with {row['bytes']:,} bytes"
+        for row in rows
+        if row["hosts_simulated"] < row["hosts"]
+    ]
+    return Answer(
+        rows if name else rows[0],
+        [table(name, rows, title(options)), *folded],
+        partial(draw, name, rows, title(options)),
+        EXIT_FAILED if any(one.failed for one in found) else 0,
+    )
 
 
 def group_options(texts: Sequence[str]) -> Options:
@@ -158,9 +150,7 @@ def swept(options: argparse.Namespace) -> list[tuple[Any, argparse.Namespace]]:
 
     def value_of(word: str) -> Any:
         try:
-            if name in SWEPT:
-                return size(word) if name == "bytes" else int(word)
-            return network_io.quantity(name, field, word)
+            return SWEPT[name](word) if name in SWEPT else network_io.quantity(name, field, word)
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise OptionError(f"--sweep {options.sweep!r}: {error}") from None
 
@@ -248,9 +238,8 @@ def title(options: argparse.Namespace) -> str:
     return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
 
 
-def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
-    name = options.sweep.partition("=")[0] if options.sweep else ""
-    out = Table(title=title(options))
+def table(name: str, rows: Sequence[dict[str, Any]], title: str) -> Table:
+    out = Table(title=title)
     for column in (*([name] if name else []), "median", "p99", "of limit", "missing", "network"):
         out.add_column(column, justify="right")
     for column in ("lost where", "bound"):
@@ -263,8 +252,8 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
         ]
         out.add_row(
             *([f"{row[name]:g}"] if name else []),
-            _time(row["seconds"]) + _interval(row),
-            _time(row["seconds_p99"]),
+            seconds(row["seconds"]) + _interval(row),
+            seconds(row["seconds_p99"]),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['missing']:.2%}",
             f"{row['network_bytes'] / (1 << 20):,.1f} MiB",
@@ -276,14 +265,14 @@ def table(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
 
 def _interval(row: dict[str, Any]) -> str:
     low, high = row["seconds_interval"]
-    return f" ({_time(low)} to {_time(high)})" if high > low else ""
+    return f" ({seconds(low)} to {seconds(high)})" if high > low else ""
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def draw(plt: Any, name: str, rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+def draw(name: str, rows: Sequence[dict[str, Any]], title: str, plt: Any, path: Path) -> None:
     values = [row[name] for row in rows]
     figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
     time.plot(values, [row["seconds"] for row in rows], marker="o", label="median")
@@ -335,7 +324,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     _add_network(parser)
 
 
-def run_training(options: argparse.Namespace) -> int:
+def run_training(options: argparse.Namespace) -> Answer:
     network = network_of(options)
     hosts = network.total_hosts if options.hosts is None else options.hosts
     shape = options.steps, hosts * options.ranks_per_host, options.micro_batches
@@ -352,13 +341,9 @@ def run_training(options: argparse.Namespace) -> int:
         death=options.death,
         settle=min(options.settle, options.steps - 1),
     )
-    if options.json:
-        shown = ("seconds", "seconds_p99", "computing", "missing", "bound")
-        said = {name: getattr(found, name) for name in shown}
-        print(json.dumps(said | {"steps": [asdict(one) for one in found.steps]}, allow_nan=False))
-    else:
-        Console().print(_steps(found, options))
-    return 0
+    shown = ("seconds", "seconds_p99", "computing", "missing", "bound")
+    said = {name: getattr(found, name) for name in shown}
+    return Answer(said | {"steps": [asdict(one) for one in found.steps]}, [_steps(found, options)])
 
 
 def _steps(found: Trained, options: argparse.Namespace) -> Table:

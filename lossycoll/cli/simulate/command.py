@@ -5,71 +5,56 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from lossycoll.cli.argtypes import real, share, whole
 from lossycoll.cli.plotting import must_be_png, pyplot
-from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid, parse
 from lossycoll.simulate.averaging import METHODS, rounds_to, variances
 from lossycoll.simulate.control import Control, Told, simulate_control
 
-from . import collective
+from . import Answer, collective, tracked
+from .collective import seconds
 
 TARGETS: Final = {"1e-9": 1e-9, "1e-4": 1e-4}
 """Variances, as the published table has them."""
-MOST_PEERS: Final = 1 << 17
 MOST_ROUNDS: Final = 50
 
 
 def _add_moshpit(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--peers", type=whole(2, MOST_PEERS), default=512, help="how many there are (default 512)")
+    add("--peers", type=whole(2, 1 << 17), default=512, help="how many there are (default 512)")
     add("--grid", type=_grid, default=Grid((32, 32)), help="the grid's shape (default 32x32)")
-    add(
-        "--failure",
-        type=share,
-        default=0.0,
-        help="probability that a peer fails in a round (default 0)",
-    )
+    text = "probability that a peer fails in a round (default 0)"
+    add("--failure", type=share, default=0.0, help=text)
     add("--seeds", type=whole(1, 10_000), default=40, help="runs, seeded from 0 on (default 40)")
-    add("--json", action="store_true", help="print the result as JSON, not as a table")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw variances round by round")
 
 
-def _run_moshpit(options: argparse.Namespace) -> int:
-    must_be_png(options.picture)
+def _moshpit(options: argparse.Namespace) -> Answer:
     peers, grid, failure = options.peers, options.grid, options.failure
-    if peers > grid.cells:
-        raise OptionError(
-            f"{peers} peers don't fit into --grid {grid}, which has {grid.cells} cells"
-        )
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
+    of = f"{peers} peers, grid {grid}, failure {failure:g}"
+    table = Table(title=f"Rounds until the variance is below, {of}")
+    table.add_column("method")
+    for target in TARGETS:
+        table.add_column(target, justify="right")
     found = {}
-    hidden = not errors.is_terminal
-    for name in track([*METHODS], "simulating", console=errors, transient=True, disable=hidden):
+    for name in tracked([*METHODS]):
         rounds = rounds_to(
             METHODS[name], peers, grid, failure, list(TARGETS.values()), seeds=options.seeds
         )
         found[name] = dict(zip(TARGETS, rounds, strict=True))
-    if options.json:
-        print(json.dumps(found, allow_nan=False))
-    else:
-        console.print(_rounds(found, f"{peers} peers, grid {grid}, failure {failure:g}"))
-    if options.picture is not None and (plt := pyplot(errors)) is not None:
-        draw_moshpit(plt, peers, grid, failure, options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return 0
+        shown = (f"{mean:.1f}" if mean < MOST_ROUNDS else f"{MOST_ROUNDS} +" for mean in rounds)
+        table.add_row(name, *shown)
+    return Answer(found, [table], partial(draw_moshpit, peers, grid, failure))
 
 
 def _grid(text: str) -> Grid:
@@ -79,23 +64,8 @@ def _grid(text: str) -> Grid:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _rounds(found: dict[str, dict[str, float]], title: str) -> Table:
-    table = Table(title=f"Rounds until the variance is below, {title}")
-    table.add_column("method")
-    for target in TARGETS:
-        table.add_column(target, justify="right")
-    for name, rounds in found.items():
-        shown = [
-            f"{mean:.1f}" if mean < MOST_ROUNDS else f"{MOST_ROUNDS} +" for mean in rounds.values()
-        ]
-        table.add_row(name, *shown)
-    return table
-
-
 ROUNDS: Final = 16
 SEEDS: Final = 20
-LEAST: Final = 1e-16
-"""Below it there is but rounding."""
 LABELS: Final = {
     "moshpit": "Moshpit, peers stay in their cells",
     "moshpit_chunks": "Moshpit, peers move by the paper's rule",
@@ -106,23 +76,18 @@ LABELS: Final = {
 }
 
 
-def draw_moshpit(plt: Any, peers: int, grid: Grid, failure: float, path: Path) -> None:
+def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -> None:
     """Writes the picture to ``path``, a PNG: the mean variance of ``SEEDS`` runs of each method."""
     figure, axes = plt.subplots(figsize=(8, 5.4), layout="constrained")
     for name, method in METHODS.items():
         runs = [variances(method, peers, grid, failure, ROUNDS, seed) for seed in range(SEEDS)]
-        mean = np.maximum(np.mean(runs, axis=0), LEAST)
+        mean = np.maximum(np.mean(runs, axis=0), 1e-16)  # below it there is but rounding
         axes.semilogy(mean, marker="o", markersize=3.5, label=LABELS[name])
     for target in (1e-4, 1e-9):
         axes.axhline(target, color="black", linewidth=0.7, linestyle=":")
-        axes.annotate(
-            f"$10^{{{math.log10(target):.0f}}}$, as in the table",
-            (0.8, target),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="top",
-            fontsize=9,
-        )
+        text = f"$10^{{{math.log10(target):.0f}}}$, as in the table"
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
+        axes.annotate(text, (0.8, target), fontsize=9, **where)
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
     axes.grid(alpha=0.3)
@@ -140,36 +105,31 @@ def _add_control(parser: argparse.ArgumentParser) -> None:
     text = "longest way of a message from one host to another (%(default)s)"
     add("--delay-ms", type=real(0), default=1.0, metavar="MS", help=text)
     add("--seed", type=whole(0), default=0, metavar="N", help="of all chance (%(default)s)")
-    add("--json", action="store_true", help="print the result as JSON, not as a table")
 
 
-def _run_control(options: argparse.Namespace) -> int:
+def _control(options: argparse.Namespace) -> Answer:
     found = simulate_control(
         options.ranks,
         liveness=options.liveness,
         delay=1e-3 * options.delay_ms,
         seed=options.seed,
     )
-    if options.json:
-        print(json.dumps(asdict(found), allow_nan=False))
-    else:
-        Console().print(_control(found))
-    return 0
+    return Answer(asdict(found), [_deaths(found)])
 
 
-def _control(found: Control) -> Table:
+def _deaths(found: Control) -> Table:
     out = Table(title=f"coordinator of {found.ranks:,} ranks, liveness {found.liveness:g} s")
     for column in ("", "half know", "all know", "coordinator busy"):
         out.add_column(column, justify="right" if column else "left")
-    out.add_row("start: all are here", "", _seconds(found.ready), _seconds(found.ready_busy))
+    out.add_row("start: all are here", "", seconds(found.ready), seconds(found.ready_busy))
     deaths: list[tuple[str, Told]] = [
         ("a process ends", found.ended),
         ("a host falls silent", found.silent),
         ("the coordinator ends", found.coordinator),
     ]
     for name, told in deaths:
-        out.add_row(name, _seconds(told.median), _seconds(told.last), _seconds(told.busy))
-    out.add_row("all follow the next one", "", _seconds(found.followed))
+        out.add_row(name, seconds(told.median), seconds(told.last), seconds(told.busy))
+    out.add_row("all follow the next one", "", seconds(found.followed))
     out.caption = (
         f"heartbeats: {found.messages:,.0f} messages and {found.bytes / 1000:,.1f} KB a second, "
         f"{found.busy:.2%} of a processor; {found.descriptors:,} descriptors, "
@@ -178,49 +138,55 @@ def _control(found: Control) -> Table:
     return out
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
-
-
-class Part(NamedTuple):
-    """One thing that can be predicted."""
-
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
 PARTS: Final = {
-    "collective": Part(
+    "collective": (
         "A collective on a network, by the engine itself in virtual time: its time and what is "
         "missing.",
         collective.add_collective,
         collective.run_collective,
     ),
-    "training": Part(
+    "training": (
         "Steps of training on a network, by the engine itself in virtual time.",
         collective.add_training,
         collective.run_training,
     ),
-    "moshpit": Part(
+    "moshpit": (
         "Moshpit All-Reduce and what it competes with: rounds that a swarm needs, where peers "
         "fail.",
         _add_moshpit,
-        _run_moshpit,
+        _moshpit,
     ),
-    "control": Part(
+    "control": (
         "The control plane of a large job: start, deaths and heartbeats, by its state machines.",
         _add_control,
-        _run_control,
+        _control,
     ),
 }
+"""Each with a summary, its arguments, and what answers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="what", required=True, metavar="what")
-    for name, part in PARTS.items():
-        part.add_arguments(parts.add_parser(name, help=part.summary, description=part.summary))
+    for name, (summary, add_arguments, answer) in PARTS.items():
+        part = parts.add_parser(name, help=summary, description=summary)
+        add_arguments(part)
+        part.add_argument(
+            "--json", action="store_true", help="print the result as JSON, not as a table"
+        )
+        part.set_defaults(answer=answer, picture=None)
 
 
 def run(options: argparse.Namespace) -> int:
-    return PARTS[options.what].run(options)
+    must_be_png(options.picture)
+    answer: Answer = options.answer(options)
+    # With --json, standard output carries the JSON and nothing else.
+    console, errors = Console(stderr=options.json), Console(stderr=True)
+    if options.json:
+        print(json.dumps(answer.data, allow_nan=False))
+    else:
+        for one in answer.said:
+            console.print(one, highlight=False)
+    if options.picture and answer.draw and (plt := pyplot(errors)) is not None:
+        answer.draw(plt, options.picture)
+        console.print(f"picture: {options.picture}", markup=False, highlight=False)
+    return answer.status

@@ -34,7 +34,7 @@ def test_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, why in (
-        (["--peers", "17", "--grid", "4x4"], "17 peers don't fit into --grid 4x4"),
+        (["--peers", "17", "--grid", "4x4"], "17 peers don't fit into 4x4"),
         (["--picture", "rounds.jpg"], "not a .png"),
         (["--picture", str(tmp_path / "none" / "rounds.png")], "none/rounds.png"),
     ):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import band, plt, save
+from benchmarks.common.pictures import band, plt, save
 from benchmarks.common.results import Result
 
 from .report import Runs, runs_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common.report import markdown
 from benchmarks.common.results import Result
+from benchmarks.common.tables import markdown
 from benchmarks.studies.quality.statistics import Estimate, estimate
 
 from .variants import DENSE, INT8, LEVELS, SEEDS

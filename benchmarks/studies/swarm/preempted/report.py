@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common.report import markdown, plt, publish, save
+from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result, one_budget
+from benchmarks.common.tables import markdown, publish
 
 from .runs import SPEEDS, VARIANTS, Budget, Run
 
@@ -170,7 +172,8 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files; returns the table."""
     found = results(entries)
     text = f"{table(found)}\n\n{verdict(found)}"
-    return publish(folder, NAME, found, text, draw, "moshpit.md")
+    publish(folder, NAME, found, "moshpit.md", {NAME: text}, partial(draw, found), indent=None)
+    return text
 
 
 def band(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[Any, Any, Any, Any]:

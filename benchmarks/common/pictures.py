@@ -1,9 +1,9 @@
-"""Reports: pictures, beside the tables and JSON of :mod:`benchmarks.common.tables`."""
+"""Pictures of reports: curves, panels, and matplotlib without a display."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.common.tables import (
-    KEPT,
-    between,
-    fill,
-    fill_and_keep,
-    markdown,
-    write_json,
-)
-
-__all__ = [
-    "KEPT",
-    "Point",
-    "band",
-    "between",
-    "by_time",
-    "fill",
-    "fill_and_keep",
-    "markdown",
-    "panels",
-    "plt",
-    "publish",
-    "save",
-    "write_json",
-]
-
+__all__ = ["Point", "band", "by_time", "panels", "plt", "save"]
 
 Point = tuple[float, int, float]
 """Seconds, step and loss."""
-
-
-def publish(
-    folder: Path, name: str, found: Any, text: str, draw: Callable[[Any, Path], None], page: str
-) -> str:
-    """Writes what a study has found as JSON, its table between its marks in a page, and its
-    picture; returns the table."""
-    write_json(folder / f"{name}.json", found, indent=None)
-    fill(folder / page, {name: text})
-    draw(found, folder / f"{name}.png")
-    return text
 
 
 def panels(count: int, wide: float, high: float) -> tuple[Figure, list[Axes]]:

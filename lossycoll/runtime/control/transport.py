@@ -330,26 +330,10 @@ class Transport:
         _here.discard(self)
         self._undo.close()
 
-    def abandon(self) -> None:
-        """In a forked child, which a fork calls: the connections are the parent's."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._wake)
-
     def own(self, peer: Peer) -> str:
         """The numeric address of this end of a connection; "": the other end isn't reached yet."""
         one = self._peers.get(peer)
         return "" if one is None else one.own
-
-    @property
-    def places(self) -> set[Address]:
-        """Where connections that were made here lead."""
-        return {one.place for one in self._peers.values() if one.is_ours}
-
-    @property
-    def place(self) -> Address:
-        """Where it listens; port 0: nowhere."""
-        return self._listens_at
 
     # ---- one turn ----
 
@@ -596,10 +580,11 @@ def _abandon_all() -> None:
     _here.clear()
     if not here:
         return
-    listening = {one.place for one in here if one.place[1]}
-    leading: set[Address] = set().union(*(one.places for one in here))
+    listening = {one._listens_at for one in here if one._listens_at[1]}
+    leading = {each.place for one in here for each in one._peers.values() if each.is_ours}
     for one in here:
-        one.abandon()
+        one.closed = True
+        os.close(one._wake)
     close_copies(listening, leading)
     SHARED.forget()
 

@@ -105,9 +105,8 @@ def core_mask() -> int:
 
 def core_limit(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
     """Number of cores whose time its control groups let it have; infinite without a limit."""
-    return min(
-        [math.inf, *(_limit(version, folder) for version, folder in groups_of("cpu", proc, mounts))]
-    )
+    limits = (_limit(version, folder) for version, folder in groups_of("cpu", proc, mounts))
+    return min(limits, default=math.inf)
 
 
 def _limit(version: int, folder: Path) -> float:
@@ -126,18 +125,9 @@ def _limit(version: int, folder: Path) -> float:
 def memory_room(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
     """Bytes that can be had without anything being ended; infinite if nothing says so. What the
     kernel would drop for it (its cache of files) counts as free."""
-    return min([_of_machine(proc), *_of_groups(proc, mounts)])
-
-
-def _of_machine(proc: Path) -> float:
-    found = _table(proc / "meminfo").get("MemAvailable:")
-    return math.inf if found is None else found * 1024.0
-
-
-def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
-    """Free bytes in each control group that this process is in, and in those around them."""
-    for version, folder in groups_of("memory", proc, mounts):
-        yield _room(folder, *MEMORY_FILES[version])
+    of_machine = 1024.0 * _table(proc / "meminfo").get("MemAvailable:", math.inf)
+    groups = groups_of("memory", proc, mounts)
+    return min([of_machine, *(_room(folder, *MEMORY_FILES[version]) for version, folder in groups)])
 
 
 def _room(folder: Path, limit_file: str, used_file: str, *cache: str) -> float:

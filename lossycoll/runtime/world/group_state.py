@@ -36,62 +36,26 @@ IN_ORDER: Final = (
 )
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
-KINDS: Final[Mapping[str, type[errors.LossyError]]] = {
-    "OptionError": errors.OptionError,
-    "RendezvousError": errors.RendezvousError,
-    "InterfaceError": errors.InterfaceError,
-    "MismatchError": errors.MismatchError,
-    "PeerLostError": errors.PeerLostError,
+SHARED: Final[Mapping[str, type[LossyError]]] = {
     "LinkError": errors.LinkError,
-    "NonFiniteError": errors.NonFiniteError,
-    "TrainingError": errors.TrainingError,
-    "CheckpointError": errors.CheckpointError,
+    "MismatchError": MismatchError,
     "OperationTimeout": errors.OperationTimeout,
-    "AbortedError": errors.AbortedError,
-    "UnsupportedError": errors.UnsupportedError,
-    "EngineError": errors.EngineError,
-    "LabError": errors.LabError,
-    "LabPermissionError": errors.LabPermissionError,
-    "ClosedError": errors.ClosedError,
-    "LossyError": errors.LossyError,
+    "PeerLostError": PeerLostError,
+    "RendezvousError": RendezvousError,
 }
-"""Error types, by their name on the wire, which stays when a class is renamed."""
-SHARED: Final = frozenset(
-    {
-        errors.LinkError,
-        errors.MismatchError,
-        errors.OperationTimeout,
-        errors.PeerLostError,
-        errors.RendezvousError,
-    }
-)
-"""Errors that are of the same type on all ranks, whoever finds them."""
-UNMAKEABLE: Final = (errors.OptionError, errors.InterfaceError)
-"""Errors that keep one rank from making a group: the others can't meet it."""
-OTHER: Final = "Exception"
-"""Errors that aren't of lossycoll."""
-
-_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in KINDS.items()}
+"""Errors that are of the same type on all ranks, whoever finds them, by their name on the wire,
+which stays when a class is renamed. Of any other the others hear by an AbortedError."""
 
 
 def kind_of(error: BaseException) -> str:
-    """The name under which other ranks hear of ``error``: of its type, or of the nearest base."""
-    return next((_NAMES[cls] for cls in type(error).__mro__ if cls in _NAMES), OTHER)
+    """The name under which other ranks hear of ``error``."""
+    return next((name for name, cls in SHARED.items() if isinstance(error, cls)), "Exception")
 
 
 def kind_of_unmade(error: BaseException) -> str:
-    """The same of an error by which this rank can't make a group."""
-    return _NAMES[errors.RendezvousError] if isinstance(error, UNMAKEABLE) else kind_of(error)
-
-
-def type_for(kind: str) -> type[errors.LossyError]:
-    """Type of the error to raise where another rank has ended the group by one of ``kind``."""
-    found = KINDS.get(kind, errors.AbortedError)
-    return found if found in SHARED else errors.AbortedError
-
-
-def _nothing(error: LossyError) -> None:
-    del error
+    """The same of an error by which this rank can't make a group: the others can't meet it."""
+    is_own = isinstance(error, errors.OptionError | errors.InterfaceError)
+    return "RendezvousError" if is_own else kind_of(error)
 
 
 class Health:
@@ -205,11 +169,6 @@ class Health:
         """The last one that this rank has issued, unless it is forgotten."""
         return self._call_at(self.seq)
 
-    def waiting_for_last(self) -> None:
-        call = self.last_call()
-        if call is not None:
-            self.waiting(call)
-
     def long_wait(self, call: Collective, since: float) -> LongWait:
         """A wait for ``call`` that asks as ``waiting`` does from time to time."""
         return LongWait(self.waiting, call, since)
@@ -247,7 +206,7 @@ class Health:
 
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
-        self._on_failure = _nothing
+        self._on_failure = lambda error: None
         self.on_long_wait = lambda: None
 
     # ---- what the control plane tells, from its thread ----
@@ -303,7 +262,7 @@ class Health:
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
-        self.fail(type_for(kind)(text, peer=rank))
+        self.fail(SHARED.get(kind, AbortedError)(text, peer=rank))
 
     def on_differs(self, how: str) -> None:
         self.fail(RendezvousError(f"{self.where}: {how}"), tell=True)

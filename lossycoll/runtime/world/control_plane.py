@@ -91,7 +91,7 @@ class ControlPlane:
 
     def is_here(self, rank: int) -> bool:
         """True if a rank of the world is neither lost nor gone, as far as this one knows."""
-        return self.protocol.is_here(rank)
+        return not self.protocol.states.is_gone(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
         """See :meth:`Connections.place_of`."""

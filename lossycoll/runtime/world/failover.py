@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from .messages import Addressed, Follow, Welcome
+from .messages import Addressed
 from .rank_states import LOST_STATES, RankState, RankStates
 
 MOST_REPLAYED: Final = 4096
 
 
-class Succession:
-    """One rank's view of the world: who is lost, who has left, and so who is the coordinator: the
-    lowest rank that is neither. This rank is always left to itself."""
+class Succession(RankStates):
+    """One rank's table of its world, and so who is the coordinator: the lowest rank that is neither
+    lost nor has left. This rank, which is LOST when the others have given it up, is always left to
+    itself."""
 
     def __init__(self, rank: int, world: int) -> None:
+        super().__init__(world)
         self._rank = rank
-        self._world = world
         self.coordinator = 0
-        self.states = RankStates(world)
-        """This rank's own is LOST when the others have given it up."""
 
     @property
     def is_coordinator(self) -> bool:
@@ -29,15 +28,15 @@ class Succession:
     @property
     def lost(self) -> list[int]:
         """The other ranks that were given up."""
-        return sorted(self.states.ranks(LOST_STATES) - {self._rank})
+        return sorted(self.ranks(LOST_STATES) - {self._rank})
 
     @property
     def left(self) -> list[int]:
-        return sorted(self.states.ranks([RankState.LEFT]))
+        return sorted(self.ranks([RankState.LEFT]))
 
     def is_gone(self, rank: int) -> bool:
         """True if another rank is lost or has left."""
-        return rank != self._rank and not self.states.is_present(rank)
+        return rank != self._rank and not self.is_present(rank)
 
     @property
     def others(self) -> list[int]:
@@ -45,14 +44,14 @@ class Succession:
         return [r for r in range(self._world) if r != self._rank and not self.is_gone(r)]
 
     def lose(self, rank: int, *, ended: bool) -> bool:
-        """``rank`` is lost. False: not news."""
-        if rank == self._rank or self.states[rank] == RankState.LEFT:
+        """``rank`` is lost. False: not news, as that a rank is lost that has left."""
+        if rank == self._rank or self[rank] == RankState.LEFT:
             return False
-        return self.states.lose(rank, ended=ended)
+        return super().lose(rank, ended=ended)
 
     def leave(self, rank: int) -> bool:
         """``rank`` has left in order. False: not news."""
-        return rank != self._rank and self.states.move(rank, RankState.LEFT)
+        return rank != self._rank and self.move(rank, RankState.LEFT)
 
     def succeed(self) -> bool:
         """True if the coordinator is another one from now on, since the last one is gone."""
@@ -61,16 +60,10 @@ class Succession:
             self.coordinator += 1
         return before != self.coordinator
 
-    def follow(self) -> Follow:
-        """Message of this rank to a new coordinator."""
-        return Follow(*self._sets())
-
-    def welcome(self, *, ready: bool) -> Welcome:
-        """The coordinator's answer."""
-        return Welcome(*self._sets(), ready)
-
-    def _sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        ended = [rank for rank in self.lost if self.states[rank] == RankState.ENDED]
+    def sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What a rank and a new coordinator tell each other: the lost, those of them whose
+        processes have ended, and those that have left."""
+        ended = [rank for rank in self.lost if self[rank] == RankState.ENDED]
         return tuple(self.lost), tuple(ended), tuple(self.left)
 
 

@@ -34,7 +34,7 @@ from .messages import (
     ViewChange,
     Waiting,
 )
-from .rank_states import RankState, RankStates
+from .rank_states import RankState
 from .view_agreement import Survivors
 
 if TYPE_CHECKING:
@@ -100,12 +100,8 @@ class Membership:
             raise ClosedError("the control plane of this process is ending")
         self._held = True
         # The rest belongs to the plane's thread, apart from plain reads.
-        self._states = RankStates(len(self._members))
-        self._survivors = (
-            Survivors(self.rank, len(self._members), plane.liveness, self._states)
-            if outlive
-            else None
-        )
+        self._outlive = outlive
+        self._states = Survivors(self.rank, len(self._members), plane.liveness)
         self._silence = SILENT_SHARE * plane.liveness
         self._has_stopped = False
         """Whether this rank doesn't go on, since too few are left or they couldn't agree."""
@@ -184,7 +180,7 @@ class Membership:
             self._on_defined(process, message)
         elif sender is None:
             raise Malformed(f"rank {process} of the world is no member")
-        elif self._survivors is None or not self._states.is_lost(sender):
+        elif not (self._outlive and self._states.is_lost(sender)):
             _HANDLERS[type(message)](self, sender, message)
 
     def rank_lost(self, process: int, silent: float, *, ended: bool, proven: bool) -> None:
@@ -197,8 +193,8 @@ class Membership:
             self.listener.on_dead(rank, silent, False)
         elif not self._states.is_present(rank):
             return
-        elif self._survivors is None or not self._router.ready:
-            self._survivors = None  # the group fails before all have met
+        elif not (self._outlive and self._router.ready):
+            self._outlive = False  # the group fails before all have met
             self._states.lose(rank, ended=ended)
             self.listener.on_dead(rank, silent, ended)
         else:
@@ -209,7 +205,7 @@ class Membership:
         self.listener.on_round()
         if self._asked:  # the question may have gone with a coordinator
             self._send(Ask(), sorted(self._asked))
-        if self._survivors is not None and not self._survivors.agreed:
+        if self._outlive and not self._states.agreed:
             self._agree()
 
     def _send(self, body: GroupMessage, to: Sequence[int] | None = None) -> None:
@@ -255,11 +251,10 @@ class Membership:
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
         self.listener.on_bye(sender, message.seq, message.why)
-        if self._survivors is not None:
-            if sender in self._missed:
-                self._lose(sender, 0.0, ended=True, proven=True)
-            elif not self._survivors.agreed:
-                self._agree()
+        if self._outlive and sender in self._missed:
+            self._lose(sender, 0.0, ended=True, proven=True)
+        elif self._outlive and not self._states.agreed:
+            self._agree()
 
     def _on_waiting(self, sender: int, message: Waiting) -> None:
         mine = self.listener.call_at(message.seq)
@@ -302,66 +297,61 @@ class Membership:
     # ---- a group that outlives ranks ----
 
     def _on_missed(self, sender: int, message: Missed) -> None:
-        if self._survivors is None or message.rank == self.rank:
+        if not self._outlive or message.rank == self.rank:
             return
         self._missed.add(message.rank)
         if self._states[message.rank] == RankState.LEFT:
             self._lose(message.rank, 0.0, ended=True, proven=True)
 
     def _lose(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
-        survivors = self._survivors
-        assert survivors is not None
-        if self._has_stopped or not survivors.lose(rank, ended=proven):
+        if self._has_stopped or not self._states.lose(rank, ended=proven):
             return
         self._answered(rank)
-        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
+        self._states.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
         self._agree()
 
     def _agree(self) -> None:
         """Tells the proposer where this rank stands; it decides when it knows that of all."""
-        survivors = self._survivors
-        assert survivors is not None
-        if self._has_stopped or survivors.agreed:
+        states = self._states
+        if self._has_stopped or states.agreed:
             return
-        for rank in survivors.remaining:
-            if self._states[rank] == RankState.LEFT:  # it can't be asked any more
+        for rank in states.remaining:
+            if states[rank] == RankState.LEFT:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if survivors.must_stop(self._router.now):
+        if states.must_stop(self._router.now):
             self._has_stopped = True
-            self.listener.on_no_quorum(sorted(survivors.lost), survivors.remaining)
-        elif survivors.proposer != self.rank:
-            self._send(self._state(), [survivors.proposer])
-        elif survivors.decide() is not None:
-            self._send(ViewChange(survivors.views), survivors.remaining)
-            self.listener.on_views(survivors.views, survivors.agreed)
+            self.listener.on_no_quorum(sorted(states.lost), states.remaining)
+        elif states.proposer != self.rank:
+            self._send(self._state(), [states.proposer])
+        elif states.decide() is not None:
+            self._send(ViewChange(states.views), states.remaining)
+            self.listener.on_views(states.views, states.agreed)
 
     def _state(self) -> State:
-        survivors = self._survivors
-        assert survivors is not None
-        lost, ended = sorted(survivors.lost), sorted(survivors.ended)
-        return State(tuple(lost), tuple(ended), survivors.next, survivors.views)
+        lost, ended = sorted(self._states.lost), sorted(self._states.ended)
+        return State(tuple(lost), tuple(ended), self._states.next, self._states.views)
 
     def _on_state(self, sender: int, message: State) -> None:
-        survivors = self._survivors
-        if survivors is None or self._has_stopped:
+        states = self._states
+        if not self._outlive or self._has_stopped:
             return
         self._learn(message.views)
-        survivors.report(sender, message.lost, message.next, ())
+        states.report(sender, message.lost, message.next)
         for rank in message.lost:
-            if not self._states.is_lost(rank):  # another proposer's verdict, which died with it
+            if not states.is_lost(rank):  # another proposer's verdict, which died with it
                 ended = rank in message.ended
                 proven = ended and not self._router.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
-        if survivors.agreed:  # the sender has missed the verdict
-            self._send(ViewChange(survivors.views), [sender])
+        if states.agreed:  # the sender has missed the verdict
+            self._send(ViewChange(states.views), [sender])
             return
-        if not survivors.lost <= set(message.lost):
+        if not states.lost <= set(message.lost):
             self._send(self._state(), [sender])
         self._agree()
 
     def _on_view_change(self, sender: int, message: ViewChange) -> None:
-        if self._survivors is None or self._has_stopped:
+        if not self._outlive or self._has_stopped:
             return
         if self.rank not in message.views[-1].members:
             self.listener.on_dead(self.rank, 0.0, False)
@@ -369,16 +359,14 @@ class Membership:
             self._learn(message.views)
 
     def _learn(self, views: Sequence[View]) -> None:
-        survivors = self._survivors
-        assert survivors is not None
-        if len(views) <= len(survivors.views) or self.rank not in views[-1].members:
+        states = self._states
+        if len(views) <= len(states.views) or self.rank not in views[-1].members:
             return
-        for rank in set(survivors.views[-1].members) - set(views[-1].members) - survivors.lost:
-            survivors.lose(rank, ended=False)
-            before = self.listener.on_lost(rank, self._silence, False)
-            survivors.stopped(before, self._router.now)
-        if survivors.learn(views):
-            self.listener.on_views(survivors.views, survivors.agreed)
+        for rank in set(states.views[-1].members) - set(views[-1].members) - states.lost:
+            states.lose(rank, ended=False)
+            states.stopped(self.listener.on_lost(rank, self._silence, False), self._router.now)
+        if states.learn(views):
+            self.listener.on_views(states.views, states.agreed)
 
 
 class GroupMessages:

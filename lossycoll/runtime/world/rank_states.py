@@ -44,11 +44,6 @@ _TRANSITIONS: Final = {
 }
 
 
-def next_state(now: RankState, news: RankState) -> RankState:
-    """The state of a rank in state ``now`` after ``news`` of it; older news change nothing."""
-    return news if news in _TRANSITIONS.get(now, ()) else now
-
-
 class RankStates:
     """The table of one world or group: the state of each rank."""
 
@@ -61,11 +56,11 @@ class RankStates:
         return self._others.get(rank, RankState.PRESENT)
 
     def move(self, rank: int, news: RankState) -> bool:
-        """Takes ``news`` of a rank. False: it changes nothing."""
-        before, after = self[rank], next_state(self[rank], news)
-        if before != after:
-            self._others[rank] = after
-        return before != after
+        """Takes ``news`` of a rank. False: they are too old to change anything."""
+        is_news = news in _TRANSITIONS.get(self[rank], ())
+        if is_news:
+            self._others[rank] = news
+        return is_news
 
     def lose(self, rank: int, *, ended: bool) -> bool:
         """Gives a rank up; ``ended``: its process has ended. False: that it is lost isn't news."""

@@ -84,14 +84,14 @@ class WorldProtocol:
         self._clock = clock
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
-        self._succession = Succession(rank, world)
-        self._states = sockets.states = self._succession.states
+        self.states = sockets.states = Succession(rank, world)
         self._detector = FailureDetector(liveness, clock())
         self._detector.silence = SILENT_SHARE * max(liveness, MEETING_SECONDS)
         self._replay_log = ReplayLog(2 * liveness)
         self._foreign = 0
-        self._welcomed: set[int] = set()
-        """At the coordinator its followers; at others the coordinator, once it has said so."""
+        self.welcomed: set[int] = set()
+        """Ranks that this one reaches at once: at the coordinator its followers; at others the
+        coordinator, once it has said so."""
         self._unsent: deque[Addressed] = deque()
         """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
         self._heard_coordinator = 0.0
@@ -115,39 +115,28 @@ class WorldProtocol:
     @property
     def is_lost(self) -> bool:
         """True if the others have given this rank up."""
-        return self._states.is_lost(self.rank)
+        return self.states.is_lost(self.rank)
 
     @property
     def in_doubt(self) -> bool:
         return self._detector.in_doubt
 
     @property
-    def welcomed(self) -> frozenset[int]:
-        """Ranks that this one reaches at once: the coordinator, or at it the others."""
-        return frozenset(self._welcomed)
-
-    @property
     def is_cut_off(self) -> bool:
         """True if nobody hears this one."""
-        return self.is_lost or not self._welcomed
+        return self.is_lost or not self.welcomed
 
     @property
     def seeks_coordinator(self) -> bool:
         """True if what this rank says has to wait for a coordinator that answers."""
-        succession = self._succession
-        has_one = succession.is_coordinator or succession.coordinator in self._welcomed
+        has_one = self.states.is_coordinator or self.states.coordinator in self.welcomed
         return self.ready and not has_one and not self.is_lost
-
-    def is_here(self, rank: int) -> bool:
-        return not self._succession.is_gone(rank)
 
     def begin(self) -> None:
         """Judges and connects from now on."""
         now = self._heard_coordinator = self._clock()
         self._watch(now, succeeds=False)
-        self._sockets.follow(
-            None if self._succession.is_coordinator else self._succession.coordinator, now
-        )
+        self._sockets.follow(None if self.states.is_coordinator else self.states.coordinator, now)
 
     def broken(self, error: Exception) -> None:
         """The thread ends by ``error``: all groups hear of it."""
@@ -157,7 +146,7 @@ class WorldProtocol:
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
         body = pack(Left(self.rank))
-        for rank in self._welcomed:
+        for rank in self.welcomed:
             self._sockets.send(rank, body)
 
     # ---- memberships ----
@@ -166,10 +155,10 @@ class WorldProtocol:
         """Opens a membership: what has come for it before is delivered, then who is gone: a rank
         that has said goodbye since is no loss."""
         self.groups.open(membership)
-        for rank in self._succession.lost:
-            ended = self._states[rank] == RankState.ENDED
+        for rank in self.states.lost:
+            ended = self.states[rank] == RankState.ENDED
             membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
-        for rank in self._succession.left:
+        for rank in self.states.left:
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
         if self.is_lost:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
@@ -183,13 +172,13 @@ class WorldProtocol:
         if not others:
             return
         message = Addressed(self.rank, bits(others), group, GROUP.plain(body))
-        if self._succession.is_coordinator:
+        if self.states.is_coordinator:
             self._relay(message)
             return
         if message.body[0] in REPLAYED:
             self._replay_log.note(message, self._clock())
-        if self._succession.coordinator in self._welcomed:
-            self._sockets.send(self._succession.coordinator, pack(message))
+        if self.states.coordinator in self.welcomed:
+            self._sockets.send(self.states.coordinator, pack(message))
         elif message.body[0] not in REPLAYED and len(self._unsent) < MOST_WAITING:
             self._unsent.append(message)
 
@@ -198,7 +187,7 @@ class WorldProtocol:
     @property
     def due(self) -> float:
         """When :meth:`step` is to be called at the latest, whether anything has come or not."""
-        coordinator = self._succession.is_coordinator
+        coordinator = self.states.is_coordinator
         return min(self._detector.due, self._heartbeat_at) if coordinator else self._detector.due
 
     def step(self, events: Sequence[Event]) -> None:
@@ -211,11 +200,11 @@ class WorldProtocol:
     def _on_time(self, now: float) -> None:
         """Does what is due: judging, the coordinator's heartbeat, and what memberships repeat."""
         interval = self._detector.interval
-        if now >= self._detector.due or not self._succession.is_coordinator:
+        if now >= self._detector.due or not self.states.is_coordinator:
             found = self._detector.tick(now)
             for rank, seconds in found.silent.items():
                 self._give_up(rank, seconds, ended=False)
-            here = [rank for rank in found.late if not self._succession.is_gone(rank)]
+            here = [rank for rank in found.late if not self.states.is_gone(rank)]
             if self.ready:  # until then an engine's answer hides that control can't get through
                 for rank in here:
                     self._detector.lives(rank, self.pulse(rank))
@@ -226,11 +215,11 @@ class WorldProtocol:
                 self.note(rank, RankState.PRESENT, at)
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
-            self._welcomed.clear()
-            self._sockets.follow(self._succession.coordinator, now)
-        if self._succession.is_coordinator and now >= self._heartbeat_at:
+            self.welcomed.clear()
+            self._sockets.follow(self.states.coordinator, now)
+        if self.states.is_coordinator and now >= self._heartbeat_at:
             self._heartbeat_at = now + interval
-            for rank in list(self._welcomed):
+            for rank in list(self.welcomed):
                 self._sockets.send(rank, HEARTBEAT)
         if now >= self._round_at:
             self._round_at = now + 0.9 * interval
@@ -252,17 +241,17 @@ class WorldProtocol:
             self.rekey()
         elif isinstance(event, Broken):
             self._on_broken(event.rank, now)
-        elif isinstance(event, Refused) and not self._succession.is_gone(event.rank):
+        elif isinstance(event, Refused) and not self.states.is_gone(event.rank):
             self._give_up(event.rank, 0.0, ended=True)
 
     def _on_connected(self, rank: int) -> None:
-        self._welcomed.discard(rank)
-        if rank == self._succession.coordinator:
-            self._sockets.send(rank, pack(self._succession.follow()))
+        self.welcomed.discard(rank)
+        if rank == self.states.coordinator:
+            self._sockets.send(rank, pack(Follow(*self.states.sets())))
 
     def _on_broken(self, rank: int, now: float) -> None:
-        self._welcomed.discard(rank)
-        if not self._succession.is_gone(rank) and not self.is_lost:
+        self.welcomed.discard(rank)
+        if not self.states.is_gone(rank) and not self.is_lost:
             self._detector.suspect(rank, now)
 
     def _renew(self, rank: int, now: float) -> None:
@@ -271,18 +260,18 @@ class WorldProtocol:
         interval = self._detector.interval
         if not self.ready:  # where the first one takes long, so would another
             return
-        if rank == self._succession.coordinator and now - self._heard_coordinator > 2 * interval:
+        if rank == self.states.coordinator and now - self._heard_coordinator > 2 * interval:
             self._renew_at = min(self._renew_at, now + interval / 4)
 
     # ---- messages ----
 
     def _on_message(self, rank: int, message: Message) -> None:
-        if rank == self._succession.coordinator:
+        if rank == self.states.coordinator:
             self._heard_coordinator = self._clock()
             self._renew_at = NEVER
-        if self._states.is_lost(rank):
+        if self.states.is_lost(rank):
             # It lives after all, but the others went on without it.
-            if self._succession.is_coordinator:
+            if self.states.is_coordinator:
                 silent = round(self._detector.silence, 2)
                 self._sockets.send(rank, pack(Dead(rank, silent, False)))
             return
@@ -295,11 +284,11 @@ class WorldProtocol:
             self._foreign += 1
 
     def _from_coordinator(self, rank: int) -> None:
-        if rank != self._succession.coordinator:
+        if rank != self.states.coordinator:
             raise Malformed(f"rank {rank} isn't the coordinator")
 
     def _on_heartbeat(self, rank: int, message: Heartbeat) -> None:
-        if rank == self._succession.coordinator:
+        if rank == self.states.coordinator:
             self._sockets.send(rank, HEARTBEAT)
 
     def _on_follow(self, rank: int, message: Follow) -> None:
@@ -307,37 +296,37 @@ class WorldProtocol:
         now = self._clock()
         for gone in message.left:
             self._on_left(gone, Left(gone))
-        news = [r for r in message.lost if r != self.rank and not self._succession.is_gone(r)]
+        news = [r for r in message.lost if r != self.rank and not self.states.is_gone(r)]
         for lost in news:
             # A coordinator before gave it up, and didn't live to tell all.
-            if self._succession.is_coordinator:
+            if self.states.is_coordinator:
                 self._give_up(lost, self._detector.silence, ended=lost in message.ended)
             else:
                 self._detector.suspect(lost, now)
-        if self._succession.is_coordinator and rank not in self._welcomed:
+        if self.states.is_coordinator and rank not in self.welcomed:
             self._welcome(rank)
-            if not self.ready and len(self._welcomed) == self.world - 1:
+            if not self.ready and len(self.welcomed) == self.world - 1:
                 self._set_ready()
-                for other in self._welcomed:
+                for other in self.welcomed:
                     self._sockets.send(other, pack(Ready()))
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
-        self._welcomed.add(rank)
-        self._sockets.send(rank, pack(self._succession.welcome(ready=self.ready)))
+        self.welcomed.add(rank)
+        self._sockets.send(rank, pack(Welcome(*self.states.sets(), self.ready)))
         for message in self._replay_log.to(rank, self._clock()):
             self._sockets.send(rank, pack(message))
 
     def _on_welcome(self, rank: int, message: Welcome) -> None:
         self._from_coordinator(rank)
-        self._welcomed = {rank}
+        self.welcomed = {rank}
         if message.ready:
             self._set_ready()
         for gone in message.left:
             self._on_left(rank, Left(gone))
         for lost in message.lost:
             self._lose(lost, self._detector.silence, ended=lost in message.ended)
-        if rank != self._succession.coordinator:
+        if rank != self.states.coordinator:
             return
         waiting, self._unsent = self._unsent, deque()
         for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:
@@ -360,16 +349,16 @@ class WorldProtocol:
 
     def _on_left(self, rank: int, message: Left) -> None:
         gone = message.rank
-        if rank not in (gone, self._succession.coordinator):
+        if rank not in (gone, self.states.coordinator):
             raise Malformed(f"rank {rank} says that {gone} has left")
-        if not self._succession.leave(gone):
+        if not self.states.leave(gone):
             return
         self._detector.forget(gone)
         self.note(gone, RankState.LEFT, 0.0)
-        if self._succession.is_coordinator:
-            self._welcomed.discard(gone)
+        if self.states.is_coordinator:
+            self.welcomed.discard(gone)
             self._sockets.hang_up(gone)
-            for other in self._welcomed:
+            for other in self.welcomed:
                 self._sockets.send(other, pack(message))
         for membership in self.groups:
             membership.rank_lost(gone, 0.0, ended=True, proven=True)
@@ -378,7 +367,7 @@ class WorldProtocol:
             self._on_met_or_failed()
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
-        if self._succession.is_coordinator:
+        if self.states.is_coordinator:
             if message.sender != rank:
                 raise Malformed(f"rank {rank} sends in the name of rank {message.sender}")
             self._relay(message)
@@ -393,7 +382,7 @@ class WorldProtocol:
             return
         packed = pack(message)
         for rank in ranks_in(message.to):
-            if rank in self._welcomed and rank != message.sender:
+            if rank in self.welcomed and rank != message.sender:
                 self._sockets.send(rank, packed)
         if message.sender != self.rank and message.to >> self.rank & 1:
             self.groups.deliver(message)
@@ -403,36 +392,36 @@ class WorldProtocol:
         self._on_rekey(self.rank, Rekey())
 
     def _on_rekey(self, rank: int, message: Rekey) -> None:
-        if rank != self.rank and not self._succession.is_coordinator:
+        if rank != self.rank and not self.states.is_coordinator:
             self._from_coordinator(rank)
         self._rekey_hosts()
-        if not self._succession.is_coordinator:  # once what is said here has been sent
+        if not self.states.is_coordinator:  # once what is said here has been sent
             self._rekey_at = self._clock() + self._detector.interval / 4
-        for other in self._welcomed - {rank}:
+        for other in self.welcomed - {rank}:
             self._sockets.send(other, pack(message))
 
     # ---- ranks that are lost ----
 
     def _give_up(self, rank: int, silent: float, *, ended: bool) -> None:
         """This rank is sure that ``rank`` is lost; the coordinator's word is the others'."""
-        if self._succession.is_gone(rank) or self.is_lost:
+        if self.states.is_gone(rank) or self.is_lost:
             return
-        if self._succession.is_coordinator:
+        if self.states.is_coordinator:
             told = pack(Dead(rank, round(silent, 2), ended))
-            for other in self._welcomed:
+            for other in self.welcomed:
                 self._sockets.send(other, told)
         self._lose(rank, silent, ended=ended)
 
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
-            self._states.move(rank, RankState.LOST)
+            self.states.move(rank, RankState.LOST)
             self._renew_at = self._rekey_at = NEVER
             self._sockets.follow(None, self._clock())
             self._detector.watch((), self._clock(), expected=0, pause=self.liveness)
-        elif not self._succession.lose(rank, ended=ended):
+        elif not self.states.lose(rank, ended=ended):
             return
         if rank != self.rank:
-            self.note(rank, self._states[rank], 0.0)
+            self.note(rank, self.states[rank], 0.0)
         proven = ended and not self._detector.in_doubt
         self._detector.forget(rank)
         for membership in self.groups:
@@ -443,21 +432,21 @@ class WorldProtocol:
 
     def _follow(self) -> None:
         """If the coordinator is no more, the lowest rank takes its place."""
-        if self.is_lost or not self._succession.succeed():
+        if self.is_lost or not self.states.succeed():
             return
         now = self._clock()
         self._heard_coordinator = now
         self._renew_at = self._rekey_at = NEVER
         self._watch(now, succeeds=True)
-        if not self._succession.is_coordinator:
-            self._welcomed = set()
-            self._sockets.follow(self._succession.coordinator, now)
+        if not self.states.is_coordinator:
+            self.welcomed = set()
+            self._sockets.follow(self.states.coordinator, now)
             return
         self._sockets.follow(None, now)
-        self._welcomed = set()
+        self.welcomed = set()
         self._heartbeat_at = now
         for rank in list(self._sockets.members):
-            if not self._succession.is_gone(rank):
+            if not self.states.is_gone(rank):
                 self._detector.heard(rank, now)
                 self._welcome(rank)
         for membership in self.groups:
@@ -467,11 +456,11 @@ class WorldProtocol:
         """The coordinator judges all, the others the coordinator. ``succeeds``: it is a new one."""
         interval = self._detector.interval
         expected = self.world if succeeds else 0
-        if self._succession.is_coordinator:
-            others = self._succession.others
+        if self.states.is_coordinator:
+            others = self.states.others
             self._detector.watch(others, now, expected=expected, pause=interval)
         else:
-            coordinator = (self._succession.coordinator,)
+            coordinator = (self.states.coordinator,)
             # A little longer, so that the heartbeat wakes this one and no timer has to.
             self._detector.watch(coordinator, now, expected=expected, pause=1.25 * interval)
 

@@ -125,26 +125,9 @@ def python_stacks() -> str:
     return "\n".join(parts)[:MOST_TEXT]
 
 
-def _read(body: bytes, kind: type[_Kind]) -> _Kind:
+def read(body: bytes, kind: type[_Kind]) -> _Kind:
+    """One message of an answer. Malformed: it is none of this kind."""
     found = ANSWER.unpack(body)
     if not isinstance(found, kind):
         raise Malformed(f"no {kind.__name__.lower()}")
     return found
-
-
-def read_status(body: bytes) -> Status:
-    """The first message of an answer. Malformed: it is none."""
-    found = _read(body, Status)
-    if found.records > len(found.addresses):
-        raise Malformed("more records than ranks")
-    return found
-
-
-def read_record(body: bytes) -> status_record.Record:
-    """One of the messages that follow. Malformed: it is none."""
-    return _read(body, Record).fields
-
-
-def read_stacks(body: bytes) -> str:
-    """The answer to ``STACKS``, which moves no terminal's cursor. Malformed: none."""
-    return _read(body, Stacks).text

@@ -12,14 +12,19 @@ import base64
 import hashlib
 import json
 import re
+import socket
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.descriptors import bound_answers
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 
 POLL_SECONDS: Final = (0.001, 0.02)
@@ -174,6 +179,72 @@ class PolledStore:
                 f"{self._who}: the store failed in the rendezvous ({reason}); it ends with the "
                 f"process that serves it, rank 0 or the launcher: their error came first"
             ) from error
+
+
+class StoreConnection:
+    """A connection of its own to a TCP store, which can be given up: a :class:`Store`. A
+    RuntimeError comes within a minute or so, whatever becomes of the store; the next question goes
+    over another connection. ``seconds``: longest time for an answer.
+
+    torch's client takes the next bytes that come for the answer to its latest question. If an
+    answer came too late, all later ones would be taken for those of other questions. And where
+    ``get`` and ``multi_get`` wait for a key first, they wait for the store's own timeout, 5 minutes
+    by default.
+    """
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._of = store
+        self._seconds = seconds
+        self.port = server_of(store)[1]
+        self._lock = threading.Lock()
+        self._clone: Any = None
+        self._connects: Future[Any] | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in vars(Store):
+            raise AttributeError(name)
+        return lambda *values: self._ask(name, *values)
+
+    def _ask(self, question: str, *values: Any) -> Any:
+        with self._lock:
+            clone = self._connected()
+            try:
+                return getattr(clone, question)(*values)
+            except RuntimeError:
+                self._clone = None
+                raise
+
+    def _connected(self) -> Any:
+        if self._clone is None:
+            if self._connects is None:
+                # On a thread of its own: a frozen store accepts, and says nothing.
+                self._connects = Future()
+                start_thread(partial(self._connect, self._connects), "lossycoll-store")
+            connects = self._connects
+            if not wait([connects], self._seconds).done:
+                raise RuntimeError("no connection")  # that thread waits on
+            self._connects = None
+            if (failure := connects.exception()) is not None:
+                raise RuntimeError(str(failure)) from failure
+            self._clone = connects.result()
+        return self._clone
+
+    def _connect(self, made: Future[Any]) -> None:
+        try:
+            host, port = server_of(self._of)
+            # torch's client would try again and again where nobody listens.
+            socket.create_connection((host, port or 0), self._seconds).close()
+            clone = self._of.clone()
+            clone.set_timeout(timedelta(seconds=self._seconds))
+            bound_answers(port, self._seconds)
+            made.set_result(clone)
+        except (OSError, RuntimeError) as error:
+            made.set_exception(error)
+
+
+def own_connection(store: Any) -> Any:
+    """A connection of its own to the store's server; the store itself where it has none."""
+    return store if server_of(store)[1] is None else StoreConnection(store, ANSWER_SECONDS)
 
 
 class DifferingSecrets:

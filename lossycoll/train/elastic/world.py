@@ -33,8 +33,7 @@ from lossycoll.options.scopes import reliable
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
-from lossycoll.runtime.world.polled_store import PolledStore
-from lossycoll.runtime.world.store_connection import own_connection
+from lossycoll.runtime.world.polled_store import PolledStore, own_connection
 from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 from .agreement import FRESH, Agreement, Generation, LastGeneration, Participant

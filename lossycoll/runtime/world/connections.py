@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from lossycoll.errors import no_listener, no_port
 from lossycoll.runtime.control import events as transport_events
@@ -47,48 +47,38 @@ far away answers none that is given up too soon. Once a member connection with t
 every third attempt is short again, and none has more than twice what a connection took."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message over the member connection with ``rank``."""
+@dataclass(frozen=True)
+class Event:
+    """News of ``rank``."""
 
     rank: int
+
+
+@dataclass(frozen=True)
+class Received(Event):
+    """A message has come over the member connection with it."""
+
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """There is a member connection with ``rank`` now."""
-
-    rank: int
+class Connected(Event):
+    """There is a member connection with it now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The member connection with ``rank`` is no more."""
-
-    rank: int
+class Broken(Event):
+    """The member connection with it is no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """``rank``'s host answers that nobody listens there: its process has ended."""
-
-    rank: int
+class Refused(Event):
+    """Its host answers that nobody listens there: its process has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """``rank`` has answered a question, or has asked one."""
-
-    rank: int
+class Alive(Event):
+    """It has answered a question, or has asked one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RekeyAsked:
-    """A process that has the secret asks for new keys."""
-
-
-Event: TypeAlias = Received | Connected | Broken | Refused | Alive | RekeyAsked
+class RekeyAsked(Event):
+    """A process that has the secret asks it, this rank, for new keys."""
 
 
 @dataclass(slots=True)
@@ -129,7 +119,8 @@ class Connections:
         """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Connection] = {}
         """The ranks with which there is a member connection."""
-        self._places: list[tuple[str, int]] = []
+        self.places: list[tuple[str, int]] = []
+        """Where each rank listens: numeric address and port. After ``start``."""
         self._connections: dict[int, _Connection] = {}
         self._questions: dict[int, _Connection] = {}
         self._coordinator: int | None = None
@@ -171,15 +162,11 @@ class Connections:
         for host, port in endpoints:
             # Numeric; a str would load the codec for names.
             found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0][4]
-            self._places.append((str(found[0]), int(found[1])))
-        self._transport.near = {host for host, _ in self._places}
+            self.places.append((str(found[0]), int(found[1])))
+        self._transport.near = {host for host, _ in self.places}
         if self._listener is not None:
             self._transport.listen(self._listener)
             self._listener = None
-
-    def place_of(self, rank: int) -> tuple[str, int]:
-        """Where a rank listens: numeric address and port. After ``start``."""
-        return self._places[rank]
 
     def wake(self) -> None:
         """Ends a wait of :meth:`poll`; may be called by any thread, until ``close``."""
@@ -260,7 +247,7 @@ class Connections:
     def _connect(self, rank: int, purpose: str, now: float) -> _Connection | None:
         """Begins a connection; None: it couldn't be begun."""
         try:
-            peer = self._transport.connect(self._places[rank])
+            peer = self._transport.connect(self.places[rank])
         except OSError:
             return None
         connection = self._connections[peer] = _Connection(peer, purpose, now, rank)
@@ -336,7 +323,7 @@ class Connections:
         came, purpose = connection.rank < 0, hello.purpose
         if came and purpose == "rekey" and self._is_sealed:
             self._say_hello(connection)
-            self._events.append(RekeyAsked())
+            self._events.append(RekeyAsked(self._rank))
         elif came and purpose in QUESTIONS and connection.purpose == "stranger":
             # In clear anybody may ask; over a sealed connection, whoever has the secret.
             connection.purpose = "told"  # and it stays a stranger, who isn't told a second time
@@ -365,7 +352,7 @@ class Connections:
         self._transport.admit(connection.peer)
         if connection.rank < 0:  # it has connected here
             connection.rank, connection.purpose = hello.rank, hello.purpose
-            if connection.source != self._places[hello.rank][0]:
+            if connection.source != self.places[hello.rank][0]:
                 self.sources[hello.rank] = connection.source
             if hello.purpose != "question":
                 self._say_hello(connection)

@@ -80,11 +80,6 @@ class ControlPlane:
         _here.add(self)
 
     @property
-    def foreign(self) -> int:
-        """Messages dropped since they were malformed, without the token, or of no group here."""
-        return self.protocol.foreign
-
-    @property
     def is_sound(self) -> bool:
         """True if groups can still be made on it."""
         return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
@@ -94,8 +89,8 @@ class ControlPlane:
         return not self.protocol.states.is_gone(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """See :meth:`Connections.place_of`."""
-        return self._sockets.place_of(rank)
+        """Where a rank listens: numeric address and port. After ``start``."""
+        return self._sockets.places[rank]
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
         """See :meth:`Connections.open`."""
@@ -112,8 +107,7 @@ class ControlPlane:
     def tell_status(self, session: str, read: Callable[[bool], Sequence[Record]]) -> None:
         """From now on whoever asks is told of the job. ``read``: the records of the job on this
         machine."""
-        places = [self._sockets.place_of(rank) for rank in range(self.world)]
-        self._sockets.answers = Answers(session, places, read)
+        self._sockets.answers = Answers(session, self._sockets.places, read)
 
     @property
     def has_met(self) -> bool:

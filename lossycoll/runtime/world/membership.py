@@ -307,7 +307,7 @@ class Membership:
         if self._has_stopped or not self._states.lose(rank, ended=proven):
             return
         self._answered(rank)
-        self._states.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
+        self._states.stopped(self.listener.on_lost(rank, silent, ended), self._router.clock())
         self._agree()
 
     def _agree(self) -> None:
@@ -319,7 +319,7 @@ class Membership:
             if states[rank] == RankState.LEFT:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if states.must_stop(self._router.now):
+        if states.must_stop(self._router.clock()):
             self._has_stopped = True
             self.listener.on_no_quorum(sorted(states.lost), states.remaining)
         elif states.proposer != self.rank:
@@ -364,7 +364,7 @@ class Membership:
             return
         for rank in set(states.views[-1].members) - set(views[-1].members) - states.lost:
             states.lose(rank, ended=False)
-            states.stopped(self.listener.on_lost(rank, self._silence, False), self._router.now)
+            states.stopped(self.listener.on_lost(rank, self._silence, False), self._router.clock())
         if states.learn(views):
             self.listener.on_views(states.views, states.agreed)
 

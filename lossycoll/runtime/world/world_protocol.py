@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Malformed
@@ -51,7 +51,6 @@ MEETING_SECONDS: Final = 10.0
 starts is slow, and one that ends meanwhile is refused at once."""
 MOST_WAITING: Final = 4096
 """Messages that wait for the next coordinator."""
-HEARTBEAT: Final = pack(Heartbeat())
 NEVER: Final = float("inf")
 
 
@@ -81,7 +80,7 @@ class WorldProtocol:
         """Asks a rank's engine for a sign of life, and returns when the last one came."""
         self.note: Callable[[int, int, float], None] = lambda rank, state, heard: None
         """Has the status page say what is known of a rank: its state, and when it was heard."""
-        self._clock = clock
+        self.clock = clock
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
         self.states = sockets.states = Succession(rank, world)
@@ -109,10 +108,6 @@ class WorldProtocol:
         return self._sockets.foreign + self._foreign + self.groups.foreign
 
     @property
-    def now(self) -> float:
-        return self._clock()
-
-    @property
     def is_lost(self) -> bool:
         """True if the others have given this rank up."""
         return self.states.is_lost(self.rank)
@@ -134,7 +129,7 @@ class WorldProtocol:
 
     def begin(self) -> None:
         """Judges and connects from now on."""
-        now = self._heard_coordinator = self._clock()
+        now = self._heard_coordinator = self.clock()
         self._watch(now, succeeds=False)
         self._sockets.follow(None if self.states.is_coordinator else self.states.coordinator, now)
 
@@ -145,8 +140,11 @@ class WorldProtocol:
 
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
-        body = pack(Left(self.rank))
-        for rank in self.welcomed:
+        self._tell(Left(self.rank), self.welcomed)
+
+    def _tell(self, message: Message, ranks: Iterable[int]) -> None:
+        body = pack(message)
+        for rank in ranks:
             self._sockets.send(rank, body)
 
     # ---- memberships ----
@@ -176,7 +174,7 @@ class WorldProtocol:
             self._relay(message)
             return
         if message.body[0] in REPLAYED:
-            self._replay_log.note(message, self._clock())
+            self._replay_log.note(message, self.clock())
         if self.states.coordinator in self.welcomed:
             self._sockets.send(self.states.coordinator, pack(message))
         elif message.body[0] not in REPLAYED and len(self._unsent) < MOST_WAITING:
@@ -192,10 +190,10 @@ class WorldProtocol:
 
     def step(self, events: Sequence[Event]) -> None:
         """One turn of the thread: what has come, what others want, what is due."""
-        now = self._clock()
+        now = self.clock()
         for event in events:
             self._on_event(event, now)
-        self._on_time(self._clock())
+        self._on_time(self.clock())
 
     def _on_time(self, now: float) -> None:
         """Does what is due: judging, the coordinator's heartbeat, and what memberships repeat."""
@@ -219,8 +217,7 @@ class WorldProtocol:
             self._sockets.follow(self.states.coordinator, now)
         if self.states.is_coordinator and now >= self._heartbeat_at:
             self._heartbeat_at = now + interval
-            for rank in list(self.welcomed):
-                self._sockets.send(rank, HEARTBEAT)
+            self._tell(Heartbeat(), self.welcomed)
         if now >= self._round_at:
             self._round_at = now + 0.9 * interval
             for membership in self.groups:
@@ -233,26 +230,20 @@ class WorldProtocol:
             self._detector.heard(event.rank, now)
             self._on_message(event.rank, event.message)
         elif isinstance(event, Connected):
-            self._on_connected(event.rank)
+            self.welcomed.discard(event.rank)
+            if event.rank == self.states.coordinator:
+                self._tell(Follow(*self.states.sets()), [event.rank])
         elif isinstance(event, Alive):
             self._detector.heard(event.rank, now)
             self._renew(event.rank, now)
         elif isinstance(event, RekeyAsked):
             self.rekey()
         elif isinstance(event, Broken):
-            self._on_broken(event.rank, now)
+            self.welcomed.discard(event.rank)
+            if not self.states.is_gone(event.rank) and not self.is_lost:
+                self._detector.suspect(event.rank, now)
         elif isinstance(event, Refused) and not self.states.is_gone(event.rank):
             self._give_up(event.rank, 0.0, ended=True)
-
-    def _on_connected(self, rank: int) -> None:
-        self.welcomed.discard(rank)
-        if rank == self.states.coordinator:
-            self._sockets.send(rank, pack(Follow(*self.states.sets())))
-
-    def _on_broken(self, rank: int, now: float) -> None:
-        self.welcomed.discard(rank)
-        if not self.states.is_gone(rank) and not self.is_lost:
-            self._detector.suspect(rank, now)
 
     def _renew(self, rank: int, now: float) -> None:
         """The coordinator has answered over a new connection. If nothing comes over the old one
@@ -267,13 +258,12 @@ class WorldProtocol:
 
     def _on_message(self, rank: int, message: Message) -> None:
         if rank == self.states.coordinator:
-            self._heard_coordinator = self._clock()
+            self._heard_coordinator = self.clock()
             self._renew_at = NEVER
         if self.states.is_lost(rank):
             # It lives after all, but the others went on without it.
             if self.states.is_coordinator:
-                silent = round(self._detector.silence, 2)
-                self._sockets.send(rank, pack(Dead(rank, silent, False)))
+                self._tell(Dead(rank, round(self._detector.silence, 2), False), [rank])
             return
         handle = _HANDLERS.get(type(message))
         try:
@@ -289,11 +279,11 @@ class WorldProtocol:
 
     def _on_heartbeat(self, rank: int, message: Heartbeat) -> None:
         if rank == self.states.coordinator:
-            self._sockets.send(rank, HEARTBEAT)
+            self._tell(message, [rank])
 
     def _on_follow(self, rank: int, message: Follow) -> None:
         """A rank takes this one for the coordinator."""
-        now = self._clock()
+        now = self.clock()
         for gone in message.left:
             self._on_left(gone, Left(gone))
         news = [r for r in message.lost if r != self.rank and not self.states.is_gone(r)]
@@ -307,15 +297,14 @@ class WorldProtocol:
             self._welcome(rank)
             if not self.ready and len(self.welcomed) == self.world - 1:
                 self._set_ready()
-                for other in self.welcomed:
-                    self._sockets.send(other, pack(Ready()))
+                self._tell(Ready(), self.welcomed)
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
         self.welcomed.add(rank)
-        self._sockets.send(rank, pack(Welcome(*self.states.sets(), self.ready)))
-        for message in self._replay_log.to(rank, self._clock()):
-            self._sockets.send(rank, pack(message))
+        self._tell(Welcome(*self.states.sets(), self.ready), [rank])
+        for message in self._replay_log.to(rank, self.clock()):
+            self._tell(message, [rank])
 
     def _on_welcome(self, rank: int, message: Welcome) -> None:
         self._from_coordinator(rank)
@@ -329,8 +318,8 @@ class WorldProtocol:
         if rank != self.states.coordinator:
             return
         waiting, self._unsent = self._unsent, deque()
-        for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:
-            self._sockets.send(rank, pack(repeated))
+        for repeated in [*self._replay_log.of(self.rank, self.clock()), *waiting]:
+            self._tell(repeated, [rank])
         for membership in self.groups:
             membership.on_round()
 
@@ -358,8 +347,7 @@ class WorldProtocol:
         if self.states.is_coordinator:
             self.welcomed.discard(gone)
             self._sockets.hang_up(gone)
-            for other in self.welcomed:
-                self._sockets.send(other, pack(message))
+            self._tell(message, self.welcomed)
         for membership in self.groups:
             membership.rank_lost(gone, 0.0, ended=True, proven=True)
         self._follow()
@@ -373,17 +361,15 @@ class WorldProtocol:
             self._relay(message)
             return
         self._from_coordinator(rank)
-        if message.body[0] not in REPLAYED or self._replay_log.note(message, self._clock()):
+        if message.body[0] not in REPLAYED or self._replay_log.note(message, self.clock()):
             self.groups.deliver(message)
 
     def _relay(self, message: Addressed) -> None:
         """At the coordinator: to others, and to this rank."""
-        if message.body[0] in REPLAYED and not self._replay_log.note(message, self._clock()):
+        if message.body[0] in REPLAYED and not self._replay_log.note(message, self.clock()):
             return
-        packed = pack(message)
-        for rank in ranks_in(message.to):
-            if rank in self.welcomed and rank != message.sender:
-                self._sockets.send(rank, packed)
+        others = [rank for rank in ranks_in(message.to) if rank != message.sender]
+        self._tell(message, [rank for rank in others if rank in self.welcomed])
         if message.sender != self.rank and message.to >> self.rank & 1:
             self.groups.deliver(message)
 
@@ -396,9 +382,8 @@ class WorldProtocol:
             self._from_coordinator(rank)
         self._rekey_hosts()
         if not self.states.is_coordinator:  # once what is said here has been sent
-            self._rekey_at = self._clock() + self._detector.interval / 4
-        for other in self.welcomed - {rank}:
-            self._sockets.send(other, pack(message))
+            self._rekey_at = self.clock() + self._detector.interval / 4
+        self._tell(message, self.welcomed - {rank})
 
     # ---- ranks that are lost ----
 
@@ -407,17 +392,15 @@ class WorldProtocol:
         if self.states.is_gone(rank) or self.is_lost:
             return
         if self.states.is_coordinator:
-            told = pack(Dead(rank, round(silent, 2), ended))
-            for other in self.welcomed:
-                self._sockets.send(other, told)
+            self._tell(Dead(rank, round(silent, 2), ended), self.welcomed)
         self._lose(rank, silent, ended=ended)
 
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
         if rank == self.rank:
             self.states.move(rank, RankState.LOST)
             self._renew_at = self._rekey_at = NEVER
-            self._sockets.follow(None, self._clock())
-            self._detector.watch((), self._clock(), expected=0, pause=self.liveness)
+            self._sockets.follow(None, self.clock())
+            self._detector.watch((), self.clock(), expected=0, pause=self.liveness)
         elif not self.states.lose(rank, ended=ended):
             return
         if rank != self.rank:
@@ -434,16 +417,15 @@ class WorldProtocol:
         """If the coordinator is no more, the lowest rank takes its place."""
         if self.is_lost or not self.states.succeed():
             return
-        now = self._clock()
+        now = self.clock()
         self._heard_coordinator = now
         self._renew_at = self._rekey_at = NEVER
         self._watch(now, succeeds=True)
+        self.welcomed = set()
         if not self.states.is_coordinator:
-            self.welcomed = set()
             self._sockets.follow(self.states.coordinator, now)
             return
         self._sockets.follow(None, now)
-        self.welcomed = set()
         self._heartbeat_at = now
         for rank in list(self._sockets.members):
             if not self.states.is_gone(rank):

@@ -74,6 +74,7 @@ class ControlPlane:
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        """Groups can't be made on it any more."""
         self._over = False
         """The thread has ended, or never began and never will."""
         self._holders = 0
@@ -82,7 +83,7 @@ class ControlPlane:
     @property
     def is_sound(self) -> bool:
         """True if groups can still be made on it."""
-        return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
+        return self.protocol.ready and not (self.protocol.is_lost or self._stopping)
 
     def is_here(self, rank: int) -> bool:
         """True if a rank of the world is neither lost nor gone, as far as this one knows."""
@@ -141,10 +142,8 @@ class ControlPlane:
     def hold(self) -> bool:
         """Keeps the plane from its end until ``release``. False: it is ending."""
         with self._lock:
-            if self._stopping or self._over:
-                return False
-            self._holders += 1
-            return True
+            self._holders += not self._stopping
+            return not self._stopping
 
     def release(self) -> None:
         """Undoes ``hold``; the last one leaves the world and joins the thread."""
@@ -180,10 +179,9 @@ class ControlPlane:
     def post(self, task: Callable[[], None]) -> None:
         """Has the thread run ``task`` soon; nothing once the plane is at its end."""
         with self._lock:
-            if self._stopping or self._over:
-                return
-            self._tasks.append(task)
-            self._sockets.wake()
+            if not self._stopping:
+                self._tasks.append(task)
+                self._sockets.wake()
 
     def call(self, task: Callable[[], None]) -> None:
         """Has the thread run ``task``, and returns when it has: here where there is none."""
@@ -197,18 +195,15 @@ class ControlPlane:
 
         thread = self._thread
         with self._lock:
-            own = self._over or thread is None or threading.current_thread() is thread
-            if not own:
+            elsewhere = not self._over and threading.current_thread() is not thread
+            if thread is not None and elsewhere:
                 self._tasks.append(run)
                 self._sockets.wake()
-        if own:
-            task()
-            return
-        assert thread is not None
-        while not done.wait(0.05):
-            if not thread.is_alive() and not done.is_set():
-                task()
+        while thread is not None and elsewhere and thread.is_alive():
+            if done.wait(0.05):
                 return
+        if not done.is_set():
+            task()
 
     # ---- the thread ----
 

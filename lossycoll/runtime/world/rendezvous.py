@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
@@ -125,12 +125,14 @@ class Rendezvous:
             pause()
         return values
 
-    def check_followed(self) -> None:
-        """For whoever waits for the others after the last round. RendezvousError: this is rank 0,
-        and another rank has followed a second one."""
+    def check_followed(self, ranks: Iterable[int] = ()) -> None:
+        """For whoever waits for others, as after the last round. RendezvousError: this is rank 0,
+        and one of the others (``ranks``; none: any) has followed a second one before it saw the
+        roster. That there is a second one is no reason: the others may be past the last round."""
         if self._rank == 0 and self._session_now() != self.session:
-            for rank in range(1, self._size):
-                self._check_turned(rank)
+            for rank in ranks or range(1, self._size):
+                if self._get(f"turned/{rank}") == self._nonces[rank]:
+                    raise self._second_master() or self._claimed_twice(0, "another")
 
     def tell(self, name: str, value: Any) -> None:
         """Says ``value`` (JSON) to whoever asks for it by :meth:`told`; the last one counts.
@@ -246,23 +248,14 @@ class Rendezvous:
     def _doubled(self) -> RendezvousError | None:
         """Error if several processes claim a rank, once all ranks have come."""
         claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self._size)])
-        for rank, claimed in enumerate(claims, 1):
-            if claimed > 1:
-                return self._error(self._claimed_text(rank), rank)
-        return None
+        twice = next((rank for rank, claimed in enumerate(claims, 1) if claimed > 1), None)
+        return None if twice is None else self._claimed_twice(twice)
 
     def _taken(self, before: str) -> RendezvousError | None:
         """Rank 0's place is another's: it wrote the session before this one, and its group met."""
         if not before or not self._is_anothers(before):
             return None
-        name = self._names(before) or "another"
-        return self._error(_claimed(0, f"{name} and {self._who}"), 0)
-
-    def _check_turned(self, rank: int) -> None:
-        """Raises when a rank of the roster has followed another rank 0 before it saw the roster. A
-        second rank 0 alone is no reason: who has seen the roster may be past the last round."""
-        if self._get(f"turned/{rank}") == self._nonces[rank]:
-            raise self._second_master() or self._error(_claimed(0, f"another and {self._who}"), 0)
+        return self._claimed_twice(0, self._names(before) or "another")
 
     def _differing_secret(self, written: str, roster: Mapping[int, Any]) -> RendezvousError | None:
         missing = [rank for rank in range(1, self._size) if rank not in roster]
@@ -306,7 +299,7 @@ class Rendezvous:
         if second is not None:
             self._store.set(f"{now}/second", json.dumps(self._who))
         other = self._get("second") or second
-        return None if other is None else self._error(_claimed(0, f"{other} and {self._who}"), 0)
+        return None if other is None else self._claimed_twice(0, other)
 
     # ---- the others ----
 
@@ -342,7 +335,7 @@ class Rendezvous:
                 # A group that is over, or one in which this rank's place is taken.
                 looked = self.session
                 if self._is_anothers(self.session):
-                    raise self._error(self._claimed_text(self._rank), self._rank)
+                    raise self._claimed_twice(self._rank)
             if time.monotonic() > self._end:
                 # Rank 0 is the first that can't be reached, unless it has opened the joining.
                 names = [f"hello/{rank}" for rank in range(1, self._size)]
@@ -408,9 +401,14 @@ class Rendezvous:
                 return [entry for entry in found if is_form(entry, nonce=str, who=str)]
             pause()
 
-    def _claimed_text(self, rank: int) -> str:
-        names = " and ".join(str(entry["who"]) for entry in self._claimed(rank))
-        return _claimed(rank, names)
+    def _claimed_twice(self, rank: int, other: str = "") -> RendezvousError:
+        """The error for a rank that several processes claim: this one and ``other``, if it is 0."""
+        names = [other, self._who] if other else [entry["who"] for entry in self._claimed(rank)]
+        return self._error(
+            f"more than one process claims rank {rank}: {' and '.join(map(str, names))}; every "
+            f"process needs a RANK of its own",
+            rank,
+        )
 
     # ---- the store ----
 
@@ -426,10 +424,8 @@ class Rendezvous:
 
     def _check_going_on(self, name: str, keys: Sequence[str]) -> None:
         """Raises when the round ``name`` can't end any more, or takes too long."""
-        if self._rank == 0 and self._session_now() != self.session:
-            for rank, key in enumerate(keys):
-                if self._get(key) is None:
-                    self._check_turned(rank)
+        # The keys are looked at if there is a second rank 0, and not else.
+        self.check_followed(rank for rank, key in enumerate(keys) if self._get(key) is None)
         if (failed := self._failed()) is not None:
             raise failed
         if time.monotonic() > self._end:
@@ -451,12 +447,6 @@ class Rendezvous:
         """``each``: about as many bytes as a value has. None while one is missing."""
         found = self._store.get_all([self._key(key) for key in keys], each)
         return None if found is None else [parsed(value) for value in found]
-
-
-def _claimed(rank: int, names: str) -> str:
-    return (
-        f"more than one process claims rank {rank}: {names}; every process needs a RANK of its own"
-    )
 
 
 def _are(ranks: Sequence[int]) -> str:

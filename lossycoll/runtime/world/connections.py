@@ -259,16 +259,14 @@ class Connections:
     def _on_event(self, event: transport_events.Event) -> None:
         if isinstance(event, transport_events.Readable):
             return
-        connection = self._connections.get(event.peer)
         if isinstance(event, transport_events.Connected):
-            if connection is None:
-                connection = _Connection(
-                    event.peer, "stranger", self._clock(), source=event.address
-                )
-                self._connections[event.peer] = connection
-        elif connection is None:
+            came = _Connection(event.peer, "stranger", self._clock(), source=event.address)
+            self._connections.setdefault(event.peer, came)
             return
-        elif isinstance(event, transport_events.Received):
+        connection = self._connections.get(event.peer)
+        if connection is None:
+            return
+        if isinstance(event, transport_events.Received):
             self._take(connection, event.body)
         elif isinstance(event, transport_events.Closed):
             self._over(connection, event.why)
@@ -301,9 +299,8 @@ class Connections:
 
     def _say_hello(self, connection: _Connection) -> None:
         purpose = "question" if connection.purpose == "question" else "member"
-        self._transport.send(
-            connection.peer, pack(Hello(VERSION, self._token, self._rank, purpose))
-        )
+        hello = Hello(VERSION, self._token, self._rank, purpose)
+        self._transport.send(connection.peer, pack(hello))
 
     def _take(self, connection: _Connection, body: bytes) -> None:
         message: Message | None = None
@@ -329,7 +326,9 @@ class Connections:
             connection.purpose = "told"  # and it stays a stranger, who isn't told a second time
             for answer in self.answers.to(purpose):
                 self._transport.send(connection.peer, answer)
-        elif not self._knows_token(hello):
+        elif not hmac.compare_digest(
+            hello.token.encode("utf-8", "surrogatepass"), self._token.encode()
+        ):
             return False
         elif came and (hello.rank, purpose) == (self._rank, "probe"):
             self._say_hello(connection)  # and it stays a stranger
@@ -342,10 +341,6 @@ class Connections:
         else:
             return False
         return True
-
-    def _knows_token(self, hello: Hello) -> bool:
-        token = hello.token.encode("utf-8", "surrogatepass")
-        return hmac.compare_digest(token, self._token.encode())
 
     def _greeted(self, connection: _Connection, hello: Hello) -> None:
         connection.known = True

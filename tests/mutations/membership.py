@@ -133,7 +133,7 @@ MEMBERSHIP = (
     mutation(
         "what is said once isn't repeated to the next coordinator",
         "lossycoll/runtime/world/world_protocol.py",
-        "for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:",
+        "for repeated in [*own, *waiting]:",
         "for repeated in waiting:",
         "tests/runtime/world/test_failover.py"
         "::test_what_is_said_while_the_coordinator_dies_is_said_again",

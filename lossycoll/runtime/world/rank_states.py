@@ -1,4 +1,7 @@
-"""States of ranks: the enum, its transitions, and the table that a world or a group keeps."""
+"""States of ranks: the enum, its transitions, and the table that a world or a group keeps.
+
+A group's, for the agreement on who is left, is in view_agreement.py.
+"""
 
 from __future__ import annotations
 
@@ -79,3 +82,59 @@ class RankStates:
         wanted = {*states}
         some = range(self._world) if RankState.PRESENT in wanted else self._others
         return {rank for rank in some if self[rank] in wanted}
+
+
+class Succession(RankStates):
+    """One rank's table of its world, and so who is the coordinator: the lowest rank that is neither
+    lost nor has left. This rank, which is LOST when the others have given it up, is always left to
+    itself."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__(world)
+        self._rank = rank
+        self.coordinator = 0
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.coordinator == self._rank
+
+    @property
+    def lost(self) -> list[int]:
+        """The other ranks that were given up."""
+        return sorted(self.ranks(LOST_STATES) - {self._rank})
+
+    @property
+    def left(self) -> list[int]:
+        return sorted(self.ranks([RankState.LEFT]))
+
+    def is_gone(self, rank: int) -> bool:
+        """True if another rank is lost or has left."""
+        return rank != self._rank and not self.is_present(rank)
+
+    @property
+    def others(self) -> list[int]:
+        """The ranks that are here, but for this one."""
+        return [r for r in range(self._world) if r != self._rank and not self.is_gone(r)]
+
+    def lose(self, rank: int, *, ended: bool) -> bool:
+        """``rank`` is lost. False: not news, as that a rank is lost that has left."""
+        if rank == self._rank or self[rank] == RankState.LEFT:
+            return False
+        return super().lose(rank, ended=ended)
+
+    def leave(self, rank: int) -> bool:
+        """``rank`` has left in order. False: not news."""
+        return rank != self._rank and self.move(rank, RankState.LEFT)
+
+    def succeed(self) -> bool:
+        """True if the coordinator is another one from now on, since the last one is gone."""
+        before = self.coordinator
+        while self.is_gone(self.coordinator):  # for good, so the next one is a higher rank
+            self.coordinator += 1
+        return before != self.coordinator
+
+    def sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What a rank and a new coordinator tell each other: the lost, those of them whose
+        processes have ended, and those that have left."""
+        ended = [rank for rank in self.lost if self[rank] == RankState.ENDED]
+        return tuple(self.lost), tuple(ended), tuple(self.left)

@@ -8,7 +8,7 @@ table. docs/control.md has the protocol.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from .connections import (
     Refused,
     RekeyAsked,
 )
-from .failover import ReplayLog, Succession
 from .failure_detector import SILENT_SHARE, FailureDetector
 from .membership import GroupMessages, Membership
 from .messages import (
@@ -44,14 +43,46 @@ from .messages import (
     pack,
     ranks_in,
 )
-from .rank_states import RankState
+from .rank_states import RankState, Succession
 
 MEETING_SECONDS: Final = 10.0
 """For which ranks may be silent before all have met, where liveness is shorter: a process that
 starts is slow, and one that ends meanwhile is refused at once."""
 MOST_WAITING: Final = 4096
 """Messages that wait for the next coordinator."""
+MOST_REPLAYED: Final = 4096
 NEVER: Final = float("inf")
+
+
+class ReplayLog:
+    """Messages that are said once, kept for as long (``seconds``) as a coordinator may have died
+    with them. The next coordinator hears them again from their senders, and tells all that connect
+    what it has itself."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: OrderedDict[tuple[int, int, str], tuple[float, Addressed]] = OrderedDict()
+
+    def note(self, message: Addressed, now: float) -> bool:
+        """Keeps ``message``. False: it is known."""
+        key = message.sender, message.group, repr(message.body)
+        if key in self._kept:
+            return False
+        self._prune(now)
+        self._kept[key] = now, message
+        return True
+
+    def kept(self, now: float) -> list[Addressed]:
+        """The messages, oldest first."""
+        self._prune(now)
+        return [message for _, message in self._kept.values()]
+
+    def _prune(self, now: float) -> None:
+        while self._kept:
+            at, _ = next(iter(self._kept.values()))
+            if now - at <= self._seconds and len(self._kept) < MOST_REPLAYED:
+                return
+            self._kept.popitem(last=False)
 
 
 class WorldProtocol:
@@ -303,8 +334,9 @@ class WorldProtocol:
         """Tells a rank that is new here what it may have missed."""
         self.welcomed.add(rank)
         self._tell(Welcome(*self.states.sets(), self.ready), [rank])
-        for message in self._replay_log.to(rank, self.clock()):
-            self._tell(message, [rank])
+        for message in self._replay_log.kept(self.clock()):
+            if message.sender != rank and message.to >> rank & 1:
+                self._tell(message, [rank])
 
     def _on_welcome(self, rank: int, message: Welcome) -> None:
         self._from_coordinator(rank)
@@ -318,7 +350,8 @@ class WorldProtocol:
         if rank != self.states.coordinator:
             return
         waiting, self._unsent = self._unsent, deque()
-        for repeated in [*self._replay_log.of(self.rank, self.clock()), *waiting]:
+        own = [one for one in self._replay_log.kept(self.clock()) if one.sender == self.rank]
+        for repeated in [*own, *waiting]:
             self._tell(repeated, [rank])
         for membership in self.groups:
             membership.on_round()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -27,13 +28,12 @@ class Definition:
     """torch's global rank of each rank of the group."""
     options: Mapping[str, Any]
     """Those that all ranks must agree on: :meth:`Options.shared`."""
-    digest: int = field(init=False)
-    """64 bits, equal on ranks whose members and options are."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def digest(self) -> int:
+        """64 bits, equal on ranks whose members and options are."""
         text = json.dumps([self.members, sorted(self.options.items())])
-        digest = blake2b(text.encode(), digest_size=8).digest()
-        object.__setattr__(self, "digest", int.from_bytes(digest, "little"))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def difference(one: Definition, other: Definition) -> str:

@@ -62,7 +62,6 @@ def _names_kind(body: list[Any], size: int) -> list[Any]:
     return body
 
 
-Flag: TypeAlias = bool
 Number: TypeAlias = Annotated[int, Between(-1, (1 << 64) - 1)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e12)]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 16), PRINTABLE_LINES]
@@ -133,7 +132,7 @@ class Welcome:
     lost: Ranks
     ended: Ranks
     left: Ranks
-    ready: Flag
+    ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Dead:
 
     rank: Rank
     silent: Seconds
-    ended: Flag
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)

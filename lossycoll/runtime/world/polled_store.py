@@ -26,6 +26,7 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.descriptors import bound_answers
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
+from lossycoll.runtime.keys.secret import Secret
 
 POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""
@@ -60,13 +61,13 @@ class Store(Protocol):
 
 
 class PolledStore:
-    """``store``, whose own failures are RendezvousErrors. ``values`` seals all values; None: they
-    are in clear. A value that doesn't open counts as one that isn't there."""
+    """``store``, whose own failures are RendezvousErrors. ``secret``: all values are sealed with
+    it; None: they are in clear. A value that doesn't open counts as one that isn't there."""
 
-    def __init__(self, store: Store, who: str, values: SealedValues | None = None) -> None:
+    def __init__(self, store: Store, who: str, secret: Secret | None = None) -> None:
         self._store = store
         self._who = who
-        self._values = values
+        self._values = None if secret is None else SealedValues(secret)
         bound_answers(server_of(store)[1], ANSWER_SECONDS)
 
     def set(self, key: str, value: str) -> str:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.core.logfmt import named
-from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
 from .polled_store import (
@@ -64,8 +63,7 @@ class Rendezvous:
         alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False,
         secret: Secret | None = None,
     ) -> None:
-        values = None if secret is None else SealedValues(secret)
-        self._store = PolledStore(store, f"rank {rank}/{size}", values)
+        self._store = PolledStore(store, f"rank {rank}/{size}", secret)
         self._differing = DifferingSecrets(self._store, rank)
         self._has_secret = secret is not None
         self._rank = rank

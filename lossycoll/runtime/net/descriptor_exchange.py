@@ -125,22 +125,19 @@ class DescriptorExchange:
                 self._waiting.append(connection)
             return
         except OSError as error:
-            self._refuse(-1, f"receiving failed: {error.strerror}", ())
+            self.refused[-1] = f"receiving failed: {error.strerror}"
             connection.close()
             return
-        with connection:
-            process, reason = _sender(message, token, expected)
+        connection.close()
+        process, reason = _sender(message, token, expected)
         if process in self.taken:
             process, reason = -1, f"process {process} sent twice"
         reason = reason or _unusable(descriptors)
         if reason:
-            self._refuse(process, reason, descriptors)
+            _close(descriptors)
+            self.refused[process] = reason
         else:
             self.taken[process] = (descriptors[0], descriptors[1])
-
-    def _refuse(self, process: int, reason: str, descriptors: Iterable[int]) -> None:
-        _close(descriptors)
-        self.refused[process] = reason
 
 
 def _send_one(name: str, message: bytes, descriptors: tuple[int, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -49,12 +49,8 @@ class Machine:
     @classmethod
     def from_json(cls, said: Any) -> Machine | None:
         """Reads what another rank says; None where that isn't a machine."""
-        kinds = (str, int, int, int)
-        if not isinstance(said, Sequence) or len(said) != len(kinds):
-            return None
-        if not all(isinstance(value, kind) for value, kind in zip(said, kinds, strict=True)):
-            return None
-        return cls(*said)
+        is_one = isinstance(said, list) and [*map(type, said)] == [str, int, int, int]
+        return cls(*said) if is_one else None
 
 
 def this_machine() -> Machine:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.engine.failures import place_text
 
 NO_ANSWER: Final = "no answer"
 WITHIN_A_HOST: Final = re.compile(r"docker|br-|virbr|cni|lxc|podman|flannel|veth|lo$")
@@ -29,20 +30,11 @@ class Side:
     device: str = ""  # the address's interface, where it is known
     trouble: str = ""  # what became of its attempts to reach the other end, where it is known
 
-    @property
-    def here(self) -> str:
-        return f"{self.address} ({self.device})" if self.device else self.address
-
-    @property
-    def place(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
-
     def to(self, other: Side) -> str:
+        here, there = (f" ({side.device})" if side.device else "" for side in (self, other))
         return (
-            f"rank {self.rank} at {self.here} can't reach rank {other.rank}'s control port, TCP "
-            f"{other.place}{f' ({other.device})' if other.device else ''}: "
-            f"{self.trouble or NO_ANSWER}"
+            f"rank {self.rank} at {self.address}{here} can't reach rank {other.rank}'s control "
+            f"port, TCP {place_text(other.address, other.port)}{there}: {self.trouble or NO_ANSWER}"
         )
 
 
@@ -50,14 +42,11 @@ def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
     """The error for ranks that have met in the store and can't connect: ``far`` has no connection
     with the coordinator. ``who``: the rank that speaks, as errors name it."""
     back = f"; {near.to(far)}" if near.trouble else ""
-    used = (
-        f"LOSSYCOLL_PORT_RANGE, which is {ports}"
-        if ports != "0"
-        else ("LOSSYCOLL_PORT_RANGE, which is unset (any port), so set it, as in 42000-42099")
-    )
+    used = "unset (any port), so set it, as in 42000-42099" if ports == "0" else ports
     return RendezvousError(
         f"{who}: {far.to(near)}{back}. Both have met at the master, whose port isn't enough: let "
-        f"TCP (control) and UDP (data) pass between the hosts on the ports of {used}."
+        f"TCP (control) and UDP (data) pass between the hosts on the ports of "
+        f"LOSSYCOLL_PORT_RANGE, which is {used}."
         f"{_odd(far, near)} 'lossycoll doctor --peer {near.address}' on both hosts tries each port",
         peer=near.rank if who.startswith(f"rank {far.rank}/") else far.rank,
     )
@@ -65,13 +54,12 @@ def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
 
 def _odd(far: Side, near: Side) -> str:
     """Faults of the addresses themselves."""
-    inner = [side for side in (near, far) if WITHIN_A_HOST.match(side.device)]
-    if inner:
-        side = inner[0]
-        return (
-            f" Or {side.address} is of {side.device}, which is within rank {side.rank}'s host: set "
-            f"LOSSYCOLL_INTERFACE there to the interface that the other hosts reach."
-        )
+    for side in (near, far):
+        if WITHIN_A_HOST.match(side.device):
+            return (
+                f" Or {side.address} is of {side.device}, which is within rank {side.rank}'s host: "
+                f"set LOSSYCOLL_INTERFACE there to the interface that the other hosts reach."
+            )
     inner_only = ipaddress.ip_address(near.address).is_private
     because = " (a NAT, or a container's own network)" if inner_only else ""
     return (

@@ -76,8 +76,7 @@ class HangLog:
             self._call = None
             return False
         group, call = found
-        name = (call.op, call.seq, call.text)
-        if name != self._call:
+        if (name := (call.op, call.seq, call.text)) != self._call:
             self._call = name
             self._due = max(self._warn_after, USUAL_TIMES * group.usual)
         if call.began < self._due:
@@ -90,15 +89,12 @@ class HangLog:
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            fields = self._fields(status_page.read_page(self._page))
-            if fields is not None:
-                event(logging.WARNING, self._where, "waits", **fields)
+            self._log(status_page.read_page(self._page))
 
-    def _fields(self, mine: Record) -> dict[str, Any] | None:
-        """Fields of the line; None: the call has ended meanwhile."""
+    def _log(self, mine: Record) -> None:
         found = self._waiting(mine)
         if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
-            return None
+            return  # it has ended meanwhile
         records = [mine, *(one for one in self._job() if one.process != mine.process)]
         entry = job_of(mine.session, records)["ranks"][mine.process]
         late = {peer.rank: process for process, peer in enumerate(mine.peers)}
@@ -110,13 +106,16 @@ class HangLog:
                 records.append(record)
         ranks = job_of(mine.session, records)["ranks"]
         now = ranks[mine.process]
-        return {
-            "seq": now["call_number"],
-            "call": now["call"],
-            "seconds": round(now["call_seconds"] or 0.0, 1),
-            "waits_for": ",".join(map(str, now["waits_for"])) or "none that is known",
-            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
-        }
+        event(
+            logging.WARNING,
+            self._where,
+            "waits",
+            seq=now["call_number"],
+            call=now["call"],
+            seconds=round(now["call_seconds"] or 0.0, 1),
+            waits_for=",".join(map(str, now["waits_for"])) or "none that is known",
+            because="; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
+        )
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:

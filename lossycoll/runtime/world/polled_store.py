@@ -53,7 +53,6 @@ class Store(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
@@ -81,15 +80,14 @@ class PolledStore:
         self._try(lambda: self._store.compare_set(key, "", text))
 
     def get(self, key: str) -> str | None:
-        found = self._found(key)
-        return None if found is None else self._opened(key, found)
+        found = self.get_all([key])
+        return None if found is None else found[0]
 
     def get_all(self, keys: list[str], each: int = PIECE_BYTES) -> list[str] | None:
         """The values; None while one is missing. ``each``: about as many bytes as one takes."""
-        if not self._are_there(keys):
+        whole = self._found(keys, each if self._values is None else each * 4 // 3 + 64)
+        if whole is None:
             return None
-        found = self._many(keys, each if self._values is None else each * 4 // 3 + 64)
-        whole = [self._whole(key, _text(value)) for key, value in zip(keys, found, strict=True)]
         opened = [self._opened(key, value) for key, value in zip(keys, whole, strict=True)]
         values = [value for value in opened if value is not None]
         return values if len(values) == len(keys) else None
@@ -106,11 +104,9 @@ class PolledStore:
     def anothers(self, key: str, is_ours: Callable[[str], object]) -> str | None:
         """A digest of what stands under ``key``, if it doesn't open or ``is_ours`` denies it; None:
         it is ours, or nothing is there."""
-        found = self._found(key)
-        text = None if found is None else self._opened(key, found)
-        if found is None or (text is not None and is_ours(text)):
-            return None
-        return _digest(found)
+        found = self._found([key], PIECE_BYTES)
+        text = self._opened(key, found[0]) if found else None
+        return None if not found or (text is not None and is_ours(text)) else _digest(found[0])
 
     def mark(self, key: str, text: str = "1") -> None:
         """Writes what those can read whose secret is another one."""
@@ -120,9 +116,12 @@ class PolledStore:
     def is_marked(self, key: str) -> bool:
         return self._try(lambda: self._store.check([key]))
 
-    def _found(self, key: str) -> str | None:
-        found = self._try(lambda: _text(self._store.get(key)) if self._store.check([key]) else None)
-        return None if found is None else self._whole(key, found)
+    def _found(self, keys: list[str], each: int) -> list[str] | None:
+        """What stands in the store, whole; None while one is missing."""
+        if not self._are_there(keys):
+            return None
+        pairs = zip(keys, self._many(keys, each), strict=True)
+        return [self._whole(key, value.decode(errors="replace")) for key, value in pairs]
 
     def _in_pieces(self, key: str, text: str) -> str:
         """Writes the pieces of a long value; returns what stands for it."""
@@ -256,19 +255,12 @@ class DifferingSecrets:
     them: whoever can write to the store can keep a job from starting in any case.
     """
 
-    def __init__(
-        self, store: PolledStore, rank: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: PolledStore, rank: int) -> None:
         self._store = store
         self._rank = rank
-        self._clock = clock
         self._told = ""
-        self._seen: dict[int, float] = {}
-
-    @property
-    def apart(self) -> set[int]:
-        """For rank 0: the ranks that couldn't read the session at some time."""
-        return set(self._seen)
+        self.apart: dict[int, float] = {}
+        """For rank 0: the ranks that couldn't read the session at some time, and the first one."""
 
     def tell(self) -> bool:
         """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
@@ -284,11 +276,10 @@ class DifferingSecrets:
     def found(self, digest: str, missing: Iterable[int]) -> int | None:
         """For rank 0: one of the ``missing`` ranks that couldn't read the session with this digest
         and hasn't come with the right secret since; None: there is none."""
-        now = self._clock()
+        now = time.monotonic()
         for rank in missing:
-            if not self._store.is_marked(f"differs/{digest}/{rank}"):
-                continue
-            if now - self._seen.setdefault(rank, now) >= PATIENCE_SECONDS:
+            is_apart = self._store.is_marked(f"differs/{digest}/{rank}")
+            if is_apart and now - self.apart.setdefault(rank, now) >= PATIENCE_SECONDS:
                 return rank
         return None
 
@@ -296,8 +287,8 @@ class DifferingSecrets:
         """For rank 0 that refuses: whoever of the ``missing`` ranks couldn't read the session knows
         now that it was its."""
         for rank in missing:
-            if rank in self._seen or self._store.is_marked(f"differs/{digest}/{rank}"):
-                self._seen.setdefault(rank, self._clock())
+            if rank in self.apart or self._store.is_marked(f"differs/{digest}/{rank}"):
+                self.apart.setdefault(rank, time.monotonic())
                 self._store.mark(f"differs/{digest}/seen/{rank}")
 
 
@@ -354,10 +345,6 @@ def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:
     count = max(1, PIECE_BYTES // max(each + 8, KEY_BYTES + max(map(len, keys))))
     for at in range(0, len(keys), count):
         yield list(keys[at : at + count])
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")  # a stranger may have written it
 
 
 def _digest(text: str) -> str:

@@ -208,7 +208,7 @@ class Rendezvous:
                 self._differing.answer(written, set(range(1, self._size)) - roster.keys())
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
-                if len(self._differing.apart | roster.keys()) == self._size:
+                if len(self._differing.apart.keys() | roster.keys()) == self._size:
                     break
             if time.monotonic() > end:
                 break

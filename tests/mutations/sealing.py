@@ -205,7 +205,7 @@ SEALING = (
     mutation(
         "a differing secret that nobody hears of",
         "lossycoll/runtime/world/rendezvous.py",
-        "                refusal = self._differing_secret(written, roster)\n",
+        "                refusal = self._find_apart(written, roster)\n",
         "                refusal = None\n",
         "tests/runtime/world/test_rendezvous.py::test_ranks_whose_secrets_differ_all_say_so",
     ),

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -37,10 +37,6 @@ KEY_BYTES: Final = 64
 """Bytes that a key takes in a question beside its name: torch's prefixes."""
 ANSWER_SECONDS: Final = 30.0
 """Longest time for an answer. The store waits for nobody before it answers."""
-SESSION: Final = re.compile("[0-9a-f]{16}")
-"""The session as a rank reads it."""
-PATIENCE_SECONDS: Final = 2.0
-"""Time for a process of the right secret after one of another, with the same rank."""
 _MOST_PIECES: Final = 1 << 12
 _LONGEST: Final = 1 << 24
 """Characters of a value that is in pieces."""
@@ -245,51 +241,6 @@ class StoreConnection:
 def own_connection(store: Any) -> Any:
     """A connection of its own to the store's server; the store itself where it has none."""
     return store if server_of(store)[1] is None else StoreConnection(store, ANSWER_SECONDS)
-
-
-class DifferingSecrets:
-    """How ranks find out that they can't read one another's words.
-
-    A rank that can't read the session marks a key of its own, named after what it can't read. Rank
-    0, which wrote that, looks for such marks. Both are in clear, and nothing but an error comes of
-    them: whoever can write to the store can keep a job from starting in any case.
-    """
-
-    def __init__(self, store: PolledStore, rank: int) -> None:
-        self._store = store
-        self._rank = rank
-        self._told = ""
-        self.apart: dict[int, float] = {}
-        """For rank 0: the ranks that couldn't read the session at some time, and the first one."""
-
-    def tell(self) -> bool:
-        """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
-        and so is there with another secret."""
-        digest = self._store.anothers("session", SESSION.fullmatch)
-        if digest is None:
-            return False
-        if digest != self._told:
-            self._told = digest
-            self._store.mark(f"differs/{digest}/{self._rank}")
-        return self._store.is_marked(f"differs/{digest}/seen/{self._rank}")
-
-    def found(self, digest: str, missing: Iterable[int]) -> int | None:
-        """For rank 0: one of the ``missing`` ranks that couldn't read the session with this digest
-        and hasn't come with the right secret since; None: there is none."""
-        now = time.monotonic()
-        for rank in missing:
-            is_apart = self._store.is_marked(f"differs/{digest}/{rank}")
-            if is_apart and now - self.apart.setdefault(rank, now) >= PATIENCE_SECONDS:
-                return rank
-        return None
-
-    def answer(self, digest: str, missing: Iterable[int]) -> None:
-        """For rank 0 that refuses: whoever of the ``missing`` ranks couldn't read the session knows
-        now that it was its."""
-        for rank in missing:
-            if rank in self.apart or self._store.is_marked(f"differs/{digest}/{rank}"):
-                self.apart.setdefault(rank, time.monotonic())
-                self._store.mark(f"differs/{digest}/seen/{rank}")
 
 
 class Pause:

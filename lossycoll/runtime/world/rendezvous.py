@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,18 +20,12 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.keys.secret import Secret, transcript
 
-from .polled_store import (
-    PIECE_BYTES,
-    SESSION,
-    DifferingSecrets,
-    Pause,
-    PolledStore,
-    Store,
-    is_form,
-    overwritten,
-    parsed,
-)
+from .polled_store import PIECE_BYTES, Pause, PolledStore, Store, is_form, overwritten, parsed
 
+SESSION: Final = re.compile("[0-9a-f]{16}")
+"""The session as a rank reads it."""
+PATIENCE_SECONDS: Final = 2.0
+"""Time for a process of the right secret after one of another, with the same rank."""
 GRACE_SECONDS: Final = 5.0
 """Time for which rank 0 of a refused group tells late ranks."""
 MOST_CLAIMS: Final = 64
@@ -64,7 +59,6 @@ class Rendezvous:
         secret: Secret | None = None,
     ) -> None:
         self._store = PolledStore(store, f"rank {rank}/{size}", secret)
-        self._differing = DifferingSecrets(self._store, rank)
         self._has_secret = secret is not None
         self._rank = rank
         self._size = size
@@ -74,6 +68,10 @@ class Rendezvous:
         """Of this rank's incarnation and this meeting: no other has the same."""
         self._who = describe
         self._alive = alive
+        self._told_apart = ""
+        """What this rank couldn't read, and has told."""
+        self._apart: dict[int, float] = {}
+        """At rank 0, the ranks that couldn't read the session at some time, and the first one."""
         self._met = False
         self._nonces: list[str] = []
         self.session = ""
@@ -202,13 +200,13 @@ class Rendezvous:
                 raise second  # the others have turned away from this process
             refusal = refusal or second
             if pause.is_long and refusal is None:
-                refusal = self._differing_secret(written, roster)
+                refusal = self._find_apart(written, roster)
             if refusal:
                 self._refuse(refusal, roster)
-                self._differing.answer(written, set(range(1, self._size)) - roster.keys())
+                self._answer_apart(written, roster)
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
-                if len(self._differing.apart.keys() | roster.keys()) == self._size:
+                if len(self._apart.keys() | roster.keys()) == self._size:
                     break
             if time.monotonic() > end:
                 break
@@ -254,11 +252,6 @@ class Rendezvous:
         if not before or not self._is_anothers(before):
             return None
         return self._claimed_twice(0, self._names(before) or "another")
-
-    def _differing_secret(self, written: str, roster: Mapping[int, Any]) -> RendezvousError | None:
-        missing = [rank for rank in range(1, self._size) if rank not in roster]
-        rank = self._differing.found(written, missing)
-        return None if rank is None else self._error(self._differing_text(rank), rank)
 
     def _refusal(self, roster: Mapping[int, Any]) -> RendezvousError | None:
         """The error that all ranks raise because one in the roster can't take part."""
@@ -306,8 +299,8 @@ class Rendezvous:
         looked = ""
         while True:
             session = self._session_now()
-            if not session and self._differing.tell():
-                raise self._error(self._differing_text(self._rank), 0)
+            if not session:
+                self._tell_apart()
             if session and session != self.session:
                 if self.session:
                     self._set(f"turned/{self._rank}", self._nonce)
@@ -359,13 +352,6 @@ class Rendezvous:
             ranks[0],
         )
 
-    def _differing_text(self, rank: int) -> str:
-        here = "has one" if self._has_secret else "has none"
-        return (
-            f"the secrets of rank 0 and rank {rank} differ, or only one of them has one (this rank "
-            f"{here}); set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same on all ranks"
-        )
-
     def _session_now(self) -> str:
         """Empty while there is none that this rank can read."""
         found = self._store.get("session") or ""
@@ -406,6 +392,48 @@ class Rendezvous:
             f"more than one process claims rank {rank}: {' and '.join(map(str, names))}; every "
             f"process needs a RANK of its own",
             rank,
+        )
+
+    # ---- secrets that differ ----
+    # A rank that can't read the session marks a key of its own, named after what it can't read.
+    # Rank 0, which wrote that, looks for such marks. Both are in clear, and nothing but an error
+    # comes of them: whoever can write to the store can keep a job from starting in any case.
+
+    def _tell_apart(self) -> None:
+        """Marks a session that can't be read. Raises if rank 0 has seen that, and so is there with
+        another secret."""
+        digest = self._store.anothers("session", SESSION.fullmatch)
+        if digest is None:
+            return
+        if digest != self._told_apart:
+            self._told_apart = digest
+            self._store.mark(f"differs/{digest}/{self._rank}")
+        if self._store.is_marked(f"differs/{digest}/seen/{self._rank}"):
+            raise self._differing(self._rank, 0)
+
+    def _find_apart(self, digest: str, roster: Mapping[int, Any]) -> RendezvousError | None:
+        """At rank 0, the error if a rank couldn't read the session with this digest and hasn't come
+        with the right secret since."""
+        now = time.monotonic()
+        for rank in sorted({*range(1, self._size)} - roster.keys()):
+            is_apart = self._store.is_marked(f"differs/{digest}/{rank}")
+            if is_apart and now - self._apart.setdefault(rank, now) >= PATIENCE_SECONDS:
+                return self._differing(rank, rank)
+        return None
+
+    def _answer_apart(self, digest: str, roster: Mapping[int, Any]) -> None:
+        """At rank 0, which refuses: whoever couldn't read the session knows now that it was its."""
+        for rank in sorted({*range(1, self._size)} - roster.keys()):
+            if rank in self._apart or self._store.is_marked(f"differs/{digest}/{rank}"):
+                self._apart.setdefault(rank, time.monotonic())
+                self._store.mark(f"differs/{digest}/seen/{rank}")
+
+    def _differing(self, rank: int, peer: int) -> RendezvousError:
+        here = "has one" if self._has_secret else "has none"
+        return self._error(
+            f"the secrets of rank 0 and rank {rank} differ, or only one of them has one (this rank "
+            f"{here}); set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same on all ranks",
+            peer,
         )
 
     # ---- the store ----

@@ -95,8 +95,8 @@ SEALING = (
     mutation(
         "a secret file that anybody may read",
         "lossycoll/runtime/keys/secret.py",
-        "    if mode & 0o077:",
-        "    if mode & 0o007:",
+        "if mode & 0o077:",
+        "if mode & 0o007:",
         "tests/runtime/keys/test_secret.py::test_a_file_that_others_may_use_is_refused",
     ),
     mutation(

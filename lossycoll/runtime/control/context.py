@@ -45,15 +45,14 @@ class Keys:
 
 def keys_of(secret: Secret, plane: str) -> Keys:
     """Keys of a plane. Processes of planes of different names can't connect."""
-    return Keys(plane, _pair(secret, plane, "listener"), _pair(secret, plane, "caller"))
-
-
-def _pair(secret: Secret, plane: str, role: str) -> KeyPair:
     import zmq
     from zmq.utils import z85
 
-    private = z85.encode(secret.derived("curve", plane, role))
-    return KeyPair(zmq.curve_public(private), private)
+    pairs = []
+    for role in ("listener", "caller"):
+        private = z85.encode(secret.derived("curve", plane, role))
+        pairs.append(KeyPair(zmq.curve_public(private), private))
+    return Keys(plane, *pairs)
 
 
 class Roster:
@@ -145,8 +144,8 @@ class SharedContext:
         self._users, self._context, self._roster = 0, None, None
 
     def _end(self) -> None:
-        context, self._context = self._context, None
-        roster, self._roster = self._roster, None
+        context, roster = self._context, self._roster
+        self._context = self._roster = None
         if roster is not None:
             roster.close()
         if context is not None:
@@ -159,10 +158,6 @@ SHARED: Final = SharedContext()
 
 def _try_descriptors() -> None:
     """libzmq aborts the process where it can't have descriptors for a context."""
-    taken: list[int] = []
-    try:
+    with contextlib.ExitStack() as taken:
         for _ in range(DESCRIPTORS):
-            taken.append(os.eventfd(0, os.EFD_CLOEXEC))
-    finally:
-        for fd in taken:
-            os.close(fd)
+            taken.callback(os.close, os.eventfd(0, os.EFD_CLOEXEC))

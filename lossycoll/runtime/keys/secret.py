@@ -96,25 +96,17 @@ def _read(path: str) -> bytes:
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            _check_file(path, os.fstat(file.fileno()))
-            return file.read(MOST_BYTES + 2)
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if not stat.S_ISREG(found.st_mode):
+                why = "is no file"
+            elif found.st_uid not in (0, os.geteuid()):
+                user = os.geteuid()
+                why = f"belongs to another user ({found.st_uid}); this process runs as {user}"
+            elif mode & 0o077:
+                why = f"others than its owner may use (mode {mode:04o}); chmod 600 {path}"
+            else:
+                return file.read(MOST_BYTES + 2)
     except OSError as error:
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which can't be read: {error.strerror}"
-        ) from error
-
-
-def _check_file(path: str, found: os.stat_result) -> None:
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISREG(found.st_mode):
-        raise OptionError(f"{FILE_VARIABLE} is {path}, which is no file")
-    if found.st_uid not in (0, os.geteuid()):
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which belongs to another user ({found.st_uid}); this "
-            f"process runs as {os.geteuid()}"
-        )
-    if mode & 0o077:
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which others than its owner may use (mode {mode:04o}); "
-            f"chmod 600 {path}"
-        )
+        why = f"can't be read: {error.strerror}"
+    raise OptionError(f"{FILE_VARIABLE} is {path}, which {why}")

@@ -1,4 +1,4 @@
-"""TCP sockets beside libzmq's: listeners, its connections by their descriptors, why one failed.
+"""TCP sockets: listeners, and libzmq's connections by their descriptors.
 
 libzmq's are looked at and shut down here, and never closed but in a forked child.
 """
@@ -11,12 +11,9 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from .schema import Address
-
-if TYPE_CHECKING:
-    import zmq
 
 SEGMENT_BYTES: Final = 1220
 """Of TCP: any path of IPv6 carries as much. Where a path carries less than the interfaces, and its
@@ -96,42 +93,3 @@ def close_copies(here: Collection[Address], there: Collection[Address]) -> None:
             is_here = any((host, port) in here for host in (own, "0.0.0.0", "::"))
             if is_here or end.getpeername()[:2] in there:
                 os.close(int(name))
-
-
-class Refusals:
-    """Asks the kernel why a connection failed, which libzmq doesn't say: by plain connections,
-    which ``poller`` waits for."""
-
-    def __init__(self, poller: zmq.Poller) -> None:
-        self._poller = poller
-        self._asked: dict[int, tuple[socket.socket, int]] = {}
-
-    def __contains__(self, fd: object) -> bool:
-        return fd in self._asked
-
-    def ask(self, peer: int, address: Address) -> int | None:
-        """Connects to where ``peer`` was to be. Returns the error if it is known at once."""
-        import zmq
-
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            code = made.connect_ex(address)
-        except OSError as error:  # short of descriptors
-            return error.errno or errno.EMFILE
-        self._asked[made.fileno()] = made, peer
-        self._poller.register(made.fileno(), zmq.POLLOUT)
-        return None if code == errno.EINPROGRESS else code
-
-    def answer(self, fd: int) -> tuple[int, int]:
-        """The kernel's answer: whose it is, and the error; 0: somebody listens there."""
-        made, peer = self._asked[fd]
-        return peer, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-    def forget(self, peer: int) -> None:
-        """Nobody waits for the answer any more."""
-        for fd, (made, asking) in list(self._asked.items()):
-            if asking == peer:
-                self._poller.unregister(fd)
-                del self._asked[fd]
-                made.close()

@@ -51,7 +51,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from .context import SHARED, Keys
-from .descriptors import Refusals, close_copies, ends_of, shut_down
+from .descriptors import close_copies, ends_of, shut_down
 from .events import (
     NEVER,
     Closed,
@@ -151,7 +151,7 @@ class Transport:
         self._listens_at: Address = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
-        self._refusals = Refusals(self._poller)
+        self._probes: dict[int, Connection] = {}
         context, self._roster = SHARED.acquire(keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
@@ -347,9 +347,9 @@ class Transport:
             if end == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-            elif end in self._refusals:
-                peer, code = self._refusals.answer(end)
-                self._failed(self._peers[peer], code)
+            elif (one := self._probes.get(end)) is not None and one.probe is not None:
+                code = one.probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                self._failed(one, code)  # 0: somebody listens there
             elif self._roster is not None and end == self._roster.fd:
                 self._roster.serve()
             elif isinstance(end, int):
@@ -487,15 +487,29 @@ class Transport:
         one.gone = True
         self._peers.pop(one.peer, None)
         self._waiting.pop(one.peer, None)
-        self._refusals.forget(one.peer)
+        if one.probe is not None:
+            if self._probes.pop(one.probe.fileno(), None) is not None:
+                self._poller.unregister(one.probe.fileno())
+            one.probe.close()
+            one.probe = None
 
-    # ---- why a connection failed: libzmq doesn't say it ----
+    # ---- why a connection failed: libzmq doesn't say it, but the kernel says it once more ----
 
     def _ask(self, one: Connection) -> None:
+        import zmq
+
         self._disconnect(one)
-        code = self._refusals.ask(one.peer, one.place)
-        if code is not None:
+        family = socket.AF_INET6 if ":" in one.place[0] else socket.AF_INET
+        try:
+            one.probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = one.probe.connect_ex(one.place)
+        except OSError as error:  # short of descriptors
+            code = error.errno or errno.EMFILE
+        if one.probe is None or code != errno.EINPROGRESS:
             self._failed(one, code)
+        else:
+            self._probes[one.probe.fileno()] = one
+            self._poller.register(one.probe.fileno(), zmq.POLLOUT)
 
     def _failed(self, one: Connection, code: int) -> None:
         self._cut(one)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -59,7 +58,8 @@ Event: TypeAlias = Connected | Received | Closed | Refused | Readable
 
 
 NUMBER_BYTES: Final = 8
-"""Bytes of the number, from 0, at the start of a sealed message."""
+"""Bytes of the number, from 0, at the start of a sealed message: CURVE doesn't find what is left
+out."""
 NEVER: Final = float("inf")
 
 
@@ -98,16 +98,3 @@ class Connection:
     @property
     def own(self) -> str:
         return "" if self.ends is None else str(self.ends[0][0])
-
-    def sealed(self, body: bytes) -> bytes:
-        """The next message of a sealed connection: CURVE doesn't find what is left out."""
-        return self.sent.to_bytes(NUMBER_BYTES, "big") + body
-
-    def opened(self, bodies: Sequence[bytes], *, is_sealed: bool) -> bytes | None:
-        """Body of a message; None: no transport has sent it, or not now."""
-        if len(bodies) != 1:
-            return None
-        if not is_sealed:
-            return bodies[0]
-        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
-        return body if number == self.taken.to_bytes(NUMBER_BYTES, "big") else None

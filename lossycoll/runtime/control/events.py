@@ -33,8 +33,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection is over; all that came over it has been told before. ``why``: as errors tell
-    it."""
+    """A connection is over; all that came over it has been told. ``why``: as errors say it."""
 
     peer: Peer
     why: str
@@ -58,8 +57,7 @@ Event: TypeAlias = Connected | Received | Closed | Refused | Readable
 
 
 NUMBER_BYTES: Final = 8
-"""Bytes of the number, from 0, at the start of a sealed message: CURVE doesn't find what is left
-out."""
+"""Bytes of a sealed message's number, from 0: CURVE doesn't find what is left out."""
 NEVER: Final = float("inf")
 
 

@@ -24,8 +24,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def library(path: str = "") -> tuple[str, str]:
-    """(version, "") of the libcrypto that seals, or ("", why there is none). ``path``: its file;
-    empty: any."""
+    """(version, "") of libcrypto, or ("", why there is none). ``path``: its file; empty: any."""
     with contextlib.suppress(ImportError):  # it may lie where the loader wouldn't look
         import _ssl  # noqa: F401
     why = lib.lc_crypto_load(path.encode())

@@ -64,8 +64,7 @@ def new_secret() -> str:
 
 
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
-    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither is
-    set."""
+    """The secret of ``LOSSYCOLL_SECRET``, or ``LOSSYCOLL_SECRET_FILE``; None: neither is set."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
         # Its bytes, as a file's: in another locale they would be another text.

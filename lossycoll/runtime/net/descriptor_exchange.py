@@ -168,8 +168,7 @@ def peer_user(end: socket.socket) -> int:
 
 
 def _sender(message: bytes, token: str, expected: frozenset[int]) -> tuple[int, str]:
-    """(number, "") of the process that has sent ``message``; (-1, reason) where it isn't one of
-    those that have met."""
+    """(number, "") of the process that has sent ``message``; (-1, reason): of none that has met."""
     try:
         said: Any = json.loads(message)
         theirs, process = said["token"].encode(), said["process"]

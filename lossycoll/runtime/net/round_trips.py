@@ -69,8 +69,7 @@ def _pause(start: float, begun: int, tries: int, seconds: float) -> int:
 
 
 def _begun(places: Mapping[int, tuple[str, int]]) -> Iterator[tuple[int, socket.socket]]:
-    """A connection with each host that is being made, unless there is no way to it, or this process
-    is short of descriptors."""
+    """Connections that are being made, but for hosts without a way, or for want of descriptors."""
     for number, (host, port) in places.items():
         try:
             connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

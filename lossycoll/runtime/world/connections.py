@@ -143,8 +143,7 @@ class Connections:
         return self._foreign + counts["handshake"] + counts["foreign"]
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
-        """Listens on a port of ``ports`` (first, last; 0: any), and returns it. RendezvousError:
-        all are taken. EngineError: none can be had for another reason."""
+        """Listens on a port of ``ports`` (first, last; 0: any), and returns it."""
         where = self._rank, self._world, address, ports
         try:
             self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
@@ -182,8 +181,7 @@ class Connections:
         self._connect_coordinator(now)
 
     def tick(self, now: float, patience: float) -> None:
-        """Retries a broken connection with the coordinator, or one pending for ``patience`` s, or
-        longer if none has worked yet."""
+        """Retries a broken connection with the coordinator, or one that takes too long."""
         if self._coordinator is None or now - self._tried_at < patience:
             return
         under_way = self._to_coordinator
@@ -234,8 +232,7 @@ class Connections:
             self._listener.close()
 
     def abandon(self) -> None:
-        """In a forked child: closes a listener that isn't the transport's yet, which sees to all
-        else."""
+        """In a forked child: closes a listener that isn't the transport's yet."""
         if self._listener is not None:
             self._listener.close()
 

@@ -106,8 +106,7 @@ class ControlPlane:
         self._thread.start()
 
     def tell_status(self, session: str, read: Callable[[bool], Sequence[Record]]) -> None:
-        """From now on whoever asks is told of the job. ``read``: the records of the job on this
-        machine."""
+        """Tells whoever asks of the job. ``read``: its records on this machine."""
         self._sockets.answers = Answers(session, self._sockets.places, read)
 
     @property
@@ -155,8 +154,7 @@ class ControlPlane:
             self.close()
 
     def close(self) -> None:
-        """Leaves the world, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
-        ended it."""
+        """Leaves the world, joins the thread, frees the sockets. Idempotent, also after Ctrl-C."""
         with self._lock:
             if self._thread is None and not self._over:
                 self._over = self._stopping = True

@@ -87,8 +87,7 @@ def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> Non
 
 
 def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if options that must agree
-    (``shared``: each rank's :meth:`Options.shared`) differ."""
+    """The same if options differ that must agree (``shared``: each rank's Options.shared)."""
     for other, theirs in enumerate(shared):
         if how := differing_option(0, shared[0], other, theirs):
             raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

@@ -236,8 +236,7 @@ class Health:
         return f"{limits}: {cause}" if cause else f"{limits}, so it is dead, stopped or cut off"
 
     def why_cut_off(self, rank: int) -> str:
-        """Why this host itself can't send to ``rank`` now, with a remedy; "": it can, as far as is
-        known."""
+        """Why this host can't send to ``rank``, with a remedy; "": it can, or nothing is known."""
         own, far = self.where.numeric(self.where.rank), self.where.numeric(rank)
         return why_cut_off(self._device, own, far) if self._device and own and far else ""
 

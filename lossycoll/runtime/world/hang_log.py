@@ -125,8 +125,7 @@ def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the first thread of :func:`python_stacks`, outside Python's library
-    where there is one; empty: there is none at all."""
+    """The innermost frame of the first thread, outside Python's library if there is one; or ""."""
     main = stacks.partition("\n\n")[0]
     frames = _FRAME.findall(main)
     if not frames:

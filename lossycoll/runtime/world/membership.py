@@ -119,8 +119,7 @@ class Membership:
         return self._router.foreign
 
     def open(self, listener: Listener, *, wait: bool = True) -> None:
-        """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
-        has done so on return."""
+        """Has the plane tell ``listener``, first (``wait``: at once) of what has come before."""
         self.listener = listener
         run = self._plane.call if wait else self._plane.post
         run(lambda: self._router.enter(self))
@@ -157,8 +156,7 @@ class Membership:
         return {rank: dict(each) for rank, each in dict(self._stats).items() if rank != self.rank}
 
     def close(self) -> None:
-        """Ends the membership; the last one of a plane ends that. Idempotent. No listener is called
-        any more when it returns."""
+        """Ends the membership, the last one the plane. Idempotent. No listener is called later."""
         self._plane.call(lambda: self._router.leave(self))
         self.listener = _NOBODY
         if self._held:

@@ -132,8 +132,7 @@ def answers(
 
 
 def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
-    """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
-    OSError: nobody listens there."""
+    """Has a world seal with new keys; True if it has heard. OSError: nobody listens there."""
     try:
         _answer_to(Hello(VERSION, "", 0, "rekey"), _place(host, port), seconds, secret)
     except NoAnswer:
@@ -207,8 +206,7 @@ class _Reader:
 
 
 def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
-    """The Python stacks of the rank that listens there. NoAnswer: it doesn't tell; the text says
-    why."""
+    """The Python stacks of the rank that listens there. NoAnswer: why it doesn't tell them."""
     try:
         body = _answer_to(Hello(VERSION, "", 0, STACKS), place, seconds, secret)
         return read(body, Stacks).text

@@ -69,8 +69,7 @@ def _odd(far: Side, near: Side) -> str:
 
 
 def translated(who: str, far: Side, source: str, near: Side) -> RendezvousError:
-    """The error for a rank whose connection comes from ``source``, and whose own address can't be
-    reached."""
+    """The error for a rank whose connection comes from ``source``, and who can't be reached."""
     return RendezvousError(
         f"{who}: {near.to(far)}, though that rank reaches rank {near.rank}, from {source}: a NAT "
         f"translates its address, so neither TCP (control) nor UDP (data) gets to it. Join the "

@@ -400,8 +400,7 @@ class Rendezvous:
     # comes of them: whoever can write to the store can keep a job from starting in any case.
 
     def _tell_apart(self) -> None:
-        """Marks a session that can't be read. Raises if rank 0 has seen that, and so is there with
-        another secret."""
+        """Marks a session that can't be read. Raises if rank 0, which wrote it, has seen that."""
         digest = self._store.anothers("session", SESSION.fullmatch)
         if digest is None:
             return

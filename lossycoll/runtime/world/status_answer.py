@@ -111,8 +111,7 @@ class Answers:
 
 
 def python_stacks() -> str:
-    """The stack of every thread of this process but the package's own, the main one first, each
-    with the innermost frame last."""
+    """The stack of every thread but the package's own: the main thread and outer frames first."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}

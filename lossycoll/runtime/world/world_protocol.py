@@ -55,9 +55,8 @@ NEVER: Final = float("inf")
 
 
 class ReplayLog:
-    """Messages that are said once, kept for as long (``seconds``) as a coordinator may have died
-    with them. The next coordinator hears them again from their senders, and tells all that connect
-    what it has itself."""
+    """Messages that are said once, kept while (``seconds``) a coordinator may have died with them:
+    the next one hears them again from their senders, and tells all that connect what it has."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

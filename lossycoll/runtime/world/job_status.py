@@ -123,22 +123,18 @@ def _rank(
         "waits_for": [],
         "link": [],
     }
-    return entry if mine is None else entry | _told(mine, known, states)
-
-
-def _told(
-    mine: Record, known: Mapping[int, Record], states: Mapping[int, RankState]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    if mine is None:
+        return entry
+    received = mine.stats.get("packets_received")
+    lost = mine.stats.get("packets_missing", 0)
+    entry |= {
         "host": mine.host,
         "pid": mine.pid,
         "control": mine.control or None,
         "sealed": mine.sealed,
         "groups": [_group(group, mine) for group in mine.groups],
         "step_seconds": _seconds(max((g.step_seconds for g in mine.groups), default=-1.0)),
-        "missing": _share(mine.stats.get("packets_missing", 0), mine.stats["packets_received"])
-        if "packets_received" in mine.stats
-        else None,
+        "missing": None if received is None else _share(lost, received),
         "recovered": mine.stats.get("packets_recovered"),
         "link": [_link(peer) for process, peer in enumerate(mine.peers) if process != mine.process],
     }
@@ -147,7 +143,7 @@ def _told(
         group, call = waiting
         is_dead = mine.state == status_page.DEAD  # it waits no longer
         absent = set() if is_dead else _absent(group, call, mine, known, states)
-        found |= {
+        entry |= {
             "call": call.text,
             "call_number": call.seq if call.seq >= 0 else None,
             "call_group": group.name,
@@ -157,14 +153,14 @@ def _told(
     ended = [(g.last, g) for g in mine.groups if g.last is not None and g.last.ended >= 0]
     if ended:
         last, group = min(ended, key=lambda one: one[0].ended)
-        found["last_call"] = {
+        entry["last_call"] = {
             "call": last.text,
             "call_number": last.seq if last.seq >= 0 else None,
             "call_group": group.name,
             "seconds": _seconds(last.ended),
             "failed": last.failed,
         }
-    return found
+    return entry
 
 
 def waiting_in(groups: Sequence[GroupRecord]) -> tuple[GroupRecord, CallRecord] | None:

@@ -50,13 +50,7 @@ class Port:
     state: str  # ``ACTIVE``, or why it carries nothing, as in ``DOWN``
     layer: str  # ``Ethernet`` or ``InfiniBand``
     gids: tuple[Gid, ...]
-    folder: Path  # in sysfs
-
-    @property
-    def counters(self) -> str:
-        """The folder of its own counters; empty if it has none."""
-        found = self.folder / "hw_counters"
-        return str(found) if found.is_dir() else ""
+    counters: str  # the folder of its own counters; empty if it has none
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -89,7 +83,9 @@ def _numbered(folder: Path) -> list[Path]:
 def _port(device: Path, folder: Path) -> Port:
     state = _text(folder / "state").rpartition(":")[2].strip()
     layer = _text(folder / "link_layer")
-    return Port(device.name, int(folder.name), state, layer, tuple(_gids(folder, layer)), folder)
+    counters = folder / "hw_counters"
+    path = str(counters) if counters.is_dir() else ""
+    return Port(device.name, int(folder.name), state, layer, tuple(_gids(folder, layer)), path)
 
 
 def _gids(folder: Path, layer: str) -> Iterator[Gid]:

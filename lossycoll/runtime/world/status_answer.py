@@ -90,24 +90,23 @@ class Answers:
         self._session = session
         self._addresses = tuple(addresses)
         self._read = read
-        self._until = [0.0, 0.0]
-        self._kept: list[list[bytes]] = [[], []]
+        self._kept: dict[str, tuple[float, list[bytes]]] = {}
+        """Latest answers, and until when they are given again."""
 
     def to(self, purpose: str) -> list[bytes]:
         """The messages that answer a question."""
         if purpose == STACKS:
             return [ANSWER.pack(Stacks(python_stacks()))]
-        now, calls = time.monotonic(), purpose == CALLS
-        if now >= self._until[calls]:
+        until, answer = self._kept.get(purpose, (0.0, []))
+        if (now := time.monotonic()) >= until:
             try:
-                records = self._read(calls)
+                records = self._read(purpose == CALLS)
             except OSError:  # somebody has changed the folder
                 records = ()
             status = Status(VERSION, self._session, self._addresses, len(records))
-            messages: list[Message] = [status, *map(Record, records)]
-            self._kept[calls] = [ANSWER.pack(one) for one in messages]
-            self._until[calls] = now + FRESH_SECONDS
-        return self._kept[calls]
+            answer = [ANSWER.pack(one) for one in (status, *map(Record, records))]
+            self._kept[purpose] = now + FRESH_SECONDS, answer
+        return answer
 
 
 def python_stacks() -> str:

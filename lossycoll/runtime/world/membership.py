@@ -215,7 +215,7 @@ class Membership:
 
     def _ask(self) -> None:
         self._stats[self.rank] = self.listener.stats()
-        others = self._states.ranks([RankState.PRESENT]) - {self.rank}
+        others = self._states.ranks(RankState.PRESENT) - {self.rank}
         self._asked = others
         if others:
             self._send(Ask(), sorted(others))

@@ -5,7 +5,6 @@ A group's, for the agreement on who is left, is in view_agreement.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -48,10 +47,12 @@ _TRANSITIONS: Final = {
 
 
 class RankStates:
-    """The table of one world or group: the state of each rank."""
+    """The table of one world or group: the state of each rank. ``rank``: whose table it is, who
+    isn't lost to itself; -1: nobody's."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, rank: int = -1) -> None:
         self._world = world
+        self._rank = rank
         self._others: dict[int, RankState] = {}
         """The ranks that aren't PRESENT: few of many."""
 
@@ -66,9 +67,10 @@ class RankStates:
         return is_news
 
     def lose(self, rank: int, *, ended: bool) -> bool:
-        """Gives a rank up; ``ended``: its process has ended. False: that it is lost isn't news."""
-        known = self.is_lost(rank)
-        self.move(rank, RankState.ENDED if ended else RankState.LOST)
+        """Gives another rank up; ``ended``: its process has ended. False: that isn't news."""
+        known = rank == self._rank or self.is_lost(rank)
+        if rank != self._rank:
+            self.move(rank, RankState.ENDED if ended else RankState.LOST)
         return not known
 
     def is_present(self, rank: int) -> bool:
@@ -78,10 +80,19 @@ class RankStates:
         """True if a rank was given up, for whichever reason."""
         return self[rank] in LOST_STATES
 
-    def ranks(self, states: Iterable[RankState]) -> set[int]:
-        wanted = {*states}
-        some = range(self._world) if RankState.PRESENT in wanted else self._others
-        return {rank for rank in some if self[rank] in wanted}
+    def ranks(self, *states: RankState) -> set[int]:
+        some = range(self._world) if RankState.PRESENT in states else self._others
+        return {rank for rank in some if self[rank] in states}
+
+    @property
+    def lost(self) -> set[int]:
+        """The other ranks that were given up."""
+        return self.ranks(*LOST_STATES) - {self._rank}
+
+    @property
+    def left(self) -> set[int]:
+        """The other ranks that have said goodbye."""
+        return self.ranks(RankState.LEFT) - {self._rank}
 
 
 class Succession(RankStates):
@@ -89,23 +100,11 @@ class Succession(RankStates):
     lost nor has left. This rank, which is LOST when the others have given it up, is always left to
     itself."""
 
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__(world)
-        self._rank = rank
-        self.coordinator = 0
+    coordinator = 0
 
     @property
     def is_coordinator(self) -> bool:
         return self.coordinator == self._rank
-
-    @property
-    def lost(self) -> list[int]:
-        """The other ranks that were given up."""
-        return sorted(self.ranks(LOST_STATES) - {self._rank})
-
-    @property
-    def left(self) -> list[int]:
-        return sorted(self.ranks([RankState.LEFT]))
 
     def is_gone(self, rank: int) -> bool:
         """True if another rank is lost or has left."""
@@ -114,13 +113,11 @@ class Succession(RankStates):
     @property
     def others(self) -> list[int]:
         """The ranks that are here, but for this one."""
-        return [r for r in range(self._world) if r != self._rank and not self.is_gone(r)]
+        return [r for r in range(self._world) if r != self._rank and self.is_present(r)]
 
     def lose(self, rank: int, *, ended: bool) -> bool:
-        """``rank`` is lost. False: not news, as that a rank is lost that has left."""
-        if rank == self._rank or self[rank] == RankState.LEFT:
-            return False
-        return super().lose(rank, ended=ended)
+        """The same, unless the rank has left."""
+        return self[rank] != RankState.LEFT and super().lose(rank, ended=ended)
 
     def leave(self, rank: int) -> bool:
         """``rank`` has left in order. False: not news."""
@@ -136,5 +133,5 @@ class Succession(RankStates):
     def sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """What a rank and a new coordinator tell each other: the lost, those of them whose
         processes have ended, and those that have left."""
-        ended = [rank for rank in self.lost if self[rank] == RankState.ENDED]
-        return tuple(self.lost), tuple(ended), tuple(self.left)
+        ended = self.ranks(RankState.ENDED) - {self._rank}
+        return tuple(sorted(self.lost)), tuple(sorted(ended)), tuple(sorted(self.left))

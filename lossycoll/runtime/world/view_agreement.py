@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from .messages import View
-from .rank_states import LOST_STATES, RankState, RankStates
+from .rank_states import RankState, RankStates
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
@@ -26,8 +26,7 @@ class Survivors(RankStates):
     waits for an agreement."""
 
     def __init__(self, rank: int, world: int, patience: float) -> None:
-        super().__init__(world)
-        self._rank = rank
+        super().__init__(world, rank)
         self._patience = patience
         self.views: tuple[View, ...] = (View(0, tuple(range(world))),)
         self.next = 0
@@ -36,12 +35,8 @@ class Survivors(RankStates):
         self._reported: dict[int, tuple[frozenset[int], int]] = {}
 
     @property
-    def lost(self) -> set[int]:
-        return self.ranks(LOST_STATES)
-
-    @property
     def ended(self) -> set[int]:
-        return self.ranks([RankState.ENDED])
+        return self.ranks(RankState.ENDED)
 
     @property
     def remaining(self) -> tuple[int, ...]:
@@ -55,12 +50,8 @@ class Survivors(RankStates):
     @property
     def proposer(self) -> int:
         """The rank that decides; who has said goodbye can't. This rank always remains."""
-        left = self.ranks([RankState.LEFT]) - {self._rank}
+        left = self.left
         return min(rank for rank in self.remaining if rank not in left)
-
-    def lose(self, rank: int, *, ended: bool) -> bool:
-        """Gives ``rank`` up; ``ended``: its process is known to have ended. False: not news."""
-        return rank != self._rank and super().lose(rank, ended=ended)
 
     def stopped(self, before: int, now: float) -> None:
         self.next = before

@@ -113,7 +113,7 @@ class WorldProtocol:
         self.clock = clock
         self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
-        self.states = sockets.states = Succession(rank, world)
+        self.states = sockets.states = Succession(world, rank)
         self._detector = FailureDetector(liveness, clock())
         self._detector.silence = SILENT_SHARE * max(liveness, MEETING_SECONDS)
         self._replay_log = ReplayLog(2 * liveness)
@@ -183,10 +183,10 @@ class WorldProtocol:
         """Opens a membership: what has come for it before is delivered, then who is gone: a rank
         that has said goodbye since is no loss."""
         self.groups.open(membership)
-        for rank in self.states.lost:
+        for rank in sorted(self.states.lost):
             ended = self.states[rank] == RankState.ENDED
             membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
-        for rank in self.states.left:
+        for rank in sorted(self.states.left):
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
         if self.is_lost:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossycoll.runtime.world.rank_states import LOST_STATES, RankState, RankStates
+from lossycoll.runtime.world.rank_states import RankState, RankStates
 
 NEWS = st.sampled_from(RankState)
 
@@ -39,7 +39,7 @@ def test_who_is_lost_may_turn_out_to_have_ended() -> None:
     assert table.move(1, RankState.LOST)
     assert table.move(1, RankState.ENDED)
     assert not table.move(1, RankState.LOST)
-    assert table.ranks(LOST_STATES) == {1}
+    assert table.lost == {1}
     assert not table.move(1, RankState.LEFT), "a goodbye of a rank that was given up"
 
 

@@ -104,7 +104,7 @@ class Answers:
             except OSError:  # somebody has changed the folder
                 records = ()
             status = Status(VERSION, self._session, self._addresses, len(records))
-            answer = [ANSWER.pack(one) for one in (status, *map(Record, records))]
+            answer = [ANSWER.pack(status), *(ANSWER.pack(Record(one)) for one in records)]
             self._kept[purpose] = now + FRESH_SECONDS, answer
         return answer
 

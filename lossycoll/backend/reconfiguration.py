@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import blake2b
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -34,7 +35,6 @@ from lossycoll.errors import (
     UnsupportedError,
 )
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.control.context import load
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.keys.secret import find_secret
@@ -82,7 +82,7 @@ class Reconfiguration:
         self._incarnation = secrets.token_hex(8)
         self._handle: Handle | None = None
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
-        load()  # every process has time for it now, but not while others wait for it
+        import_module("zmq")  # 20 ms, for which there is no time while others wait for it
 
     def handle(self) -> str:
         """This process's, which stays the same."""

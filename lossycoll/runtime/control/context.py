@@ -94,11 +94,6 @@ class Roster:
         self._socket.close(0)
 
 
-def load() -> None:
-    """Imports libzmq's binding now, which takes 20 ms: before a moment that has to be short."""
-    import zmq  # noqa: F401 (what is imported is kept)
-
-
 class SharedContext:
     """Counts its users: the first one makes the context, and the last one ends it."""
 

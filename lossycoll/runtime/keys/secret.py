@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,11 +54,6 @@ class Secret:
 def transcript(session: str, nonces: list[str]) -> str:
     """A digest of a meeting: as each rank's nonce is its own, no other meeting has the same."""
     return hashlib.sha256("/".join([session, *nonces]).encode()).hexdigest()
-
-
-def new_secret() -> str:
-    """32 random bytes, as text."""
-    return base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
 
 
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
 
-from .definition import Definition, difference
+from .definition import difference
 from .failure_detector import SILENT_SHARE
 from .messages import (
     GROUP,
@@ -86,7 +86,7 @@ class Membership:
         members: Sequence[int],
         *,
         outlive: bool = False,
-        definition: Definition | None = None,
+        definition: Defined | None = None,
     ) -> None:
         self._plane = plane
         self._router = plane.protocol
@@ -272,18 +272,15 @@ class Membership:
 
     def _define(self, process: int) -> None:
         """Tells a rank of the world, which may be no member here, this one's definition."""
-        mine = self.definition
-        if mine is not None:
-            body = Defined(mine.rank, mine.members, dict(mine.options))
-            self._router.send(self.group, body, [process])
+        if self.definition is not None:
+            self._router.send(self.group, self.definition, [process])
 
     def _on_defined(self, process: int, message: Defined) -> None:
         if self.definition is None:
             return
         if not 0 <= message.rank < len(message.members):
             raise Malformed(f"rank {message.rank} of {len(message.members)}")
-        theirs = Definition(message.rank, message.members, message.options)
-        how = difference(self.definition, theirs)
+        how = difference(self.definition, message)
         if how and not self._differs:
             self._differs = True
             self._define(process)

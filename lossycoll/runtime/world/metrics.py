@@ -8,6 +8,7 @@ small.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import itertools
@@ -80,25 +81,6 @@ LINE_LINK: Final = (
 
 measured: Final[dict[str, float]] = {}
 """Latest measurements of this process, equal on all ranks, by name."""
-
-
-class JobCollector:
-    """A collector of prometheus_client. ``read``: the records of the job on this machine."""
-
-    def __init__(self, read: Callable[[], Sequence[Record]]) -> None:
-        self._read = read
-
-    def describe(self) -> list[Metric]:
-        """Nothing: to be registered isn't to be asked."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        try:
-            records = self._read()
-        except OSError:
-            return
-        if records:
-            yield from _metrics(records)
 
 
 def _metrics(records: Sequence[Record]) -> Iterator[Metric]:
@@ -196,7 +178,7 @@ class _Teller:
             from prometheus_client import CollectorRegistry, write_to_textfile
 
             registry = CollectorRegistry()
-            registry.register(JobCollector(self.read))
+            registry.register(self)
             if self.where.startswith("/"):
                 self._repeat(
                     lambda _: write_to_textfile(self.where, registry), lambda: FILE_SECONDS
@@ -206,6 +188,16 @@ class _Teller:
         except OSError as error:
             why = error.strerror or error
             log.warning("metrics can't be told at %s: %s", self.where, why)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: to be registered isn't to be asked."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, for prometheus_client."""
+        with contextlib.suppress(OSError):
+            records = self.read()
+            yield from _metrics(records) if records else ()
 
     def _wait(self, seconds: float) -> bool:
         """True if the job goes on, after so long."""

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,33 +81,29 @@ def interfaces() -> list[Interface]:
     return found
 
 
-def _ipv4() -> list[tuple[str, str]]:
+def _ipv4() -> Iterator[tuple[str, str]]:
     room = array.array("B", bytes(IFREQ.size * MAX_ADDRESSES))
     address, length = room.buffer_info()
     request = bytearray(struct.pack("iP", length, address))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, SIOCGIFCONF, request)
     used = struct.unpack_from("i", request)[0]
-    out = []
     for name, sockaddr in IFREQ.iter_unpack(room.tobytes()[:used]):
         # An address beside an interface's first may be listed under an alias such as eth0:1.
         plain = name.rstrip(b"\0").partition(b":")[0]
-        out.append((os.fsdecode(plain), socket.inet_ntoa(sockaddr[4:8])))
-    return out
+        yield os.fsdecode(plain), socket.inet_ntoa(sockaddr[4:8])
 
 
-def _ipv6() -> list[tuple[str, str]]:
+def _ipv6() -> Iterator[tuple[str, str]]:
     try:
         lines = IPV6_ADDRESSES.read_bytes().splitlines()
     except OSError:  # a kernel without IPv6
-        return []
-    out = []
+        return
     for line in lines:
-        digits, _, _, _, _, name = line.split()
+        digits, *_, name = line.split()
         address = ipaddress.IPv6Address(bytes.fromhex(digits.decode()))
         if not address.is_link_local:
-            out.append((os.fsdecode(name), str(address)))
-    return out
+            yield os.fsdecode(name), str(address)
 
 
 def choose(wanted: str, master: str | None) -> Interface:

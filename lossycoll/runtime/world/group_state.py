@@ -14,15 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lossycoll import errors
-from lossycoll.errors import (
-    AbortedError,
-    ClosedError,
-    EngineError,
-    LossyError,
-    MismatchError,
-    PeerLostError,
-    RendezvousError,
-)
+from lossycoll.errors import ClosedError, LossyError, MismatchError
 from lossycoll.runtime.core.call import Collective, LongWait
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
@@ -40,8 +32,8 @@ SHARED: Final[Mapping[str, type[LossyError]]] = {
     "LinkError": errors.LinkError,
     "MismatchError": MismatchError,
     "OperationTimeout": errors.OperationTimeout,
-    "PeerLostError": PeerLostError,
-    "RendezvousError": RendezvousError,
+    "PeerLostError": errors.PeerLostError,
+    "RendezvousError": errors.RendezvousError,
 }
 """Errors that are of the same type on all ranks, whoever finds them, by their name on the wire,
 which stays when a class is renamed. Of any other the others hear by an AbortedError."""
@@ -194,15 +186,15 @@ class Health:
         self._failed.wait(seconds)
         return self.failure
 
-    def left(self, rank: int) -> PeerLostError | None:
+    def left(self, rank: int) -> errors.PeerLostError | None:
         return self._left_error(rank) if rank in self._left else None
 
-    def _left_error(self, rank: int) -> PeerLostError:
+    def _left_error(self, rank: int) -> errors.PeerLostError:
         last, why = self._left[rank]
         when = f"after call #{last}" if last >= 0 else "before its first call was done"
         reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"
         text = f"{self.where}: {self.where.peer(rank)} left the group {when}{reason}"
-        return PeerLostError(text, peer=rank)
+        return errors.PeerLostError(text, peer=rank)
 
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
@@ -219,7 +211,7 @@ class Health:
                 f"{where}: the others have given this rank up, since it was silent for {silent:g} "
                 f"s (liveness {self.liveness:g} s): {cause or 'stopped, or cut off from rank 0'}"
             )
-            self.fail(AbortedError(text, peer=rank))
+            self.fail(errors.AbortedError(text, peer=rank))
         else:
             remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets DDP's survivors go on)"
             cause = "" if ended else self.why_cut_off(rank)
@@ -227,7 +219,7 @@ class Health:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
             how = self._how(silent, ended, cause)
             text = f"{where}: lost {where.peer(rank)}: {how}; {remedy}"
-            self.fail(PeerLostError(text, peer=rank))
+            self.fail(errors.PeerLostError(text, peer=rank))
 
     def _how(self, silent: float, ended: bool, cause: str) -> str:
         if ended:
@@ -246,9 +238,9 @@ class Health:
             self.lost[rank] = self._how(silent, ended, cause)
             self._count_left()
 
-    def lost_error(self, rank: int) -> PeerLostError:
+    def lost_error(self, rank: int) -> errors.PeerLostError:
         how = self.lost.get(rank, "")
-        return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
+        return errors.PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None:
         names = ", ".join(f"{self.where.peer(rank)}: {self.lost.get(rank)}" for rank in lost)
@@ -257,14 +249,14 @@ class Health:
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
             f"restart the job"
         )
-        self.fail(PeerLostError(text, peer=lost[0] if lost else None))
+        self.fail(errors.PeerLostError(text, peer=lost[0] if lost else None))
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
-        self.fail(SHARED.get(kind, AbortedError)(text, peer=rank))
+        self.fail(SHARED.get(kind, errors.AbortedError)(text, peer=rank))
 
     def on_differs(self, how: str) -> None:
-        self.fail(RendezvousError(f"{self.where}: {how}"), tell=True)
+        self.fail(errors.RendezvousError(f"{self.where}: {how}"), tell=True)
 
     def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
         """``rank`` waits for all to make a host for this group, which has none here."""
@@ -273,12 +265,12 @@ class Health:
             f"{self.where}: {self.where.peer(rank)} asks for a socket of the group's own by "
             f"{asked}, this rank doesn't; write the same option into pg_options on all ranks"
         )
-        self.fail(RendezvousError(text, peer=rank), tell=True)
+        self.fail(errors.RendezvousError(text, peer=rank), tell=True)
 
     def on_broken(self, error: Exception) -> None:
         """The control plane's thread ends by ``error``: nobody here would learn of a death."""
         text = f"{self.where}: the thread that hears of other ranks failed: {error!r}"
-        self.fail(EngineError(text), tell=True)
+        self.fail(errors.EngineError(text), tell=True)
 
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         with self._lock:

@@ -15,25 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
 
+from . import messages
 from .definition import difference
 from .failure_detector import SILENT_SHARE
-from .messages import (
-    GROUP,
-    Abort,
-    Addressed,
-    Answer,
-    Ask,
-    Bye,
-    Defined,
-    GroupMessage,
-    Mismatch,
-    Missed,
-    OwnHost,
-    State,
-    View,
-    ViewChange,
-    Waiting,
-)
+from .messages import GROUP, GroupMessage, View
 from .rank_states import RankState
 from .view_agreement import Survivors
 
@@ -86,7 +71,7 @@ class Membership:
         members: Sequence[int],
         *,
         outlive: bool = False,
-        definition: Defined | None = None,
+        definition: messages.Defined | None = None,
     ) -> None:
         self._plane = plane
         self._router = plane.protocol
@@ -125,23 +110,23 @@ class Membership:
         run(lambda: self._router.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
-        self._post(Abort(reason, kind))
+        self._post(messages.Abort(reason, kind))
 
     def waiting(self, seq: int, call: str) -> None:
         """Asks all ranks whether they mean the same by call number ``seq``."""
-        self._post(Waiting(seq, call, self._digest))
+        self._post(messages.Waiting(seq, call, self._digest))
 
     def own_host(self, options: Mapping[str, Any]) -> None:
-        self._post(OwnHost(dict(options)))
+        self._post(messages.OwnHost(dict(options)))
 
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
-        self._post(Missed(rank))
-        self._plane.post(lambda: self._on_missed(self.rank, Missed(rank)))
+        self._post(messages.Missed(rank))
+        self._plane.post(lambda: self._on_missed(self.rank, messages.Missed(rank)))
 
     def leave(self, seq: int, why: str = "") -> None:
         """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
-        self._plane.post(lambda: self._send(Bye(seq, why, self.listener.stats())))
+        self._plane.post(lambda: self._send(messages.Bye(seq, why, self.listener.stats())))
 
     def group_stats(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
         """The counters of each rank, asked for now; of a rank that doesn't answer within
@@ -172,9 +157,9 @@ class Membership:
         """A message from a rank of the world. Malformed: it is none, or not from a member."""
         sender = self._ranks.get(process)
         message = GROUP.read(packed, len(self._members))
-        if isinstance(message, Waiting) and message.digest != self._digest:
+        if isinstance(message, messages.Waiting) and message.digest != self._digest:
             self._define(process)
-        elif isinstance(message, Defined):
+        elif isinstance(message, messages.Defined):
             self._on_defined(process, message)
         elif sender is None:
             raise Malformed(f"rank {process} of the world is no member")
@@ -202,7 +187,7 @@ class Membership:
         """Repeats messages, a few times per liveness and when the coordinator has changed."""
         self.listener.on_round()
         if self._asked:  # the question may have gone with a coordinator
-            self._send(Ask(), sorted(self._asked))
+            self._send(messages.Ask(), sorted(self._asked))
         if self._outlive and not self._states.agreed:
             self._agree()
 
@@ -218,14 +203,14 @@ class Membership:
         others = self._states.ranks(RankState.PRESENT) - {self.rank}
         self._asked = others
         if others:
-            self._send(Ask(), sorted(others))
+            self._send(messages.Ask(), sorted(others))
         else:
             self._fresh.set()
 
-    def _on_ask(self, sender: int, message: Ask) -> None:
-        self._send(Answer(self.listener.stats()), [sender])
+    def _on_ask(self, sender: int, message: messages.Ask) -> None:
+        self._send(messages.Answer(self.listener.stats()), [sender])
 
-    def _on_answer(self, sender: int, message: Answer) -> None:
+    def _on_answer(self, sender: int, message: messages.Answer) -> None:
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
 
@@ -237,12 +222,12 @@ class Membership:
 
     # ---- calls, aborts, goodbyes ----
 
-    def _on_abort(self, sender: int, message: Abort) -> None:
+    def _on_abort(self, sender: int, message: messages.Abort) -> None:
         if self._states.is_present(sender):
             self._states.move(sender, RankState.ABORTED)
             self.listener.on_abort(sender, message.reason, message.kind)
 
-    def _on_bye(self, sender: int, message: Bye) -> None:
+    def _on_bye(self, sender: int, message: messages.Bye) -> None:
         if self._states[sender] == RankState.LEFT:
             return
         self._states.move(sender, RankState.LEFT)
@@ -254,13 +239,13 @@ class Membership:
         elif self._outlive and not self._states.agreed:
             self._agree()
 
-    def _on_waiting(self, sender: int, message: Waiting) -> None:
+    def _on_waiting(self, sender: int, message: messages.Waiting) -> None:
         mine = self.listener.call_at(message.seq)
         if mine is not None and mine != message.call:
-            self._send(Mismatch(message.seq, mine, sender, message.call))
+            self._send(messages.Mismatch(message.seq, mine, sender, message.call))
             self.listener.on_mismatch(message.seq, {self.rank: mine, sender: message.call})
 
-    def _on_mismatch(self, sender: int, message: Mismatch) -> None:
+    def _on_mismatch(self, sender: int, message: messages.Mismatch) -> None:
         calls = {sender: message.call, message.rank: message.other}
         self.listener.on_mismatch(message.seq, calls)
 
@@ -275,7 +260,7 @@ class Membership:
         if self.definition is not None:
             self._router.send(self.group, self.definition, [process])
 
-    def _on_defined(self, process: int, message: Defined) -> None:
+    def _on_defined(self, process: int, message: messages.Defined) -> None:
         if self.definition is None:
             return
         if not 0 <= message.rank < len(message.members):
@@ -286,12 +271,12 @@ class Membership:
             self._define(process)
             self.listener.on_differs(how)
 
-    def _on_own_host(self, sender: int, message: OwnHost) -> None:
+    def _on_own_host(self, sender: int, message: messages.OwnHost) -> None:
         self.listener.on_own_host(sender, message.options)
 
     # ---- a group that outlives ranks ----
 
-    def _on_missed(self, sender: int, message: Missed) -> None:
+    def _on_missed(self, sender: int, message: messages.Missed) -> None:
         if not self._outlive or message.rank == self.rank:
             return
         self._missed.add(message.rank)
@@ -320,14 +305,14 @@ class Membership:
         elif states.proposer != self.rank:
             self._send(self._state(), [states.proposer])
         elif states.decide() is not None:
-            self._send(ViewChange(states.views), states.remaining)
+            self._send(messages.ViewChange(states.views), states.remaining)
             self.listener.on_views(states.views, states.agreed)
 
-    def _state(self) -> State:
+    def _state(self) -> messages.State:
         lost, ended = sorted(self._states.lost), sorted(self._states.ended)
-        return State(tuple(lost), tuple(ended), self._states.next, self._states.views)
+        return messages.State(tuple(lost), tuple(ended), self._states.next, self._states.views)
 
-    def _on_state(self, sender: int, message: State) -> None:
+    def _on_state(self, sender: int, message: messages.State) -> None:
         states = self._states
         if not self._outlive or self._has_stopped:
             return
@@ -339,13 +324,13 @@ class Membership:
                 proven = ended and not self._router.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
         if states.agreed:  # the sender has missed the verdict
-            self._send(ViewChange(states.views), [sender])
+            self._send(messages.ViewChange(states.views), [sender])
             return
         if not states.lost <= set(message.lost):
             self._send(self._state(), [sender])
         self._agree()
 
-    def _on_view_change(self, sender: int, message: ViewChange) -> None:
+    def _on_view_change(self, sender: int, message: messages.ViewChange) -> None:
         if not self._outlive or self._has_stopped:
             return
         if self.rank not in message.views[-1].members:
@@ -375,7 +360,7 @@ class GroupMessages:
         self.foreign = 0
         self.late = 0
         self._open: dict[int, Membership] = {}
-        self._early: deque[Addressed] = deque()
+        self._early: deque[messages.Addressed] = deque()
         self._ended: OrderedDict[int, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Membership]:
@@ -400,7 +385,7 @@ class GroupMessages:
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def deliver(self, message: Addressed) -> None:
+    def deliver(self, message: messages.Addressed) -> None:
         """A message that has come for one of this rank's groups."""
         group = self._open.get(message.group)
         if group is not None:
@@ -413,7 +398,7 @@ class GroupMessages:
                 self._early.popleft()
                 self.foreign += 1
 
-    def _hand(self, group: Membership, message: Addressed) -> None:
+    def _hand(self, group: Membership, message: messages.Addressed) -> None:
         try:
             group.take(message.sender, message.body)
         except Malformed:
@@ -429,14 +414,14 @@ class _Nobody:
 
 _NOBODY: Final[Any] = _Nobody()
 _HANDLERS: Final[dict[type, Callable[[Membership, int, Any], None]]] = {
-    Abort: Membership._on_abort,
-    Bye: Membership._on_bye,
-    Waiting: Membership._on_waiting,
-    OwnHost: Membership._on_own_host,
-    Mismatch: Membership._on_mismatch,
-    Missed: Membership._on_missed,
-    Ask: Membership._on_ask,
-    Answer: Membership._on_answer,
-    State: Membership._on_state,
-    ViewChange: Membership._on_view_change,
+    messages.Abort: Membership._on_abort,
+    messages.Bye: Membership._on_bye,
+    messages.Waiting: Membership._on_waiting,
+    messages.OwnHost: Membership._on_own_host,
+    messages.Mismatch: Membership._on_mismatch,
+    messages.Missed: Membership._on_missed,
+    messages.Ask: Membership._on_ask,
+    messages.Answer: Membership._on_answer,
+    messages.State: Membership._on_state,
+    messages.ViewChange: Membership._on_view_change,
 }

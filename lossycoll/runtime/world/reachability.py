@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.engine.failures import place_text
+
+from .polled_store import is_form
 
 NO_ANSWER: Final = "no answer"
 WITHIN_A_HOST: Final = re.compile(r"docker|br-|virbr|cni|lxc|podman|flannel|veth|lo$")
@@ -133,11 +135,10 @@ def compare_machines(
 
 def said_trouble(told: Any) -> str:
     """The trouble that a rank has told of, as far as it is a text."""
-    found = told.get("trouble") if isinstance(told, Mapping) else None
-    return found[:LONGEST_TOLD] if isinstance(found, str) and found.isprintable() else ""
+    is_one = is_form(told, trouble=str) and told["trouble"].isprintable()
+    return str(told["trouble"][:LONGEST_TOLD]) if is_one else ""
 
 
 def heartbeat_of(told: Any) -> int:
     """The heartbeat that a rank has told; 0: none."""
-    found = told.get("heartbeat") if isinstance(told, Mapping) else None
-    return found if isinstance(found, int) else 0
+    return int(told["heartbeat"]) if is_form(told, heartbeat=int) else 0

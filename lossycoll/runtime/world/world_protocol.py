@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Malformed
 
+from . import messages
 from .connections import (
     Alive,
     Broken,
@@ -26,23 +27,7 @@ from .connections import (
 )
 from .failure_detector import SILENT_SHARE, FailureDetector
 from .membership import GroupMessages, Membership
-from .messages import (
-    GROUP,
-    REPLAYED,
-    Addressed,
-    Dead,
-    Follow,
-    GroupMessage,
-    Heartbeat,
-    Left,
-    Message,
-    Ready,
-    Rekey,
-    Welcome,
-    bits,
-    pack,
-    ranks_in,
-)
+from .messages import GROUP, REPLAYED, Addressed, Message, bits, pack, ranks_in
 from .rank_states import RankState, Succession
 
 MEETING_SECONDS: Final = 10.0
@@ -170,7 +155,7 @@ class WorldProtocol:
 
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
-        self._tell(Left(self.rank), self.welcomed)
+        self._tell(messages.Left(self.rank), self.welcomed)
 
     def _tell(self, message: Message, ranks: Iterable[int]) -> None:
         body = pack(message)
@@ -194,7 +179,7 @@ class WorldProtocol:
     def leave(self, membership: Membership) -> None:
         self.groups.close(membership)
 
-    def send(self, group: int, body: GroupMessage, to: Sequence[int]) -> None:
+    def send(self, group: int, body: messages.GroupMessage, to: Sequence[int]) -> None:
         """Sends a group's message to ranks of the world, by way of the coordinator."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
@@ -247,7 +232,7 @@ class WorldProtocol:
             self._sockets.follow(self.states.coordinator, now)
         if self.states.is_coordinator and now >= self._heartbeat_at:
             self._heartbeat_at = now + interval
-            self._tell(Heartbeat(), self.welcomed)
+            self._tell(messages.Heartbeat(), self.welcomed)
         if now >= self._round_at:
             self._round_at = now + 0.9 * interval
             for membership in self.groups:
@@ -262,7 +247,7 @@ class WorldProtocol:
         elif isinstance(event, Connected):
             self.welcomed.discard(event.rank)
             if event.rank == self.states.coordinator:
-                self._tell(Follow(*self.states.sets()), [event.rank])
+                self._tell(messages.Follow(*self.states.sets()), [event.rank])
         elif isinstance(event, Alive):
             self._detector.heard(event.rank, now)
             self._renew(event.rank, now)
@@ -293,7 +278,7 @@ class WorldProtocol:
         if self.states.is_lost(rank):
             # It lives after all, but the others went on without it.
             if self.states.is_coordinator:
-                self._tell(Dead(rank, round(self._detector.silence, 2), False), [rank])
+                self._tell(messages.Dead(rank, round(self._detector.silence, 2), False), [rank])
             return
         handle = _HANDLERS.get(type(message))
         try:
@@ -307,15 +292,15 @@ class WorldProtocol:
         if rank != self.states.coordinator:
             raise Malformed(f"rank {rank} isn't the coordinator")
 
-    def _on_heartbeat(self, rank: int, message: Heartbeat) -> None:
+    def _on_heartbeat(self, rank: int, message: messages.Heartbeat) -> None:
         if rank == self.states.coordinator:
             self._tell(message, [rank])
 
-    def _on_follow(self, rank: int, message: Follow) -> None:
+    def _on_follow(self, rank: int, message: messages.Follow) -> None:
         """A rank takes this one for the coordinator."""
         now = self.clock()
         for gone in message.left:
-            self._on_left(gone, Left(gone))
+            self._on_left(gone, messages.Left(gone))
         news = [r for r in message.lost if r != self.rank and not self.states.is_gone(r)]
         for lost in news:
             # A coordinator before gave it up, and didn't live to tell all.
@@ -327,23 +312,23 @@ class WorldProtocol:
             self._welcome(rank)
             if not self.ready and len(self.welcomed) == self.world - 1:
                 self._set_ready()
-                self._tell(Ready(), self.welcomed)
+                self._tell(messages.Ready(), self.welcomed)
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
         self.welcomed.add(rank)
-        self._tell(Welcome(*self.states.sets(), self.ready), [rank])
+        self._tell(messages.Welcome(*self.states.sets(), self.ready), [rank])
         for message in self._replay_log.kept(self.clock()):
             if message.sender != rank and message.to >> rank & 1:
                 self._tell(message, [rank])
 
-    def _on_welcome(self, rank: int, message: Welcome) -> None:
+    def _on_welcome(self, rank: int, message: messages.Welcome) -> None:
         self._from_coordinator(rank)
         self.welcomed = {rank}
         if message.ready:
             self._set_ready()
         for gone in message.left:
-            self._on_left(rank, Left(gone))
+            self._on_left(rank, messages.Left(gone))
         for lost in message.lost:
             self._lose(lost, self._detector.silence, ended=lost in message.ended)
         if rank != self.states.coordinator:
@@ -355,7 +340,7 @@ class WorldProtocol:
         for membership in self.groups:
             membership.on_round()
 
-    def _on_ready(self, rank: int, message: Ready) -> None:
+    def _on_ready(self, rank: int, message: messages.Ready) -> None:
         self._from_coordinator(rank)
         self._set_ready()
 
@@ -364,11 +349,11 @@ class WorldProtocol:
         self._detector.silence = SILENT_SHARE * self.liveness
         self._on_met_or_failed()
 
-    def _on_dead(self, rank: int, message: Dead) -> None:
+    def _on_dead(self, rank: int, message: messages.Dead) -> None:
         self._from_coordinator(rank)
         self._lose(message.rank, message.silent, ended=message.ended)
 
-    def _on_left(self, rank: int, message: Left) -> None:
+    def _on_left(self, rank: int, message: messages.Left) -> None:
         gone = message.rank
         if rank not in (gone, self.states.coordinator):
             raise Malformed(f"rank {rank} says that {gone} has left")
@@ -407,9 +392,9 @@ class WorldProtocol:
 
     def rekey(self) -> None:
         """Has all processes seal with new keys, this one at once."""
-        self._on_rekey(self.rank, Rekey())
+        self._on_rekey(self.rank, messages.Rekey())
 
-    def _on_rekey(self, rank: int, message: Rekey) -> None:
+    def _on_rekey(self, rank: int, message: messages.Rekey) -> None:
         if rank != self.rank and not self.states.is_coordinator:
             self._from_coordinator(rank)
         self._rekey_hosts()
@@ -424,7 +409,7 @@ class WorldProtocol:
         if self.states.is_gone(rank) or self.is_lost:
             return
         if self.states.is_coordinator:
-            self._tell(Dead(rank, round(silent, 2), ended), self.welcomed)
+            self._tell(messages.Dead(rank, round(silent, 2), ended), self.welcomed)
         self._lose(rank, silent, ended=ended)
 
     def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
@@ -480,12 +465,12 @@ class WorldProtocol:
 
 
 _HANDLERS: Final[dict[type, Callable[[WorldProtocol, int, Any], None]]] = {
-    Heartbeat: WorldProtocol._on_heartbeat,
-    Follow: WorldProtocol._on_follow,
-    Welcome: WorldProtocol._on_welcome,
-    Ready: WorldProtocol._on_ready,
-    Dead: WorldProtocol._on_dead,
-    Left: WorldProtocol._on_left,
-    Rekey: WorldProtocol._on_rekey,
+    messages.Heartbeat: WorldProtocol._on_heartbeat,
+    messages.Follow: WorldProtocol._on_follow,
+    messages.Welcome: WorldProtocol._on_welcome,
+    messages.Ready: WorldProtocol._on_ready,
+    messages.Dead: WorldProtocol._on_dead,
+    messages.Left: WorldProtocol._on_left,
+    messages.Rekey: WorldProtocol._on_rekey,
     Addressed: WorldProtocol._on_addressed,
 }

@@ -50,20 +50,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from . import events
 from .context import SHARED, Keys
 from .descriptors import close_copies, ends_of, shut_down
-from .events import (
-    NEVER,
-    NUMBER_BYTES,
-    Closed,
-    Connected,
-    Connection,
-    Event,
-    Peer,
-    Readable,
-    Received,
-    Refused,
-)
+from .events import NEVER, NUMBER_BYTES, Connection, Event, Peer
 from .schema import Address
 
 if TYPE_CHECKING:
@@ -182,7 +172,7 @@ class Transport:
             (zmq.RECONNECT_IVL, 3_600_000),  # never: a connection that is over is disconnected
         ):
             self._router.setsockopt(option, value)
-        events = (
+        told = (
             zmq.EVENT_ACCEPTED
             | zmq.EVENT_CONNECTED
             | zmq.EVENT_CLOSED
@@ -191,7 +181,7 @@ class Transport:
         )
         # Never one that was: libzmq frees a name some time after its socket is closed.
         place = f"inproc://lossycoll.monitor.{next(_names)}"
-        self._router.monitor(place, events)
+        self._router.monitor(place, told)
         # libzmq's I/O thread waits where a monitor is full, and so would all connections.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.setsockopt(zmq.LINGER, 0)
@@ -354,7 +344,7 @@ class Transport:
             elif self._roster is not None and end == self._roster.fd:
                 self._roster.serve()
             elif isinstance(end, int):
-                self._events.append(Readable(end))
+                self._events.append(events.Readable(end))
         # Whatever came over a connection that the monitor says is over is in the socket by now.
         self._hear_monitor()
         if self._hear_messages():
@@ -459,7 +449,7 @@ class Transport:
         tells = one.until == NEVER
         self._cut(one)
         if tells:
-            self._events.append(Closed(one.peer, why))
+            self._events.append(events.Closed(one.peer, why))
 
     def _cut(self, one: Connection) -> None:
         """Ends a connection without an event. What has come over it is read and dropped."""
@@ -515,10 +505,10 @@ class Transport:
     def _failed(self, one: Connection, code: int) -> None:
         self._cut(one)
         if code == errno.ECONNREFUSED:
-            self._events.append(Refused(one.peer))
+            self._events.append(events.Refused(one.peer))
         else:
             why = os.strerror(code).lower() if code else "no answer"
-            self._events.append(Closed(one.peer, why))
+            self._events.append(events.Closed(one.peer, why))
 
     # ---- messages ----
 
@@ -576,13 +566,13 @@ class Transport:
             self._end_unknown(one)
             return
         if not one.heard:
-            self._events.append(Connected(one.peer, one.address, one.own))
+            self._events.append(events.Connected(one.peer, one.address, one.own))
         one.taken += 1
         body = bodies[0][len(number) :]
         if body == FIN:
             self._end(one, "it has finished")
         else:
-            self._events.append(Received(one.peer, body))
+            self._events.append(events.Received(one.peer, body))
 
 
 def _endpoint(place: Address, zeros: int = 0) -> str:

@@ -14,17 +14,8 @@ from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Malformed
 
-from . import messages
-from .connections import (
-    Alive,
-    Broken,
-    Connected,
-    Connections,
-    Event,
-    Received,
-    Refused,
-    RekeyAsked,
-)
+from . import connections, messages
+from .connections import Connections, Event
 from .failure_detector import SILENT_SHARE, FailureDetector
 from .membership import GroupMessages, Membership
 from .messages import GROUP, REPLAYED, Addressed, Message, bits, pack, ranks_in
@@ -241,23 +232,23 @@ class WorldProtocol:
     # ---- what the sockets report ----
 
     def _on_event(self, event: Event, now: float) -> None:
-        if isinstance(event, Received):
+        if isinstance(event, connections.Received):
             self._detector.heard(event.rank, now)
             self._on_message(event.rank, event.message)
-        elif isinstance(event, Connected):
+        elif isinstance(event, connections.Connected):
             self.welcomed.discard(event.rank)
             if event.rank == self.states.coordinator:
                 self._tell(messages.Follow(*self.states.sets()), [event.rank])
-        elif isinstance(event, Alive):
+        elif isinstance(event, connections.Alive):
             self._detector.heard(event.rank, now)
             self._renew(event.rank, now)
-        elif isinstance(event, RekeyAsked):
+        elif isinstance(event, connections.RekeyAsked):
             self.rekey()
-        elif isinstance(event, Broken):
+        elif isinstance(event, connections.Broken):
             self.welcomed.discard(event.rank)
             if not self.states.is_gone(event.rank) and not self.is_lost:
                 self._detector.suspect(event.rank, now)
-        elif isinstance(event, Refused) and not self.states.is_gone(event.rank):
+        elif isinstance(event, connections.Refused) and not self.states.is_gone(event.rank):
             self._give_up(event.rank, 0.0, ended=True)
 
     def _renew(self, rank: int, now: float) -> None:

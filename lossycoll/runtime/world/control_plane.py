@@ -208,8 +208,9 @@ class ControlPlane:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # else nobody would ever learn of a death again
-            self.protocol.broken(error)
+        except Exception as error:  # all groups hear of it, or they'd never learn of a death again
+            for membership in self.protocol.groups:
+                membership.listener.on_broken(error)
             with contextlib.suppress(Exception):
                 self._run_tasks()
             raise
@@ -218,7 +219,8 @@ class ControlPlane:
                 self.protocol.say_goodbye()
             with self._lock:
                 self._stopping = self._over = True
-            self._sockets.close(0.0 if self.protocol.is_cut_off else LINGER_SECONDS)
+            is_heard = self.protocol.welcomed and not self.protocol.is_lost
+            self._sockets.close(LINGER_SECONDS if is_heard else 0.0)
             self._met_or_failed.set()
 
     def _serve(self) -> None:

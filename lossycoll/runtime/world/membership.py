@@ -142,7 +142,7 @@ class Membership:
 
     def close(self) -> None:
         """Ends the membership, the last one the plane. Idempotent. No listener is called later."""
-        self._plane.call(lambda: self._router.leave(self))
+        self._plane.call(lambda: self._router.groups.close(self))
         self.listener = _NOBODY
         if self._held:
             self._held = False

@@ -123,11 +123,6 @@ class WorldProtocol:
         return self._detector.in_doubt
 
     @property
-    def is_cut_off(self) -> bool:
-        """True if nobody hears this one."""
-        return self.is_lost or not self.welcomed
-
-    @property
     def seeks_coordinator(self) -> bool:
         """True if what this rank says has to wait for a coordinator that answers."""
         has_one = self.states.is_coordinator or self.states.coordinator in self.welcomed
@@ -138,11 +133,6 @@ class WorldProtocol:
         now = self._heard_coordinator = self.clock()
         self._watch(now, succeeds=False)
         self._sockets.follow(None if self.states.is_coordinator else self.states.coordinator, now)
-
-    def broken(self, error: Exception) -> None:
-        """The thread ends by ``error``: all groups hear of it."""
-        for membership in self.groups:
-            membership.listener.on_broken(error)
 
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
@@ -166,9 +156,6 @@ class WorldProtocol:
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
         if self.is_lost:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
-
-    def leave(self, membership: Membership) -> None:
-        self.groups.close(membership)
 
     def send(self, group: int, body: messages.GroupMessage, to: Sequence[int]) -> None:
         """Sends a group's message to ranks of the world, by way of the coordinator."""

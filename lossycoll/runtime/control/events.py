@@ -75,8 +75,6 @@ class Connection:
     sent: int = 0  # messages; the next one's number
     taken: int = 0
     probe: socket.socket | None = None  # another connection there, which learns why this one failed
-    gone: bool = False  # the user has been told, or doesn't want to be
-    admitted: bool = False  # the user knows whose it is
     until: float = NEVER  # when it is cut off
 
     @property

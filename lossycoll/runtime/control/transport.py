@@ -240,10 +240,7 @@ class Transport:
 
     def admit(self, peer: Peer) -> None:
         """The user knows whose connection it is, and keeps it."""
-        one = self._peers.get(peer)
-        if one is not None:
-            one.admitted = True
-            self._waiting.pop(peer, None)
+        self._waiting.pop(peer, None)
 
     def send(self, peer: Peer, body: bytes) -> bool:
         """Sends a message of 1 to ``LONGEST`` bytes; never waits. False: there is no connection."""
@@ -313,7 +310,7 @@ class Transport:
         self.closed = True
         end = time.monotonic() + linger
         for one in list(self._peers.values()):
-            greeted = one.admitted or (one.is_ours and one.heard)
+            greeted = one.heard if one.is_ours else one.peer not in self._waiting
             if not (linger and greeted and self._send(one, FIN)):
                 self._cut(one)
         while self._peers and (left := end - time.monotonic()) > 0:
@@ -441,7 +438,7 @@ class Transport:
         over, self._over = self._over, []
         for one in over:
             self._by_routing.pop(one.routing, None)
-            if not one.gone:
+            if one.peer in self._peers:
                 self._end(one, "closed by the other end" if one.heard else CLOSED_UNHEARD)
 
     def _end(self, one: Connection, why: str) -> None:
@@ -475,7 +472,6 @@ class Transport:
                 self._router.disconnect(endpoint)
 
     def _forget(self, one: Connection) -> None:
-        one.gone = True
         self._peers.pop(one.peer, None)
         self._waiting.pop(one.peer, None)
         if one.probe is not None:
@@ -552,13 +548,13 @@ class Transport:
 
     def _turn_away(self, one: Connection, why: str) -> None:
         """Ends a connection, and tells it if the user has heard of that."""
-        if (one.heard or one.is_ours) and not one.gone:
+        if (one.heard or one.is_ours) and one.peer in self._peers:
             self._end(one, why)
         else:
             self._cut(one)
 
     def _take(self, one: Connection, bodies: Sequence[bytes]) -> None:
-        if one.gone or one.until < NEVER:
+        if one.peer not in self._peers or one.until < NEVER:
             return
         number = b"" if self._keys is None else one.taken.to_bytes(NUMBER_BYTES, "big")
         if len(bodies) != 1 or not bodies[0].startswith(number):

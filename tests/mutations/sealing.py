@@ -131,7 +131,7 @@ SEALING = (
     mutation(
         "a caller that isn't in the roster",
         "lossycoll/runtime/control/context.py",
-        "(domain, *key) in self._admitted",
+        "(domain, *key) in self.admitted",
         "bool(key)",
         "tests/runtime/control/test_curve.py::test_a_caller_that_isnt_in_the_roster_is_refused",
     ),

@@ -53,19 +53,14 @@ def round_trips(
             still = begun < tries or any(number in missing for number, _ in waiting.values())
             if not missing or not still:
                 break
-            for fd, _ in poller.poll(_pause(start, begun, tries, seconds)):
+            until = start + (begun * APART_SECONDS if begun < tries else seconds)
+            for fd, _ in poller.poll(max(0, math.ceil(1000 * (until - time.monotonic())))):
                 poller.unregister(fd)
                 number, connection = waiting.pop(fd)
                 if (taken := _taken(connection)) > 0:
                     answers[number] += 1
                     best[number] = min(taken, best.get(number, math.inf))
     return best
-
-
-def _pause(start: float, begun: int, tries: int, seconds: float) -> int:
-    """Milliseconds until there is something to do, though nobody answers."""
-    until = begun * APART_SECONDS if begun < tries else seconds
-    return max(0, math.ceil(1000 * (start + until - time.monotonic())))
 
 
 def _begun(places: Mapping[int, tuple[str, int]]) -> Iterator[tuple[int, socket.socket]]:

@@ -151,8 +151,8 @@ class Health:
             if call.seq > last and rank not in self.lost:
                 if self._outlive and self._control is not None:
                     self._control.missed(rank)
-                else:
-                    self.fail(self._left_error(rank))
+                elif (error := self.left(rank)) is not None:
+                    self.fail(error)
                     return
         if self._control is not None:
             self._control.waiting(call.seq, str(call))
@@ -187,9 +187,9 @@ class Health:
         return self.failure
 
     def left(self, rank: int) -> errors.PeerLostError | None:
-        return self._left_error(rank) if rank in self._left else None
-
-    def _left_error(self, rank: int) -> errors.PeerLostError:
+        """Why a rank that has said goodbye can't take part; None: it hasn't."""
+        if rank not in self._left:
+            return None
         last, why = self._left[rank]
         when = f"after call #{last}" if last >= 0 else "before its first call was done"
         reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"

@@ -18,19 +18,13 @@ stranger. What users rely on:
 What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
 so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
 aren't admitted the oldest goes, those of hosts in ``near`` last. If the user has heard of such a
-connection, ``Closed`` tells its end. With a secret (CURVE) whoever hasn't it can't finish a
-handshake, and nothing but a key that is new for each connection is seen of either end. CURVE finds
-what is changed or repeated on the way, and not what is left out: so sealed messages are numbered.
-After a message that CURVE refuses libzmq takes no other one of that connection, and doesn't always
-end it: this end's user hears nothing more of it. In clear a stranger can make this end keep what it
-sends in that time. :attr:`Transport.counts` says how many came and were refused.
+connection, ``Closed`` tells its end. After a message that CURVE refuses libzmq takes no other one
+of that connection, and doesn't always end it: this end's user hears nothing more of it.
 
-One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
-peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
-ids: a message that brings a new routing id has the descriptor, which joins both. ROUTER can't
-close one connection, so an incoming one is shut down by its descriptor, if that still has the two
-addresses that it had when it was accepted; one that was made here is disconnected by its endpoint,
-whose port is written with leading zeros of its own for that.
+One ROUTER socket has all connections, both ways (docs/control.md#transport): a DEALER for each
+would take four descriptors a peer. ROUTER can't close one connection, so an incoming one is shut
+down by its descriptor, if that still has the two addresses that it had when it was accepted; one
+that was made here is disconnected by its endpoint, whose port has leading zeros of its own.
 
 Long because what libzmq's monitor tells and what its socket hears change the same tables.
 """

@@ -1,15 +1,10 @@
 """Processes of one machine hand one another descriptors: of the memory that each lets them read,
-and of the pipe by which it is woken.
+and of the pipe by which it is woken (docs/rendezvous.md).
 
-Each listens at an abstract Unix socket, which no file system is needed for, under a name that it
-draws and tells in the rendezvous; connects with each of the others, and sends. Nobody waits for an
-answer: a connection that was made, and what was sent over it, is in the listener's queue. So once
-all have said in the rendezvous that they have sent, each takes what there is, and what isn't there
-doesn't come. docs/rendezvous.md has the steps.
-
-Nothing is believed but what comes from a process of the same user that knows the token of those who
-have met; and what it sends must be memory that can't shrink under its readers, and a pipe that can
-be opened once more, as the engine does: its owner could make a write to the one it sent block.
+Each listens at an abstract Unix socket, under a name that it draws and tells in the rendezvous.
+Nobody waits for an answer: a connection that was made, and what was sent over it, is in the
+listener's queue. What is taken must be memory that can't shrink under its readers, and a pipe that
+can be opened once more, as the engine does: its owner could make a write to the one it sent block.
 """
 
 from __future__ import annotations

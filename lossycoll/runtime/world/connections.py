@@ -1,12 +1,9 @@
-"""A rank's control connections: who is at the other end, and what it may say.
+"""A rank's control connections: who is at the other end, and what it may say (docs/control.md).
 
-Every rank listens. A *member* connection goes from a rank to the coordinator and carries messages
-both ways. A *question* is a connection of its own to any rank: the answer is the other's hello, or
-that nobody listens there any more. After a cut TCP tries an old connection ever less often, so that
-a silent rank is asked over a new one.
-
-Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
-thread, but for ``open`` and ``wake``.
+A *member* connection goes from a rank to the coordinator and carries messages both ways. A
+*question* is a connection of its own to any rank: the answer is the other's hello, or that nobody
+listens there any more. Before a :class:`Hello` has come, nothing is believed. Used by one thread,
+but for ``open`` and ``wake``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from lossycoll.runtime.control.schema import (
@@ -74,24 +74,16 @@ ANSWER: Final[Schema[Message]] = Schema(Message)
 _Kind = TypeVar("_Kind", Status, Record, Stacks)
 
 
+@dataclass(eq=False)
 class Answers:
-    """One rank's answers. Used by the control plane's thread.
+    """One rank's answers. Used by the control plane's thread."""
 
-    ``session`` is the job's, as pages have it; ``addresses``: where each rank listens; ``read``
-    returns the records of the job on this machine, with their calls or without.
-    """
-
-    def __init__(
-        self,
-        session: str,
-        addresses: Sequence[Address],
-        read: Callable[[bool], Sequence[status_record.Record]],
-    ) -> None:
-        self._session = session
-        self._addresses = tuple(addresses)
-        self._read = read
-        self._kept: dict[str, tuple[float, list[bytes]]] = {}
-        """Latest answers, and until when they are given again."""
+    session: str  # the job's, as pages have it
+    addresses: Sequence[Address]  # where each rank listens
+    # The records of the job on this machine, with their calls or without
+    read: Callable[[bool], Sequence[status_record.Record]]
+    # Latest answers, and until when they are given again
+    _kept: dict[str, tuple[float, list[bytes]]] = field(default_factory=dict, init=False)
 
     def to(self, purpose: str) -> list[bytes]:
         """The messages that answer a question."""
@@ -100,10 +92,10 @@ class Answers:
         until, answer = self._kept.get(purpose, (0.0, []))
         if (now := time.monotonic()) >= until:
             try:
-                records = self._read(purpose == CALLS)
+                records = self.read(purpose == CALLS)
             except OSError:  # somebody has changed the folder
                 records = ()
-            status = Status(VERSION, self._session, self._addresses, len(records))
+            status = Status(VERSION, self.session, tuple(self.addresses), len(records))
             answer = [ANSWER.pack(status), *(ANSWER.pack(Record(one)) for one in records)]
             self._kept[purpose] = now + FRESH_SECONDS, answer
         return answer

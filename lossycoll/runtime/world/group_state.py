@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from lossycoll import errors
@@ -50,42 +51,32 @@ def kind_of_unmade(error: BaseException) -> str:
     return "RendezvousError" if is_own else kind_of(error)
 
 
+@dataclass(eq=False)
 class Health:
-    """One rank's view of its group; the control plane's callbacks end here.
+    """One rank's view of its group; the control plane's callbacks end here."""
 
-    ``addresses``: one text per rank. ``control``: None in a world of one. ``on_failure`` runs once,
-    in the thread that finds the failure, and must be quick. ``outlive``: the group continues
-    without ranks that are lost. ``group``: its name in torch. ``device``: the interface that has
-    this rank's address.
-    """
+    rank: int
+    world: int
+    _: KW_ONLY
+    addresses: Sequence[str]  # one text per rank
+    liveness: float
+    control: Membership | None  # None in a world of one
+    # Runs once, in the thread that finds the failure, and must be quick
+    on_failure: Callable[[LossyError], None]
+    outlive: bool = False  # the group continues without ranks that are lost
+    group: str = ""  # its name in torch
+    device: str = ""  # the interface that has this rank's address
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        *,
-        addresses: Sequence[str],
-        liveness: float,
-        control: Membership | None,
-        on_failure: Callable[[LossyError], None],
-        outlive: bool = False,
-        group: str = "",
-        device: str = "",
-    ) -> None:
-        self.where = Where(rank, world, addresses=addresses, group=group)
+    def __post_init__(self) -> None:
+        self.where = Where(self.rank, self.world, addresses=self.addresses, group=self.group)
         self.failure: LossyError | None = None
         self.closed = False
         self.runs_callbacks = False
         """Whether calls have had futures that complete in another order at each rank."""
         self.seq = -1
         """Number of the last call issued."""
-        self.liveness = liveness
-        self._control = control
-        self._outlive = outlive
-        self._device = device
         self.lost: dict[int, str] = {}
         """Ranks that the group continues without, and why."""
-        self._on_failure = on_failure
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._failed = threading.Event()
@@ -149,13 +140,13 @@ class Health:
             return
         for rank, (last, _) in sorted(dict(self._left).items()):
             if call.seq > last and rank not in self.lost:
-                if self._outlive and self._control is not None:
-                    self._control.missed(rank)
+                if self.outlive and self.control is not None:
+                    self.control.missed(rank)
                 elif (error := self.left(rank)) is not None:
                     self.fail(error)
                     return
-        if self._control is not None:
-            self._control.waiting(call.seq, str(call))
+        if self.control is not None:
+            self.control.waiting(call.seq, str(call))
 
     def last_call(self) -> Collective | None:
         """The last one that this rank has issued, unless it is forgotten."""
@@ -177,10 +168,10 @@ class Health:
             self.failure = error
         last = {"seq": self.seq} if self.seq >= 0 else {}
         event(logging.INFO, self.where, "failed", **last, type=type(error).__name__, why=error)
-        self._on_failure(error)
+        self.on_failure(error)
         self._failed.set()
-        if tell and self._control is not None:
-            self._control.abort(str(error), kind_of(error))
+        if tell and self.control is not None:
+            self.control.abort(str(error), kind_of(error))
 
     def await_failure(self, seconds: float) -> LossyError | None:
         self._failed.wait(seconds)
@@ -198,7 +189,7 @@ class Health:
 
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
-        self._on_failure = lambda error: None
+        self.on_failure = lambda error: None
         self.on_long_wait = lambda: None
 
     # ---- what the control plane tells, from its thread ----
@@ -230,7 +221,7 @@ class Health:
     def why_cut_off(self, rank: int) -> str:
         """Why this host can't send to ``rank``, with a remedy; "": it can, or nothing is known."""
         own, far = self.where.numeric(self.where.rank), self.where.numeric(rank)
-        return why_cut_off(self._device, own, far) if self._device and own and far else ""
+        return why_cut_off(self.device, own, far) if self.device and own and far else ""
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         cause = "" if ended else self.why_cut_off(rank)

@@ -307,23 +307,22 @@ def _rank(rank: Mapping[str, Any], stats: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class _Lines:
     """A file of lines of JSON."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._is_cut = False
-        """A part of the latest line was written, as far as there was room."""
+    path: str
+    is_cut: bool = False  # a part of the latest line was written, as far as there was room
 
     def write(self, records: Sequence[Record]) -> None:
         text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
-        data = ("\n" if self._is_cut else "").encode() + text.encode()
+        data = ("\n" if self.is_cut else "").encode() + text.encode()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o600)
+        file = os.open(self.path, flags, 0o600)
         try:
             written = os.write(file, data)
         finally:
             os.close(file)
-        self._is_cut = 0 < written < len(data)
-        if self._is_cut:
+        self.is_cut = 0 < written < len(data)
+        if self.is_cut:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -246,8 +246,7 @@ def own_connection(store: Any) -> Any:
 class Pause:
     """Sleeps a little longer each time: quick when all are there, light when one is late."""
 
-    def __init__(self) -> None:
-        self._seconds = POLL_SECONDS[0]
+    _seconds = POLL_SECONDS[0]
 
     @property
     def is_long(self) -> bool:

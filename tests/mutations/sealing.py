@@ -124,7 +124,7 @@ SEALING = (
     mutation(
         "new keys for whoever asks in clear",
         "lossycoll/runtime/world/connections.py",
-        'if came and purpose == "rekey" and self._is_sealed:',
+        'if came and purpose == "rekey" and self.secret is not None:',
         'if came and purpose == "rekey":',
         "tests/runtime/world/test_connections.py::test_a_plain_connection_cannot_ask_for_new_keys",
     ),

@@ -91,22 +91,20 @@ class _Connection:
     known: bool = False  # the other end's hello has come
 
 
+@dataclass(eq=False)
 class Connections:
-    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end. ``secret``: all
-    connections are sealed with it; None: none is. OSError: the process is short of descriptors."""
+    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end. OSError: the process is
+    short of descriptors."""
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        clock: Callable[[], float] = time.monotonic,
-        secret: Secret | None = None,
-    ) -> None:
-        self._is_sealed = secret is not None
-        self._rank, self._world, self._clock = rank, world, clock
+    rank: int
+    world: int
+    clock: Callable[[], float] = time.monotonic
+    secret: Secret | None = None  # seals all connections; None: none is sealed
+
+    def __post_init__(self) -> None:
         self._token = ""
         self._foreign = 0
-        self.states = RankStates(world)
+        self.states = RankStates(self.world)
         """The world's table of its ranks; who is lost gets no answer."""
         self.trouble: dict[int, str] = {}
         """Reason why the last attempt to reach a rank failed."""
@@ -130,8 +128,8 @@ class Connections:
         """Seconds from an attempt to reach a rank until its hello came, the last time."""
         self._events: list[Event] = []
         self._listener: socket.socket | None = None
-        keys = None if secret is None else keys_of(secret, PLANE)
-        self._transport = Transport(keys, strangers=world + STRANGERS)
+        keys = None if self.secret is None else keys_of(self.secret, PLANE)
+        self._transport = Transport(keys, strangers=self.world + STRANGERS)
 
     @property
     def foreign(self) -> int:
@@ -141,9 +139,9 @@ class Connections:
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
         """Listens on a port of ``ports`` (first, last; 0: any), and returns it."""
-        where = self._rank, self._world, address, ports
+        where = self.rank, self.world, address, ports
         try:
-            self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
+            self._listener = listener(address, ports, CONNECTIONS * self.world + STRANGERS)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and ports[0]:
                 raise no_port(*where) from error
@@ -254,7 +252,7 @@ class Connections:
         if isinstance(event, transport_events.Readable):
             return
         if isinstance(event, transport_events.Connected):
-            came = _Connection(event.peer, "stranger", self._clock(), source=event.address)
+            came = _Connection(event.peer, "stranger", self.clock(), source=event.address)
             self._connections.setdefault(event.peer, came)
             return
         connection = self._connections.get(event.peer)
@@ -293,13 +291,13 @@ class Connections:
 
     def _say_hello(self, connection: _Connection) -> None:
         purpose = "question" if connection.purpose == "question" else "member"
-        hello = Hello(VERSION, self._token, self._rank, purpose)
+        hello = Hello(VERSION, self._token, self.rank, purpose)
         self._transport.send(connection.peer, pack(hello))
 
     def _take(self, connection: _Connection, body: bytes) -> None:
         message: Message | None = None
         with contextlib.suppress(Malformed):
-            message = unpack(body, self._world)
+            message = unpack(body, self.world)
         if connection.known and message is not None and not isinstance(message, Hello):
             self._heard.add(connection.rank)
             self._events.append(Received(connection.rank, message))
@@ -312,9 +310,9 @@ class Connections:
     def _answer(self, connection: _Connection, hello: Hello) -> bool:
         """Takes the first message of a connection. False: whoever sent it isn't answered."""
         came, purpose = connection.rank < 0, hello.purpose
-        if came and purpose == "rekey" and self._is_sealed:
+        if came and purpose == "rekey" and self.secret is not None:
             self._say_hello(connection)
-            self._events.append(RekeyAsked(self._rank))
+            self._events.append(RekeyAsked(self.rank))
         elif came and purpose in QUESTIONS and connection.purpose == "stranger":
             # In clear anybody may ask; over a sealed connection, whoever has the secret.
             connection.purpose = "told"  # and it stays a stranger, who isn't told a second time
@@ -324,11 +322,11 @@ class Connections:
             hello.token.encode("utf-8", "surrogatepass"), self._token.encode()
         ):
             return False
-        elif came and (hello.rank, purpose) == (self._rank, "probe"):
+        elif came and (hello.rank, purpose) == (self.rank, "probe"):
             self._say_hello(connection)  # and it stays a stranger
         elif (
             purpose in ("member", "question")
-            and hello.rank != self._rank
+            and hello.rank != self.rank
             and connection.rank in (-1, hello.rank)
         ):
             self._greeted(connection, hello)
@@ -351,7 +349,7 @@ class Connections:
                 self._events.append(Alive(hello.rank))
             return
         self.trouble.pop(connection.rank, None)
-        self._took[connection.rank] = self._clock() - connection.since
+        self._took[connection.rank] = self.clock() - connection.since
         self._unanswered_attempts[connection.rank] = 0
         if connection.purpose == "question":
             self._events.append(Alive(connection.rank))

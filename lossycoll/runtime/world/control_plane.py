@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 from lossycoll.runtime.engine.status_record import Record
@@ -35,35 +36,26 @@ _here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
 """The planes of this process, so that a forked child can close its copies of their sockets."""
 
 
+@dataclass(eq=False)
 class ControlPlane:
-    """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
+    """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``."""
 
-    ``rank``: this process's number among the ``world`` processes, at least 2. ``liveness``: seconds
-    within which a silent rank is named, by a ``clock`` that never runs backwards. ``secret``: all
-    connections are sealed with it; None: none is.
-    """
+    rank: int  # this process's number
+    world: int  # among so many, at least 2
+    liveness: float  # seconds within which a silent rank is named
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic  # never runs backwards
+    secret: Secret | None = None  # seals all connections; None: none is sealed
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        liveness: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        secret: Secret | None = None,
-    ) -> None:
-        self.rank = rank
-        self.world = world
-        self.liveness = liveness
-        self._clock = clock
-        self._sockets = Connections(rank, world, clock, secret)
+    def __post_init__(self) -> None:
+        self._sockets = Connections(self.rank, self.world, self.clock, self.secret)
         self._met_or_failed = threading.Event()
         self.protocol = WorldProtocol(
-            rank,
-            world,
-            liveness,
+            self.rank,
+            self.world,
+            self.liveness,
             sockets=self._sockets,
-            clock=clock,
+            clock=self.clock,
             on_met_or_failed=self._met_or_failed.set,
             on_rekey=self._rekey_hosts,
         )
@@ -225,11 +217,11 @@ class ControlPlane:
 
     def _serve(self) -> None:
         until = 0.0
-        while not self._stopping or (self.protocol.seeks_coordinator and self._clock() < until):
+        while not self._stopping or (self.protocol.seeks_coordinator and self.clock() < until):
             if not self._stopping:
-                until = self._clock() + LINGER_SECONDS
+                until = self.clock() + LINGER_SECONDS
             # Receive before judging: what has come while this thread had to wait is no silence.
-            pause = self.protocol.due - self._clock()
+            pause = self.protocol.due - self.clock()
             events = self._sockets.poll(min(pause, LEAVING_SECONDS) if self._stopping else pause)
             self._run_tasks()
             self.protocol.step(events)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
@@ -54,40 +55,30 @@ class Listener(Protocol):
     def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None: ...
 
 
+@dataclass(eq=False)
 class Membership:
     """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
+    ClosedError: the plane is ending."""
 
-    ``plane``: lasts as long as one of its memberships. ``group``: a number of 64 bits, which no
-    other group of the world ever has. ``members``: the group's ranks, as ranks of the world, in the
-    group's order. ``outlive``: whether the group continues without ranks that are lost.
-    ``definition``: what this rank takes the group for; None: nobody compares it. ClosedError: the
-    plane is ending.
-    """
+    plane: ControlPlane  # lasts as long as one of its memberships
+    group: int  # a number of 64 bits, which no other group of the world ever has
+    members: Sequence[int]  # the group's ranks, as ranks of the world, in the group's order
+    _: KW_ONLY
+    outlive: bool = False  # whether the group continues without ranks that are lost
+    # What this rank takes the group for; None: nobody compares it
+    definition: messages.Defined | None = None
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        group: int,
-        members: Sequence[int],
-        *,
-        outlive: bool = False,
-        definition: messages.Defined | None = None,
-    ) -> None:
-        self._plane = plane
-        self._router = plane.protocol
-        self.group = group
-        self._members = tuple(members)
-        self._ranks = {process: rank for rank, process in enumerate(self._members)}
-        self.rank = self._ranks[plane.rank]
-        self.definition = definition
+    def __post_init__(self) -> None:
+        self._router = self.plane.protocol
+        self._ranks = {process: rank for rank, process in enumerate(self.members)}
+        self.rank = self._ranks[self.plane.rank]
         self.listener: Listener = _NOBODY
-        if not plane.hold():
+        if not self.plane.hold():
             raise ClosedError("the control plane of this process is ending")
         self._held = True
         # The rest belongs to the plane's thread, apart from plain reads.
-        self._outlive = outlive
-        self._states = Survivors(self.rank, len(self._members), plane.liveness)
-        self._silence = SILENT_SHARE * plane.liveness
+        self._states = Survivors(self.rank, len(self.members), self.plane.liveness)
+        self._silence = SILENT_SHARE * self.plane.liveness
         self._has_stopped = False
         """Whether this rank doesn't go on, since too few are left or they couldn't agree."""
         self._differs = False
@@ -106,7 +97,7 @@ class Membership:
     def open(self, listener: Listener, *, wait: bool = True) -> None:
         """Has the plane tell ``listener``, first (``wait``: at once) of what has come before."""
         self.listener = listener
-        run = self._plane.call if wait else self._plane.post
+        run = self.plane.call if wait else self.plane.post
         run(lambda: self._router.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
@@ -122,17 +113,17 @@ class Membership:
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
         self._post(messages.Missed(rank))
-        self._plane.post(lambda: self._on_missed(self.rank, messages.Missed(rank)))
+        self.plane.post(lambda: self._on_missed(self.rank, messages.Missed(rank)))
 
     def leave(self, seq: int, why: str = "") -> None:
         """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
-        self._plane.post(lambda: self._send(messages.Bye(seq, why, self.listener.stats())))
+        self.plane.post(lambda: self._send(messages.Bye(seq, why, self.listener.stats())))
 
     def group_stats(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
         """The counters of each rank, asked for now; of a rank that doesn't answer within
         ``timeout`` s what it answered last, if anything."""
         self._fresh.clear()
-        self._plane.post(self._ask)
+        self.plane.post(self._ask)
         self._fresh.wait(timeout)
         return {rank: dict(found) for rank, found in sorted(dict(self._stats).items())}
 
@@ -142,28 +133,28 @@ class Membership:
 
     def close(self) -> None:
         """Ends the membership, the last one the plane. Idempotent. No listener is called later."""
-        self._plane.call(lambda: self._router.groups.close(self))
+        self.plane.call(lambda: self._router.groups.close(self))
         self.listener = _NOBODY
         if self._held:
             self._held = False
-            self._plane.release()
+            self.plane.release()
 
     def _post(self, body: GroupMessage) -> None:
-        self._plane.post(lambda: self._send(body))
+        self.plane.post(lambda: self._send(body))
 
     # ---- the plane's thread ----
 
     def take(self, process: int, packed: list[Any]) -> None:
         """A message from a rank of the world. Malformed: it is none, or not from a member."""
         sender = self._ranks.get(process)
-        message = GROUP.read(packed, len(self._members))
+        message = GROUP.read(packed, len(self.members))
         if isinstance(message, messages.Waiting) and message.digest != self._digest:
             self._define(process)
         elif isinstance(message, messages.Defined):
             self._on_defined(process, message)
         elif sender is None:
             raise Malformed(f"rank {process} of the world is no member")
-        elif not (self._outlive and self._states.is_lost(sender)):
+        elif not (self.outlive and self._states.is_lost(sender)):
             _HANDLERS[type(message)](self, sender, message)
 
     def rank_lost(self, process: int, silent: float, *, ended: bool, proven: bool) -> None:
@@ -176,8 +167,8 @@ class Membership:
             self.listener.on_dead(rank, silent, False)
         elif not self._states.is_present(rank):
             return
-        elif not (self._outlive and self._router.ready):
-            self._outlive = False  # the group fails before all have met
+        elif not (self.outlive and self._router.ready):
+            self.outlive = False  # the group fails before all have met
             self._states.lose(rank, ended=ended)
             self.listener.on_dead(rank, silent, ended)
         else:
@@ -188,13 +179,13 @@ class Membership:
         self.listener.on_round()
         if self._asked:  # the question may have gone with a coordinator
             self._send(messages.Ask(), sorted(self._asked))
-        if self._outlive and not self._states.agreed:
+        if self.outlive and not self._states.agreed:
             self._agree()
 
     def _send(self, body: GroupMessage, to: Sequence[int] | None = None) -> None:
         """``to``: ranks of the group; None: all."""
-        ranks = range(len(self._members)) if to is None else to
-        self._router.send(self.group, body, [self._members[rank] for rank in ranks])
+        ranks = range(len(self.members)) if to is None else to
+        self._router.send(self.group, body, [self.members[rank] for rank in ranks])
 
     # ---- figures ----
 
@@ -234,9 +225,9 @@ class Membership:
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
         self.listener.on_bye(sender, message.seq, message.why)
-        if self._outlive and sender in self._missed:
+        if self.outlive and sender in self._missed:
             self._lose(sender, 0.0, ended=True, proven=True)
-        elif self._outlive and not self._states.agreed:
+        elif self.outlive and not self._states.agreed:
             self._agree()
 
     def _on_waiting(self, sender: int, message: messages.Waiting) -> None:
@@ -277,7 +268,7 @@ class Membership:
     # ---- a group that outlives ranks ----
 
     def _on_missed(self, sender: int, message: messages.Missed) -> None:
-        if not self._outlive or message.rank == self.rank:
+        if not self.outlive or message.rank == self.rank:
             return
         self._missed.add(message.rank)
         if self._states[message.rank] == RankState.LEFT:
@@ -314,7 +305,7 @@ class Membership:
 
     def _on_state(self, sender: int, message: messages.State) -> None:
         states = self._states
-        if not self._outlive or self._has_stopped:
+        if not self.outlive or self._has_stopped:
             return
         self._learn(message.views)
         states.report(sender, message.lost, message.next)
@@ -331,7 +322,7 @@ class Membership:
         self._agree()
 
     def _on_view_change(self, sender: int, message: messages.ViewChange) -> None:
-        if not self._outlive or self._has_stopped:
+        if not self.outlive or self._has_stopped:
             return
         if self.rank not in message.views[-1].members:
             self.listener.on_dead(self.rank, 0.0, False)

@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
@@ -38,36 +39,26 @@ _met_here: Final[set[tuple[str, int, str]]] = set()
 """(session, rank, description) of every group that has met in this process, over or not."""
 
 
+@dataclass(eq=False)
 class Rendezvous:
-    """Rendezvous of one group. ``meet`` first, then any number of ``exchange`` rounds.
+    """Rendezvous of one group. ``meet`` first, then any number of ``exchange`` rounds."""
 
-    ``describe``: names this process for others (host, pid). ``timeout``: seconds for all rounds
-    together. ``alive``: whether a rank 0 that once said this hello still runs, which tells a
-    doubled rank from the keys of a job that is over. ``secret``: all values are sealed with it;
-    None: they are in clear.
-    """
+    store: Store
+    rank: int
+    size: int
+    timeout: float  # seconds for all rounds together
+    _: KW_ONLY
+    describe: str  # names this process for others (host, pid)
+    # Whether a rank 0 that once said this hello still runs, which tells a doubled rank from the
+    # keys of a job that is over
+    alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False
+    secret: Secret | None = None  # seals all values; None: they are in clear
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        timeout: float,
-        *,
-        describe: str,
-        alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False,
-        secret: Secret | None = None,
-    ) -> None:
-        self._store = PolledStore(store, f"rank {rank}/{size}", secret)
-        self._has_secret = secret is not None
-        self._rank = rank
-        self._size = size
-        self._timeout = timeout
-        self._end = time.monotonic() + timeout
+    def __post_init__(self) -> None:
+        self._store = PolledStore(self.store, f"rank {self.rank}/{self.size}", self.secret)
+        self._end = time.monotonic() + self.timeout
         self._nonce = secrets.token_hex(16)
         """Of this rank's incarnation and this meeting: no other has the same."""
-        self._who = describe
-        self._alive = alive
         self._told_apart = ""
         """What this rank couldn't read, and has told."""
         self._apart: dict[int, float] = {}
@@ -91,18 +82,18 @@ class Rendezvous:
         """
         mine = {
             "nonce": self._nonce,
-            "who": self._who,
+            "who": self.describe,
             "hello": dict(hello),
             "error": "" if error is None else str(error),
         }
         try:
-            roster = self._gather(mine) if self._rank == 0 else self._answer(mine)
+            roster = self._gather(mine) if self.rank == 0 else self._answer(mine)
         except RendezvousError:
             if error is not None:
                 raise error from None
             raise
         self._met = True
-        _met_here.add((self.session, self._rank, self._who))
+        _met_here.add((self.session, self.rank, self.describe))
         return [entry["hello"] for entry in roster]
 
     def exchange(
@@ -111,8 +102,8 @@ class Rendezvous:
         """One more round: every rank's ``value`` (JSON), by rank. ``name`` is the round's own.
         ``meanwhile`` is called again and again until all have come. RendezvousError: a rank doesn't
         come, or has parted with an error."""
-        self._set(f"{name}/{self._rank}", value)
-        keys = [f"{name}/{rank}" for rank in range(self._size)]
+        self._set(f"{name}/{self.rank}", value)
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
         pause = Pause()
         while (values := self._get_all(keys, len(json.dumps(value)))) is None:
             if pause.is_long:
@@ -125,8 +116,8 @@ class Rendezvous:
         """For whoever waits for others, as after the last round. RendezvousError: this is rank 0,
         and one of the others (``ranks``; none: any) has followed a second one before it saw the
         roster. That there is a second one is no reason: the others may be past the last round."""
-        if self._rank == 0 and self._session_now() != self.session:
-            for rank in ranks or range(1, self._size):
+        if self.rank == 0 and self._session_now() != self.session:
+            for rank in ranks or range(1, self.size):
                 if self._get(f"turned/{rank}") == self._nonces[rank]:
                     raise self._second_master() or self._claimed_twice(0, "another")
 
@@ -134,7 +125,7 @@ class Rendezvous:
         """Says ``value`` (JSON) to whoever asks for it by :meth:`told`; the last one counts.
         Nothing where the store has gone: the control plane finds out why."""
         with contextlib.suppress(RendezvousError):
-            self._set(f"{name}/{self._rank}", value)
+            self._set(f"{name}/{self.rank}", value)
 
     def told(self, name: str, rank: int) -> Any:
         try:
@@ -158,13 +149,13 @@ class Rendezvous:
         try:
             # A process that is not in the roster has no say in the group of those that are.
             if self._met and self._get("failed") is None:
-                self._set("failed", {"rank": self._rank, "error": str(error)})
-            if self._rank != 0:
-                self._set(f"parted/{self._rank}", True)
+                self._set("failed", {"rank": self.rank, "error": str(error)})
+            if self.rank != 0:
+                self._set(f"parted/{self.rank}", True)
                 return
             end = time.monotonic() + GRACE_SECONDS
             pause = Pause()
-            waiting = set(range(1, self._size))
+            waiting = set(range(1, self.size))
             while waiting and time.monotonic() < end:
                 pause()
                 for rank in sorted(waiting):
@@ -181,7 +172,7 @@ class Rendezvous:
         if (taken := self._taken(before)) is not None:
             raise taken
         self.session = secrets.token_hex(8)
-        self._set("who", self._who)
+        self._set("who", self.describe)
         written = self._store.set("session", self.session)
         roster: dict[int, Any] = {0: mine}
         # Another group may have met between the two looks. Those it has not are told.
@@ -191,7 +182,7 @@ class Rendezvous:
         while True:
             self._hear(roster, one_by_one=pause.is_long)
             refusal = refusal or self._refusal(roster)
-            if len(roster) == self._size:
+            if len(roster) == self.size:
                 break
             if refusal is None:
                 refusal = self._overwritten_session()
@@ -206,12 +197,12 @@ class Rendezvous:
                 self._answer_apart(written, roster)
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
-                if len(self._apart.keys() | roster.keys()) == self._size:
+                if len(self._apart.keys() | roster.keys()) == self.size:
                     break
             if time.monotonic() > end:
                 break
             pause()
-        missing = [rank for rank in range(self._size) if rank not in roster]
+        missing = [rank for rank in range(self.size) if rank not in roster]
         if refusal is None and missing:
             refusal = self._missing(missing)
         elif refusal is None:
@@ -219,7 +210,7 @@ class Rendezvous:
         if refusal is not None:
             self._refuse(refusal, roster)
             raise refusal
-        out = [roster[rank] for rank in range(self._size)]
+        out = [roster[rank] for rank in range(self.size)]
         self._nonces = [entry["nonce"] for entry in out]
         self._set("roster", {"ranks": out, "nonces": self._nonces})
         # Of a second rank 0 that looked before there was a roster, this is the last chance to tell.
@@ -228,7 +219,7 @@ class Rendezvous:
 
     def _hear(self, roster: dict[int, Any], *, one_by_one: bool) -> None:
         """Adds those that have come to the roster; not ``one_by_one``: once all have."""
-        ranks = [rank for rank in range(1, self._size) if rank not in roster]
+        ranks = [rank for rank in range(1, self.size) if rank not in roster]
         found: dict[int, Any] = {}
         if one_by_one:
             found = {rank: self._get(f"hello/{rank}") for rank in ranks}
@@ -243,7 +234,7 @@ class Rendezvous:
 
     def _doubled(self) -> RendezvousError | None:
         """Error if several processes claim a rank, once all ranks have come."""
-        claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self._size)])
+        claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self.size)])
         twice = next((rank for rank, claimed in enumerate(claims, 1) if claimed > 1), None)
         return None if twice is None else self._claimed_twice(twice)
 
@@ -265,7 +256,7 @@ class Rendezvous:
     def _refuse(self, error: RendezvousError, roster: Mapping[int, Any]) -> None:
         """Writes a roster that makes every rank in it raise, doubled ones included."""
         nonces = [entry["nonce"] for entry in roster.values()]
-        for rank in range(1, self._size):
+        for rank in range(1, self.size):
             nonces += [entry["nonce"] for entry in self._claimed(rank)]
         self._set("roster", {"error": str(error), "peer": error.peer, "nonces": nonces})
 
@@ -288,7 +279,7 @@ class Rendezvous:
         # Of what something else wrote :meth:`_overwritten_session` tells all.
         second = None if now == self.session else self._names(now)
         if second is not None:
-            self._store.set(f"{now}/second", json.dumps(self._who))
+            self._store.set(f"{now}/second", json.dumps(self.describe))
         other = self._get("second") or second
         return None if other is None else self._claimed_twice(0, other)
 
@@ -303,7 +294,7 @@ class Rendezvous:
                 self._tell_apart()
             if session and session != self.session:
                 if self.session:
-                    self._set(f"turned/{self._rank}", self._nonce)
+                    self._set(f"turned/{self.rank}", self._nonce)
                 self.session = session
                 self._claim(mine)
             roster = self._get("roster") if self.session else None
@@ -316,7 +307,7 @@ class Rendezvous:
                     raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
                 ranks, nonces = roster["ranks"], roster["nonces"]
                 if not (
-                    len(ranks) == len(nonces) == self._size
+                    len(ranks) == len(nonces) == self.size
                     and all(is_form(entry, **_ENTRY) for entry in ranks)
                 ):
                     raise self._error(overwritten(self._key("roster"), roster), 0)
@@ -326,28 +317,28 @@ class Rendezvous:
                 # A group that is over, or one in which this rank's place is taken.
                 looked = self.session
                 if self._is_anothers(self.session):
-                    raise self._claimed_twice(self._rank)
+                    raise self._claimed_twice(self.rank)
             if time.monotonic() > self._end:
                 # Rank 0 is the first that can't be reached, unless it has opened the joining.
-                names = [f"hello/{rank}" for rank in range(1, self._size)]
+                names = [f"hello/{rank}" for rank in range(1, self.size)]
                 missing = [n for n, name in enumerate(names, 1) if self._get(name) is None]
                 raise self._missing(missing if self.session and missing else [0])
             pause()
 
     def _claim(self, mine: dict[str, Any]) -> None:
         """Takes this rank's place in the session; a second taker is noticed by the counter."""
-        n = self._store.add(self._key(f"claims/{self._rank}"), 1)
-        self._set(f"claimed/{self._rank}/{n}", {"nonce": self._nonce, "who": self._who})
-        self._set(f"hello/{self._rank}", mine)
+        n = self._store.add(self._key(f"claims/{self.rank}"), 1)
+        self._set(f"claimed/{self.rank}/{n}", {"nonce": self._nonce, "who": self.describe})
+        self._set(f"hello/{self.rank}", mine)
 
     # ---- what both know ----
 
     def _error(self, text: str, peer: int) -> RendezvousError:
-        return RendezvousError(f"rank {self._rank}/{self._size}: {text}", peer=peer)
+        return RendezvousError(f"rank {self.rank}/{self.size}: {text}", peer=peer)
 
     def _missing(self, ranks: Sequence[int]) -> RendezvousError:
         return self._error(
-            f"{_are(ranks)} missing after {self._timeout:g} s; are all processes started, with "
+            f"{_are(ranks)} missing after {self.timeout:g} s; are all processes started, with "
             f"one world size and one master?",
             ranks[0],
         )
@@ -361,11 +352,11 @@ class Rendezvous:
         """True if another process has this rank's place in a session that has met: its rank 0 runs.
         Not where this very process has met before: rank 0 may just be slower to leave, or listen at
         the same port again."""
-        if (session, self._rank, self._who) in _met_here:
+        if (session, self.rank, self.describe) in _met_here:
             return False
         roster = parsed(self._store.get(f"{session}/roster") or "{}")
         first = roster["ranks"][:1] if is_form(roster, **_ROSTER) else []
-        return bool(first) and is_form(first[0], hello=dict) and self._alive(first[0]["hello"])
+        return bool(first) and is_form(first[0], hello=dict) and self.alive(first[0]["hello"])
 
     def _names(self, session: str) -> str | None:
         """The process that is rank 0 of a session; None: no process has said that it is."""
@@ -387,7 +378,7 @@ class Rendezvous:
 
     def _claimed_twice(self, rank: int, other: str = "") -> RendezvousError:
         """The error for a rank that several processes claim: this one and ``other``, if it is 0."""
-        names = [other, self._who] if other else [entry["who"] for entry in self._claimed(rank)]
+        names = [other, self.describe] if other else [entry["who"] for entry in self._claimed(rank)]
         return self._error(
             f"more than one process claims rank {rank}: {' and '.join(map(str, names))}; every "
             f"process needs a RANK of its own",
@@ -406,15 +397,15 @@ class Rendezvous:
             return
         if digest != self._told_apart:
             self._told_apart = digest
-            self._store.mark(f"differs/{digest}/{self._rank}")
-        if self._store.is_marked(f"differs/{digest}/seen/{self._rank}"):
-            raise self._differing(self._rank, 0)
+            self._store.mark(f"differs/{digest}/{self.rank}")
+        if self._store.is_marked(f"differs/{digest}/seen/{self.rank}"):
+            raise self._differing(self.rank, 0)
 
     def _find_apart(self, digest: str, roster: Mapping[int, Any]) -> RendezvousError | None:
         """At rank 0, the error if a rank couldn't read the session with this digest and hasn't come
         with the right secret since."""
         now = time.monotonic()
-        for rank in sorted({*range(1, self._size)} - roster.keys()):
+        for rank in sorted({*range(1, self.size)} - roster.keys()):
             is_apart = self._store.is_marked(f"differs/{digest}/{rank}")
             if is_apart and now - self._apart.setdefault(rank, now) >= PATIENCE_SECONDS:
                 return self._differing(rank, rank)
@@ -422,13 +413,13 @@ class Rendezvous:
 
     def _answer_apart(self, digest: str, roster: Mapping[int, Any]) -> None:
         """At rank 0, which refuses: whoever couldn't read the session knows now that it was its."""
-        for rank in sorted({*range(1, self._size)} - roster.keys()):
+        for rank in sorted({*range(1, self.size)} - roster.keys()):
             if rank in self._apart or self._store.is_marked(f"differs/{digest}/{rank}"):
                 self._apart.setdefault(rank, time.monotonic())
                 self._store.mark(f"differs/{digest}/seen/{rank}")
 
     def _differing(self, rank: int, peer: int) -> RendezvousError:
-        here = "has one" if self._has_secret else "has none"
+        here = "has one" if self.secret is not None else "has none"
         return self._error(
             f"the secrets of rank 0 and rank {rank} differ, or only one of them has one (this rank "
             f"{here}); set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same on all ranks",
@@ -455,7 +446,7 @@ class Rendezvous:
             raise failed
         if time.monotonic() > self._end:
             missing = [rank for rank, key in enumerate(keys) if self._get(key) is None] or [0]
-            text = f"silent in round {name!r} of the rendezvous ({self._timeout:g} s)"
+            text = f"silent in round {name!r} of the rendezvous ({self.timeout:g} s)"
             raise self._error(f"{_are(missing)} {text}", missing[0])
 
     def _key(self, key: str) -> str:

@@ -7,9 +7,9 @@ table. docs/control.md has the protocol.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Malformed
@@ -60,25 +60,20 @@ class ReplayLog:
             self._kept.popitem(last=False)
 
 
+@dataclass(eq=False)
 class WorldProtocol:
-    """One process's part in its world. ``begin``, then ``step`` again and again.
-    ``on_met_or_failed``: called when all have met, or when that has failed."""
+    """One process's part in its world. ``begin``, then ``step`` again and again."""
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        liveness: float,
-        *,
-        sockets: Connections,
-        clock: Callable[[], float] = time.monotonic,
-        on_met_or_failed: Callable[[], None] = lambda: None,
-        on_rekey: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._rekey_hosts = on_rekey
-        self.rank = rank
-        self.world = world
-        self.liveness = liveness
+    rank: int
+    world: int
+    liveness: float
+    _: KW_ONLY
+    sockets: Connections
+    clock: Callable[[], float]
+    on_met_or_failed: Callable[[], None]  # called when all have met, or when that has failed
+    on_rekey: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.ready = False
         """Whether the coordinator has heard every rank."""
         self.groups = GroupMessages()
@@ -86,13 +81,10 @@ class WorldProtocol:
         """Asks a rank's engine for a sign of life, and returns when the last one came."""
         self.note: Callable[[int, int, float], None] = lambda rank, state, heard: None
         """Has the status page say what is known of a rank: its state, and when it was heard."""
-        self.clock = clock
-        self._on_met_or_failed = on_met_or_failed
-        self._sockets = sockets
-        self.states = sockets.states = Succession(world, rank)
-        self._detector = FailureDetector(liveness, clock())
-        self._detector.silence = SILENT_SHARE * max(liveness, MEETING_SECONDS)
-        self._replay_log = ReplayLog(2 * liveness)
+        self.states = self.sockets.states = Succession(self.world, self.rank)
+        self._detector = FailureDetector(self.liveness, self.clock())
+        self._detector.silence = SILENT_SHARE * max(self.liveness, MEETING_SECONDS)
+        self._replay_log = ReplayLog(2 * self.liveness)
         self._foreign = 0
         self.welcomed: set[int] = set()
         """Ranks that this one reaches at once: at the coordinator its followers; at others the
@@ -111,7 +103,7 @@ class WorldProtocol:
     @property
     def foreign(self) -> int:
         """Messages dropped since they were malformed, without the token, or of no group here."""
-        return self._sockets.foreign + self._foreign + self.groups.foreign
+        return self.sockets.foreign + self._foreign + self.groups.foreign
 
     @property
     def is_lost(self) -> bool:
@@ -132,7 +124,7 @@ class WorldProtocol:
         """Judges and connects from now on."""
         now = self._heard_coordinator = self.clock()
         self._watch(now, succeeds=False)
-        self._sockets.follow(None if self.states.is_coordinator else self.states.coordinator, now)
+        self.sockets.follow(None if self.states.is_coordinator else self.states.coordinator, now)
 
     def say_goodbye(self) -> None:
         """This process leaves the world in order."""
@@ -141,7 +133,7 @@ class WorldProtocol:
     def _tell(self, message: Message, ranks: Iterable[int]) -> None:
         body = pack(message)
         for rank in ranks:
-            self._sockets.send(rank, body)
+            self.sockets.send(rank, body)
 
     # ---- memberships ----
 
@@ -169,7 +161,7 @@ class WorldProtocol:
         if message.body[0] in REPLAYED:
             self._replay_log.note(message, self.clock())
         if self.states.coordinator in self.welcomed:
-            self._sockets.send(self.states.coordinator, pack(message))
+            self.sockets.send(self.states.coordinator, pack(message))
         elif message.body[0] not in REPLAYED and len(self._unsent) < MOST_WAITING:
             self._unsent.append(message)
 
@@ -199,15 +191,15 @@ class WorldProtocol:
             if self.ready:  # until then an engine's answer hides that control can't get through
                 for rank in here:
                     self._detector.lives(rank, self.pulse(rank))
-            self._sockets.ask(here, interval / 4, now)
-            self._sockets.ask(found.doubtful, 0.0, now)
-            self._sockets.tick(now, interval / 4)
+            self.sockets.ask(here, interval / 4, now)
+            self.sockets.ask(found.doubtful, 0.0, now)
+            self.sockets.tick(now, interval / 4)
             for rank, at in self._detector.heard_at.items():
                 self.note(rank, RankState.PRESENT, at)
         if now >= min(self._renew_at, self._rekey_at):
             self._renew_at = self._rekey_at = NEVER
             self.welcomed.clear()
-            self._sockets.follow(self.states.coordinator, now)
+            self.sockets.follow(self.states.coordinator, now)
         if self.states.is_coordinator and now >= self._heartbeat_at:
             self._heartbeat_at = now + interval
             self._tell(messages.Heartbeat(), self.welcomed)
@@ -325,7 +317,7 @@ class WorldProtocol:
     def _set_ready(self) -> None:
         self.ready = True
         self._detector.silence = SILENT_SHARE * self.liveness
-        self._on_met_or_failed()
+        self.on_met_or_failed()
 
     def _on_dead(self, rank: int, message: messages.Dead) -> None:
         self._from_coordinator(rank)
@@ -341,13 +333,13 @@ class WorldProtocol:
         self.note(gone, RankState.LEFT, 0.0)
         if self.states.is_coordinator:
             self.welcomed.discard(gone)
-            self._sockets.hang_up(gone)
+            self.sockets.hang_up(gone)
             self._tell(message, self.welcomed)
         for membership in self.groups:
             membership.rank_lost(gone, 0.0, ended=True, proven=True)
         self._follow()
         if not self.ready:
-            self._on_met_or_failed()
+            self.on_met_or_failed()
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
         if self.states.is_coordinator:
@@ -375,7 +367,7 @@ class WorldProtocol:
     def _on_rekey(self, rank: int, message: messages.Rekey) -> None:
         if rank != self.rank and not self.states.is_coordinator:
             self._from_coordinator(rank)
-        self._rekey_hosts()
+        self.on_rekey()
         if not self.states.is_coordinator:  # once what is said here has been sent
             self._rekey_at = self.clock() + self._detector.interval / 4
         self._tell(message, self.welcomed - {rank})
@@ -394,7 +386,7 @@ class WorldProtocol:
         if rank == self.rank:
             self.states.move(rank, RankState.LOST)
             self._renew_at = self._rekey_at = NEVER
-            self._sockets.follow(None, self.clock())
+            self.sockets.follow(None, self.clock())
             self._detector.watch((), self.clock(), expected=0, pause=self.liveness)
         elif not self.states.lose(rank, ended=ended):
             return
@@ -406,7 +398,7 @@ class WorldProtocol:
             membership.rank_lost(rank, silent, ended=ended, proven=proven)
         self._follow()
         if not self.ready:
-            self._on_met_or_failed()
+            self.on_met_or_failed()
 
     def _follow(self) -> None:
         """If the coordinator is no more, the lowest rank takes its place."""
@@ -418,11 +410,11 @@ class WorldProtocol:
         self._watch(now, succeeds=True)
         self.welcomed = set()
         if not self.states.is_coordinator:
-            self._sockets.follow(self.states.coordinator, now)
+            self.sockets.follow(self.states.coordinator, now)
             return
-        self._sockets.follow(None, now)
+        self.sockets.follow(None, now)
         self._heartbeat_at = now
-        for rank in list(self._sockets.members):
+        for rank in list(self.sockets.members):
             if not self.states.is_gone(rank):
                 self._detector.heard(rank, now)
                 self._welcome(rank)

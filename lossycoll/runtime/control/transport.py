@@ -42,6 +42,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import events
@@ -86,23 +87,18 @@ _names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
 
+@dataclass(eq=False)
 class Transport:
-    """All control connections of one user in this process; ``close`` at the end.
+    """All control connections of one user in this process; ``close`` at the end. OSError: the
+    process is short of descriptors."""
 
-    ``keys`` seal all connections; None: all is in clear. ``strangers``: connections that have come
-    and aren't admitted, at most. ``near``: numeric addresses whose strangers are dropped after all
-    others. ``handshake``: seconds that a stranger has. OSError: the process is short of
-    descriptors.
-    """
+    keys: Keys | None = None  # seal all connections; None: all is in clear
+    _: KW_ONLY
+    strangers: int = STRANGERS  # connections that have come and aren't admitted, at most
+    near: Collection[str] = ()  # numeric addresses whose strangers are dropped after all others
+    handshake: float | None = None  # seconds that a stranger has; None: the usual ones
 
-    def __init__(
-        self,
-        keys: Keys | None = None,
-        *,
-        strangers: int = STRANGERS,
-        near: Collection[str] = (),
-        handshake: float | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         import zmq
 
         self.counts: Counter[str] = Counter()
@@ -110,11 +106,8 @@ class Transport:
         (``foreign``), and what ZMTP or CURVE doesn't take as it comes (``forged``)."""
         self.highest = -1
         """The highest descriptor that a connection which came has had."""
-        self.near = near
-        self.strangers = strangers
         self.closed = False
-        self._handshake = HANDSHAKE_SECONDS if handshake is None else handshake
-        self._keys = keys
+        self._handshake = HANDSHAKE_SECONDS if self.handshake is None else self.handshake
         self._numbers = itertools.count(1)
         self._routing = b"\1" + secrets.token_bytes(8)
         """Begins the routing ids that are chosen here: libzmq aborts where another end has one."""
@@ -137,7 +130,7 @@ class Transport:
         self._timers_at = NEVER
         self._poller = zmq.Poller()
         self._probes: dict[int, Connection] = {}
-        context, self._roster = SHARED.acquire(keys)
+        context, self._roster = SHARED.acquire(self.keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
             try:
@@ -192,17 +185,17 @@ class Transport:
 
         listener.setblocking(False)
         self._listens_at = listener.getsockname()[:2]
-        if self._keys is not None and self._roster is not None:
+        if self.keys is not None and self._roster is not None:
             self._poller.register(self._roster.fd, zmq.POLLIN)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.listener.secret)
-            self._router.setsockopt(zmq.ZAP_DOMAIN, self._keys.plane.encode())
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self.keys.listener.secret)
+            self._router.setsockopt(zmq.ZAP_DOMAIN, self.keys.plane.encode())
             self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._router.setsockopt(zmq.IPV6, ":" in self._listens_at[0])
         self._router.setsockopt(zmq.USE_FD, listener.detach())
         self._router.bind(_endpoint(self._listens_at))
         self._router.setsockopt(zmq.USE_FD, -1)
-        if self._keys is not None:
+        if self.keys is not None:
             self._router.setsockopt(zmq.CURVE_SERVER, 0)
 
     def connect(self, place: Address) -> Peer:
@@ -219,10 +212,10 @@ class Transport:
             raise OSError(errno.EADDRINUSE, many)
         routing = self._routing + peer.to_bytes(8, "big")
         one = Connection(peer, time.monotonic(), endpoint, place, routing)
-        if self._keys is not None:
-            self._router.setsockopt(zmq.CURVE_SERVERKEY, self._keys.listener.public)
-            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.caller.public)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.caller.secret)
+        if self.keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVERKEY, self.keys.listener.public)
+            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self.keys.caller.public)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self.keys.caller.secret)
         self._router.setsockopt(zmq.IPV6, ":" in place[0])
         self._router.setsockopt(zmq.CONNECT_ROUTING_ID, routing)
         try:
@@ -247,7 +240,7 @@ class Transport:
 
         if not one.routing or one.until < NEVER:
             return False
-        if self._keys is not None:
+        if self.keys is not None:
             body = one.sent.to_bytes(NUMBER_BYTES, "big") + body
         one.sent += 1
         try:
@@ -550,7 +543,7 @@ class Transport:
     def _take(self, one: Connection, bodies: Sequence[bytes]) -> None:
         if one.peer not in self._peers or one.until < NEVER:
             return
-        number = b"" if self._keys is None else one.taken.to_bytes(NUMBER_BYTES, "big")
+        number = b"" if self.keys is None else one.taken.to_bytes(NUMBER_BYTES, "big")
         if len(bodies) != 1 or not bodies[0].startswith(number):
             self.counts["foreign"] += 1
             self._end_unknown(one)
